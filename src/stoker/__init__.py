@@ -1,0 +1,1 @@
+"""Stoker trains large models from one short YAML file."""

@@ -1,0 +1,1 @@
+"""Checkpoints: saved and restored whole, and what is exported from them."""

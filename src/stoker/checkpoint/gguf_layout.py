@@ -1,0 +1,99 @@
+"""Which models GGUF can hold, and how their tensors are laid out in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+_BLOCK = (
+    "attn_norm",
+    "attn_q",
+    "attn_k",
+    "attn_v",
+    "attn_output",
+    "ffn_norm",
+    "ffn_gate",
+    "ffn_up",
+    "ffn_down",
+)
+_ROPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one architecture is laid out in a GGUF.
+
+    Attributes:
+        name: ``general.architecture``.
+        permute: llama.cpp rotates neighbouring rows of q and k heads, so their rows are reordered.
+        extra: a block's tensors beside the weights that all families have.
+    """
+
+    name: str
+    permute: bool = False
+    extra: tuple[str, ...] = ()
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family("llama", permute=True),
+    "MistralForCausalLM": Family("llama", permute=True),
+    "Qwen2ForCausalLM": Family("qwen2", extra=("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    "Qwen3ForCausalLM": Family("qwen3", extra=("attn_q_norm.weight", "attn_k_norm.weight")),
+}
+
+
+def gguf_problem(config: dict[str, Any]) -> str | None:
+    """Why a model of this ``config.json`` cannot be written as GGUF; None when it can."""
+    return next(_problems(config), None)
+
+
+def transformers_gguf_problem(config: dict[str, Any]) -> str | None:
+    """Why transformers would load this model's GGUF as another model; None when it loads it rightly.
+
+    llama.cpp has neither limit. They decide which of the two an export can be replayed through.
+    """
+    if _rope_type(config) != "default":
+        return "transformers reads no rope scaling from a GGUF"
+    if config.get("model_type") == "qwen3" and config.get("head_dim", 128) != 128:
+        return "transformers takes the head size of every Qwen3 GGUF for 128"
+    return None
+
+
+def head_size(config: Any) -> int:
+    """Rows of one attention head (K)."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def expected_tensors(config: Any, family: Family) -> list[str]:
+    """The GGUF names of every tensor of a model, in the order in which they are written."""
+    head = [] if config.tie_word_embeddings else ["output.weight"]
+    block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)
+    blocks = [f"blk.{i}.{name}" for i in range(config.num_hidden_layers) for name in block]
+    return ["token_embd.weight", *blocks, "output_norm.weight", *head]
+
+
+def _problems(config: dict[str, Any]) -> Iterator[str]:
+    architecture = (config.get("architectures") or ["(none named)"])[0]
+    if architecture not in FAMILIES:
+        yield f"the architecture {architecture} is none of {', '.join(FAMILIES)}"
+    if config.get("quantization_config"):
+        yield "the weights are quantised; GGUF needs them as they were before"
+    if _rope_type(config) not in _ROPES:
+        yield f"rope scaling {_rope_type(config)!r} is none of {', '.join(_ROPES)}"
+    if (_rope(config).get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0) != 1.0:
+        yield "only a part of each head is rotated"
+    if config.get("hidden_act", "silu") != "silu":
+        yield f"the activation is {config['hidden_act']}, not silu"
+    for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if config.get(key):
+            yield f"{key} is set"
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The rope settings; their key was renamed in transformers 5."""
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
+
+
+def _rope_type(config: dict[str, Any]) -> str:
+    return _rope(config).get("rope_type") or _rope(config).get("type") or "default"

@@ -1,0 +1,270 @@
+"""A tokenizer as a GGUF file holds it: tokens, types, merges, special ids, the name of its splitting rules.
+
+llama.cpp knows a byte-level BPE tokenizer's splitting rules (its pre-tokenizer) only by name; the regular
+expressions behind the names are compiled into it (``src/llama-vocab.cpp`` of ggml-org/llama.cpp). So the
+rules of the folder's tokenizer are compared with those of the names below, and anything else is refused: a
+wrong name would load without complaint and split text differently from training.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+"""What ByteLevel(use_regex=True) splits by."""
+
+DIGITS = r"\p{N}"
+"""What Digits(individual_digits=True) splits by."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K = (
+    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _NEWLINES_AND_SPACES
+)
+LLAMA3 = _CL100K % "{1,3}"
+QWEN2 = _CL100K % ""
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _NEWLINES_AND_SPACES
+)
+
+PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
+    ((GPT2,), False): "gpt-2",
+    ((DIGITS, GPT2), False): "smollm",
+    ((LLAMA3,), True): "llama-bpe",
+    ((LLAMA3,), False): "smaug-bpe",
+    ((QWEN2,), False): "qwen2",
+    ((TEKKEN,), True): "tekken",
+}
+"""(splitting rules in order, whether a piece that is a token skips the merges) -> ``tokenizer.ggml.pre``."""
+
+
+class Unsupported(Exception):
+    """The tokenizer cannot be said in a GGUF; the message is the reason."""
+
+
+class _SpecialIds(NamedTuple):
+    bos: int
+    eos: int
+    more_stops: tuple[int, ...]
+    pad: int | None
+    unk: int | None
+
+
+@dataclass(frozen=True)
+class GgufTokenizer:
+    """A byte-level BPE tokenizer in GGUF's terms.
+
+    Attributes:
+        pre: name of the splitting rules, as in `PRE_TOKENIZERS`.
+        tokens: by id, as many as the model's vocabulary has; ids without a token are filled with ``[PADn]``.
+        types: by id, as ``gguf.TokenType``.
+        merges: in order of rank, each ``left right``.
+        bos, eos, pad, unk: ids. GGUF has no way to say "no bos" (llama.cpp then assumes token 11), so a
+            tokenizer without one gets its eos there, which is harmless because `add_bos` is false.
+        more_stops: further ids that end a generation; at most two.
+        add_bos, add_eos: whether encoding adds them.
+        chat_templates: by name; ``default`` is the one used unasked. Empty when the tokenizer has none.
+    """
+
+    pre: str
+    tokens: tuple[str, ...]
+    types: tuple[int, ...]
+    merges: tuple[str, ...]
+    bos: int
+    eos: int
+    more_stops: tuple[int, ...]
+    pad: int | None
+    unk: int | None
+    add_bos: bool
+    add_eos: bool
+    chat_templates: dict[str, str]
+
+    def write(self, writer: GGUFWriter) -> None:
+        """Adds the ``tokenizer.*`` keys to a GGUF that is being written."""
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(self.pre)
+        writer.add_token_list(list(self.tokens))
+        writer.add_token_types(list(self.types))
+        writer.add_token_merges(list(self.merges))
+        writer.add_bos_token_id(self.bos)
+        writer.add_eos_token_id(self.eos)
+        slots = (writer.add_eot_token_id, writer.add_eom_token_id)
+        for add_stop, stop in zip(slots, self.more_stops, strict=False):
+            add_stop(stop)
+        if self.pad is not None:
+            writer.add_pad_token_id(self.pad)
+        if self.unk is not None:
+            writer.add_unk_token_id(self.unk)
+        writer.add_add_bos_token(self.add_bos)
+        writer.add_add_eos_token(self.add_eos)
+        writer.add_add_space_prefix(False)
+        if self.chat_templates:
+            writer.add_chat_template([{"name": n, "template": t} for n, t in self.chat_templates.items()])
+
+
+def read_tokenizer(folder: Path, *, vocab_size: int) -> GgufTokenizer:
+    """Reads the tokenizer of a Hugging Face folder, as transformers would load it for training.
+
+    Args:
+        folder: holds ``tokenizer.json`` and its company; further stop tokens in ``generation_config.json``.
+        vocab_size: rows of the model's embedding.
+
+    Raises:
+        UserError: there is no such tokenizer, or GGUF cannot express it.
+    """
+    from transformers import AutoTokenizer
+
+    place = str(folder / "tokenizer.json")
+    if not (folder / "tokenizer.json").is_file():
+        message = "no tokenizer.json: only byte-level BPE tokenizers can be written into a GGUF"
+        raise UserError(Problem(message, "export as merged instead", file=str(folder)))
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    try:
+        return _express(tokenizer, vocab_size=vocab_size, stops=_configured_stops(folder))
+    except Unsupported as reason:
+        raise UserError(Problem(str(reason), "export as merged instead", file=place)) from None
+
+
+def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokenizer:
+    description = json.loads(tokenizer.backend_tokenizer.to_str())
+    vocabulary = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    if max(vocabulary) >= vocab_size:
+        raise Unsupported(f"token id {max(vocabulary)} lies beyond the model's {vocab_size} embeddings")
+    _check_model(description["model"], description["normalizer"])
+    special = _special_ids(tokenizer, stops)
+    before, after = _added_around(tokenizer)
+    if before not in ([], [special.bos]) or after not in ([], [special.eos]):
+        raise Unsupported("encoding adds more than the bos token before and the eos token after the text")
+    tokens, types = _token_list(vocabulary, tokenizer.added_tokens_decoder, vocab_size)
+    templates = tokenizer.chat_template or {}
+    return GgufTokenizer(
+        pre=pre_tokenizer_name(description),
+        tokens=tokens,
+        types=types,
+        merges=tuple(_merge(m) for m in description["model"]["merges"]),
+        **special._asdict(),
+        add_bos=bool(before),
+        add_eos=bool(after),
+        chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),
+    )
+
+
+def pre_tokenizer_name(description: dict[str, Any]) -> str:
+    """The ``tokenizer.ggml.pre`` whose rules equal those of a ``tokenizer.json``.
+
+    Raises:
+        Unsupported: llama.cpp has no such rules, or none that are known here.
+    """
+    rules = tuple(_splitting_rules(description["pre_tokenizer"]))
+    ignore_merges = bool(description["model"].get("ignore_merges"))
+    name = PRE_TOKENIZERS.get((rules, ignore_merges))
+    if name is None:
+        shown = ", then ".join(repr(rule) for rule in rules) or "no rule"
+        raise Unsupported(f"llama.cpp has no known pre-tokenizer that splits by {shown} ({ignore_merges=})")
+    return name
+
+
+def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
+    """Flattens a pre-tokenizer into the regular expressions it isolates, in order; ByteLevel comes last."""
+    if pre_tokenizer is None:
+        raise Unsupported("the tokenizer is not byte-level")
+    steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
+    if not steps or steps[-1]["type"] != "ByteLevel":
+        raise Unsupported("the tokenizer is not byte-level")
+    rules = []
+    for position, step in enumerate(steps, start=1):
+        match step:
+            case {"type": "ByteLevel", "add_prefix_space": False} if position == len(steps):
+                rules += [GPT2] if step["use_regex"] else []
+            case {"type": "Digits", "individual_digits": True}:
+                rules.append(DIGITS)
+            case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
+                rules.append(pattern)
+            case _:
+                raise Unsupported(f"llama.cpp has no pre-tokenizer with the step {json.dumps(step)}")
+    return rules
+
+
+def _check_model(model: dict[str, Any], normalizer: dict[str, Any] | None) -> None:
+    if model["type"] != "BPE":
+        raise Unsupported(f"the tokenizer is {model['type']}, not byte-level BPE")
+    for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
+        if model.get(key):
+            raise Unsupported(f"{key} = {model[key]!r} of the tokenizer's model cannot be expressed")
+    # llama.cpp normalises nothing. NFC (the Qwen families) is let through, as in every published GGUF of
+    # theirs: it changes only text that was not in NFC before.
+    if normalizer and normalizer["type"] != "NFC":
+        raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
+
+
+def _merge(merge: str | list[str]) -> str:
+    text = merge if isinstance(merge, str) else " ".join(merge)
+    if text.count(" ") != 1:
+        raise Unsupported(f"the merge {merge!r} has a space inside a token")
+    return text
+
+
+def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
+    """Tokens and their types by id, filled up to the model's vocabulary."""
+    from gguf import TokenType
+
+    tokens, types = [], []
+    for token_id in range(vocab_size):
+        kind = TokenType.NORMAL
+        if token_id not in vocabulary:
+            kind = TokenType.UNUSED
+        elif token_id in added:
+            token = added[token_id]
+            if token.lstrip or token.rstrip or token.single_word:
+                raise Unsupported(f"the added token {token.content!r} strips blanks or asks for a whole word")
+            kind = TokenType.CONTROL if token.special else TokenType.USER_DEFINED
+        tokens.append(vocabulary.get(token_id, f"[PAD{token_id}]"))
+        types.append(int(kind))
+    if len(set(tokens)) != len(tokens):
+        raise Unsupported("two ids have the same token")
+    return tuple(tokens), tuple(types)
+
+
+def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
+    """The special ids; the stops beside eos come from the generation settings."""
+    special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    # A configuration class has default ids (Llama: eos 2) that often survive beside another tokenizer and
+    # name an ordinary word there. A stop token that was meant is a special token.
+    stops = [stop for stop in stops if stop in special]
+    eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(stops), None)
+    if eos is None:
+        raise Unsupported("the tokenizer has no eos token: llama.cpp would take token 11 for it")
+    more = tuple(dict.fromkeys(stop for stop in stops if stop != eos))
+    if len(more) > 2:
+        raise Unsupported(f"{len(more) + 1} stop tokens are more than the three a GGUF can name")
+    bos = eos if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return _SpecialIds(bos, eos, more, tokenizer.pad_token_id, tokenizer.unk_token_id)
+
+
+def _configured_stops(folder: Path) -> list[int]:
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            stops = json.loads((folder / name).read_text("utf-8")).get("eos_token_id")
+            if stops is not None:
+                return stops if isinstance(stops, list) else [stops]
+    return []
+
+
+def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Ids that encoding puts before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    dressed = tokenizer("a")["input_ids"]
+    starts = [i for i in range(len(dressed) - len(bare) + 1) if dressed[i : i + len(bare)] == bare]
+    if not bare or not starts:
+        raise Unsupported("encoding with special tokens changes the tokens of the text itself")
+    return dressed[: starts[0]], dressed[starts[0] + len(bare) :]

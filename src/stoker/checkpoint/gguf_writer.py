@@ -1,0 +1,229 @@
+"""Writes a Hugging Face folder as one GGUF file, for llama.cpp and everything built on it.
+
+What GGUF and llama.cpp cannot say is refused before a byte is written: a file that loads but computes
+something else than what was trained is worse than none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from stoker.checkpoint.gguf_layout import FAMILIES, Family, expected_tensors, gguf_problem, head_size
+from stoker.errors import Problem, RunFailed, UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from gguf import GGMLQuantizationType, GGUFWriter
+
+__all__ = ["Dtype", "gguf_problem", "write_gguf"]
+
+Dtype = Literal["f32", "f16", "q8_0"]
+
+
+class _Source(NamedTuple):
+    """One tensor on its way: its name in the safetensors file, its shape there, its type in the GGUF."""
+
+    handle: Any
+    key: str
+    shape: tuple[int, ...]
+    kind: GGMLQuantizationType
+
+
+def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
+    """Writes the model and tokenizer in `folder` as the GGUF file `target`.
+
+    Matrices get `dtype`, vectors stay float32; a matrix whose rows are no multiple of 32 long stays float16
+    under q8_0. A sliding window becomes the context length: up to it, attending to the window and to all are
+    the same. The file appears under its name only when it is whole.
+
+    Raises:
+        UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
+        RunFailed: a weight is not finite or too large for float16, or the disk is full; nothing is left.
+    """
+    from stoker.checkpoint.gguf_tokenizer import read_tokenizer
+
+    config_file = folder / "config.json"
+    try:
+        raw = json.loads(config_file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(f"no readable config.json ({error})", file=str(config_file))) from None
+    if problem := gguf_problem(raw):
+        raise UserError(
+            Problem(f"cannot be written as GGUF: {problem}", "export as merged", file=str(config_file))
+        )
+
+    from gguf import GGUFWriter
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    family = FAMILIES[raw["architectures"][0]]
+    tokenizer = read_tokenizer(folder, vocab_size=config.vocab_size)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    with ExitStack() as files:
+        sources = _sources(folder, config, family, dtype, files)
+        writer = GGUFWriter(partial, family.name)
+        try:
+            _write_config(writer, config, dtype, name=f"{folder.name} ({raw['architectures'][0]})")
+            tokenizer.write(writer)
+            _write_tensors(writer, sources, config, family)
+            writer.close()
+            partial.replace(target)
+        except OSError as error:
+            raise RunFailed(f"could not write {target}: {error.strerror or error}") from None
+        finally:
+            writer.close()
+            partial.unlink(missing_ok=True)
+
+
+def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -> None:
+    from gguf import GGML_QUANT_VERSION, LlamaFileType, RopeScalingType
+
+    kinds = {"f32": LlamaFileType.ALL_F32, "f16": LlamaFileType.MOSTLY_F16, "q8_0": LlamaFileType.MOSTLY_Q8_0}
+    window = getattr(config, "sliding_window", None) or config.max_position_embeddings
+    rope = config.rope_parameters
+    writer.add_type("model")
+    writer.add_name(name)
+    writer.add_file_type(kinds[dtype])
+    writer.add_quantization_version(GGML_QUANT_VERSION)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(min(config.max_position_embeddings, window))
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_size(config))
+    writer.add_value_length(head_size(config))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head_size(config))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _sources(folder: Path, config: Any, family: Family, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
+    """Every tensor of the GGUF by name, in file order.
+
+    Raises:
+        UserError: the folder lacks a tensor, or has one this architecture does not know.
+    """
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+    from safetensors import SafetensorError, safe_open
+
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise UserError(Problem("no model*.safetensors in the folder", file=str(folder)))
+    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    found: dict[str, _Source] = {}
+    for path in paths:
+        try:
+            handle = files.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise UserError(Problem(f"not a readable safetensors file ({error})", file=str(path))) from None
+        for key in handle.keys():  # noqa: SIM118  (the handle is no mapping)
+            if key.endswith("rotary_emb.inv_freq") or (
+                config.tie_word_embeddings and key == "lm_head.weight"
+            ):
+                continue
+            name = names.get_name(key, try_suffixes=(".weight", ".bias"))
+            shape = tuple(handle.get_slice(key).get_shape())
+            found[name or key] = _Source(handle, key, shape, _kind(shape, dtype))
+    wanted = expected_tensors(config, family)
+    missing, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
+    if missing or unknown:
+        said = [f"lacks {len(missing)} tensors, as {missing[0]}"] if missing else []
+        said += (
+            [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
+        )
+        raise UserError(Problem(f"the model {' and '.join(said)}", file=str(folder)))
+    if found["token_embd.weight"].shape != (config.vocab_size, config.hidden_size):
+        shape = found["token_embd.weight"].shape
+        message = f"the embedding is {shape}, config.json says {(config.vocab_size, config.hidden_size)}"
+        raise UserError(Problem(message, file=str(folder)))
+    return {name: found[name] for name in wanted}
+
+
+def _kind(shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if len(shape) == 1 or dtype == "f32":
+        return GGMLQuantizationType.F32
+    block, _ = GGML_QUANT_SIZES[GGMLQuantizationType.Q8_0]
+    if dtype == "q8_0" and shape[-1] % block == 0:
+        return GGMLQuantizationType.Q8_0
+    return GGMLQuantizationType.F16
+
+
+def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: Family) -> None:
+    """Header, keys and tensors; one tensor in memory at a time."""
+    import numpy as np
+    from gguf.quants import quant_shape_to_byte_shape
+
+    rope_factors = _llama3_rope_factors(config)
+    if rope_factors is not None:
+        writer.add_tensor_info(
+            "rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes
+        )
+    for name, source in sources.items():
+        stored = quant_shape_to_byte_shape(source.shape, source.kind)
+        writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=source.kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    if rope_factors is not None:
+        writer.write_tensor_data(rope_factors)
+    for data in _encoded(sources, config, family):
+        writer.write_tensor_data(data)
+    writer.flush()
+    for stream in writer.fout or ():
+        os.fsync(stream.fileno())
+
+
+def _encoded(sources: dict[str, _Source], config: Any, family: Family) -> Iterator[np.ndarray]:
+    import torch
+    from gguf.quants import quantize
+
+    largest = torch.finfo(torch.float16).max
+    heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
+    for name, source in sources.items():
+        weight = source.handle.get_tensor(source.key).to(torch.float32)
+        if not torch.isfinite(weight).all():
+            raise RunFailed(f"{source.key} holds values that are not finite; nothing was written")
+        if source.kind.name == "F16" and weight.abs().max() > largest:
+            raise RunFailed(f"{source.key} holds values beyond float16's {largest:g}; export as f32")
+        if family.permute and (n_heads := heads.get(name.split(".", 2)[-1])):
+            weight = _neighbours(weight, n_heads)
+        yield quantize(weight.contiguous().numpy(), source.kind)
+
+
+def _neighbours(weight_OD: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Reorders the rows of each head from (first halves, second halves) to (pair, pair, ...).
+
+    transformers rotates row i with row i + K/2 of a head of K rows; llama.cpp, for the Llama family, row 2i
+    with row 2i + 1.
+    """
+    rows, width = weight_OD.shape
+    return weight_OD.view(n_heads, 2, rows // n_heads // 2, width).transpose(1, 2).reshape(rows, width)
+
+
+def _llama3_rope_factors(config: Any) -> np.ndarray | None:
+    """What Llama 3's rope scaling divides each frequency by, [head size / 2]; None for other kinds."""
+    if config.rope_parameters["rope_type"] != "llama3":
+        return None
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=torch.device("cpu"))
+    size = head_size(config)
+    plain = config.rope_parameters["rope_theta"] ** -(torch.arange(0, size, 2, dtype=torch.float32) / size)
+    return (plain / scaled).to(torch.float32).numpy()

@@ -1,0 +1,131 @@
+"""Validate a job and print it as resolved, with where every value came from. Exit code 2 if it is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.preflight import preflight
+from stoker.errors import Problem, UserError
+from stoker.job import LoadedJob, load_job
+from stoker.job.document import read_text
+from stoker.job.keys import KeyPath, dotted
+from stoker.job.render import job_lines
+
+REASON_COLUMN = 44  # where the origins begin, unless a value is longer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker check``."""
+    parser.add_argument("job", nargs="?", metavar="JOB", help="the job file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument(
+        "--json", action="store_true", help="print the job, the origins and the errors as JSON"
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON schema of job files for editors"
+    )
+    parser.add_argument(
+        "--fix",
+        action="store_true",
+        help="bring the file to this schema: its version, misspelt and foreign keys",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the job; returns 0 where it is well, 2 where it is not."""
+    if arguments.schema:
+        from stoker.job.editor import editor_schema
+
+        print(json.dumps(editor_schema(), indent=2))
+        return 0
+    if arguments.job is None:
+        raise UserError(Problem("no job file is named", "write `stoker check job.yaml`"))
+    try:
+        if arguments.fix:
+            _fix(arguments.job, to_stderr=arguments.json)
+        loaded = load_job(arguments.job, arguments.overrides)
+        problems = preflight(loaded)
+        if problems:
+            raise UserError(*problems)
+    except UserError as error:
+        if not arguments.json:
+            raise
+        print(json.dumps(_answer(None, error.problems), indent=2))
+        return error.exit_code
+    if arguments.json:
+        print(json.dumps(_answer(loaded, ()), indent=2))
+    else:
+        print_job(loaded)
+    return 0
+
+
+def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str, Any]:
+    origins = {} if loaded is None else loaded.origins
+    return {
+        "ok": loaded is not None,
+        "job": None if loaded is None else loaded.job.model_dump(mode="json"),
+        "origins": {key: {"source": o.source, "where": o.where, "why": o.why} for key, o in origins.items()},
+        "errors": [
+            {
+                "file": p.file,
+                "line": p.line,
+                "column": p.column,
+                "key": p.key,
+                "message": p.message,
+                "suggestion": p.suggestion,
+            }
+            for p in problems
+        ],
+    }
+
+
+def print_job(loaded: LoadedJob) -> None:
+    """The job as YAML lines, each with its value's origin: in colour on a terminal, plain when piped."""
+    lines = list(job_lines(loaded.job))
+    column = max([REASON_COLUMN, *(len(line) + 2 for line, _ in lines if len(line) < 60)])
+    terminal = sys.stdout.isatty()
+    for line, path in lines:
+        if path is None:
+            print(line)
+            continue
+        origin, given = _origin_words(loaded, path)
+        text = f"{line:<{column - 2}}  # {origin}"
+        print(text if not terminal else f"{line:<{column - 2}}  \x1b[{36 if given else 2}m# {origin}\x1b[0m")
+
+
+def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
+    """A leaf's origin in words, and whether the user wrote it."""
+    origin = loaded.origins[dotted(path)]
+    if origin.source == "default":
+        return origin.why, False
+    return (f"command line: {origin.where}" if origin.source == "override" else origin.where), True
+
+
+def _fix(job: str, *, to_stderr: bool) -> None:
+    """Put the fixed file in the old one's place and show the difference; touch nothing if nothing changes."""
+    from stoker.job.migrate import fix
+
+    out = sys.stderr if to_stderr else sys.stdout
+    before = read_text(job)
+    after, changes = fix(before, job)
+    if not changes:
+        print(f"{job}: nothing to fix", file=out)
+        return
+    path = Path(job).resolve()
+    raw = path.read_bytes()
+    mark = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(mark + after.encode("utf-8"))
+    partial.chmod(path.stat().st_mode & 0o777)
+    partial.replace(path)
+    difference = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"{job} (before)", f"{job} (after)", lineterm=""
+    )
+    print("\n".join(difference), file=out)
+    for change in changes:
+        print(f"fixed: {change}", file=out)

@@ -1,0 +1,97 @@
+"""The command ``stoker``: loads the verb's module and no other, turns errors into words and exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# What each verb does. Its module is stoker.cli.<verb>, loaded only when the verb is asked for, so that
+# `stoker --help` does not wait for torch.
+VERBS = {
+    "new": "write a commented job file from a recipe",
+    "check": "validate a job; print it as resolved, and where every value came from",
+    "data": "audit the data: tokens and mask, rows in, used, cut, dropped and why",
+    "train": "train; go on where an earlier run of the same job stopped",
+    "runs": "list the runs",
+    "eval": "measure a run on data",
+    "chat": "talk to a run",
+    "export": "write a run as an adapter, merged weights or GGUF, and replay it",
+}
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader has gone (`stoker check job.yaml | head`): there is nobody to say more to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if words else 2
+    if words[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"stoker {version('stoker')}")
+        return 0
+    verb, *rest = words
+    if verb not in VERBS:
+        print(f"error: {unknown_verb(verb)}", file=sys.stderr)
+        return 2
+    module = importlib.import_module(f"stoker.cli.{verb}")
+    parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
+    module.add_arguments(parser)
+    from stoker.errors import UserError
+
+    try:
+        # Options may stand between the job and its overrides.
+        return int(module.run(parser.parse_intermixed_args(rest)))
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_code
+
+
+def usage() -> str:
+    """The text of ``stoker --help``."""
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {summary}" for verb, summary in VERBS.items()]
+    return "\n".join(
+        [
+            "usage: stoker VERB [ARGUMENTS]",
+            "",
+            "Trains a large model from one short YAML file.",
+            "",
+            *lines,
+            "",
+            "`stoker VERB --help` explains a verb. Begin with `stoker new`, then `stoker check job.yaml`.",
+        ]
+    )
+
+
+def unknown_verb(verb: str) -> str:
+    """What to say of a verb that does not exist."""
+    import difflib
+
+    near = difflib.get_close_matches(verb, VERBS, n=1, cutoff=0.5)
+    hint = f"write `stoker {near[0]}`" if near else f"take one of {', '.join(VERBS)}"
+    if verb.endswith((".yaml", ".yml")):
+        hint = f"write `stoker check {verb}` or `stoker train {verb}`"
+    return f"there is no verb `{verb}`; {hint}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

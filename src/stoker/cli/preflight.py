@@ -1,0 +1,28 @@
+"""What can be said of a job's model and data before anything heavy is loaded: whether they can be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.errors import Problem
+from stoker.job import LoadedJob
+
+
+def preflight(loaded: LoadedJob) -> list[Problem]:
+    """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
+    from stoker.data.sources import source_problem
+    from stoker.models.source import model_problem
+
+    base = Path.cwd()
+    problems: list[Problem] = []
+    if loaded.job.model is not None:
+        found = model_problem(loaded.job.model, base)
+        if found is not None:
+            problems.append(loaded.problem("model.name", *found))
+    sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
+    sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
+    for key, block in sources.items():
+        found = source_problem(block, base)
+        if found is not None:
+            problems.append(loaded.problem(key, *found))
+    return problems

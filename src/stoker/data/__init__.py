@@ -1,0 +1,1 @@
+"""Data: sources and formats, templates and masks, the token cache, mixing, packing, the order, the audit."""

@@ -1,0 +1,192 @@
+"""Conversations as the model will see them, and which characters of them are trained.
+
+The text comes from the tokenizer's own chat template. Which part is the answer is found by rendering too:
+what the template writes for the conversation up to an answer, with the generation prompt, is exactly what the
+model is given when it is asked; what the whole adds to it is what the model has to write. No marker string is
+searched for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
+    "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+)
+NONE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+BUILT_IN = {"chatml": CHATML, "plain": PLAIN, "none": NONE}
+DEFAULT = "plain"  # for a tokenizer without a template: it needs no token that the vocabulary may lack
+
+
+class TemplateRefused(Exception):
+    """The template does not take this conversation (it raised, or it needs a field that is not there)."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks answers for other tools; here it only has to be let through."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)
+
+    def _through(self, caller: Any) -> str:
+        return caller()
+
+
+def _refuse(message: str) -> None:
+    raise TemplateRefused(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> jinja2.Template:
+    """The template in the sandbox that transformers renders it in: same options, same names.
+
+    Raises:
+        ValueError: when the template is not valid Jinja.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text.
+
+    Attributes:
+        text: the whole, as the template writes it.
+        spans: (start, end) in characters of each trained answer, its stop token included.
+        exact_prefix: whether every answer's prompt, as it will be served, is a prefix of the whole.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    exact_prefix: bool
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the special tokens it may name (``bos_token``, ``eos_token`` ...)."""
+
+    source: str
+    special_tokens: tuple[tuple[str, str], ...] = ()
+
+    def render(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, prompt: bool = False
+    ) -> str:
+        """The text of the messages; with ``prompt``, up to where the model has to go on.
+
+        Raises:
+            TemplateRefused: when the template raises on this conversation.
+        """
+        try:
+            return compile_template(self.source).render(
+                messages=messages,
+                tools=list(tools) if tools else None,
+                documents=None,
+                add_generation_prompt=prompt,
+                **dict(self.special_tokens),
+            )
+        except TemplateRefused:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+
+    def render_trained(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, train_on: str = "all"
+    ) -> Rendered:
+        """The text, and where its answers lie.
+
+        Args:
+            messages: role, content and what else the template reads; the last one is the assistant's.
+            tools: JSON schemas of the functions the model may call.
+            train_on: ``all`` the assistant's turns, or the ``last`` one.
+
+        Raises:
+            TemplateRefused: when the template raises, or writes nothing for an answer.
+        """
+        text = self.render(messages, tools)
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        if train_on == "last":
+            answers = answers[-1:]
+        spans, exact = [], True
+        for i in answers:
+            asked = self.render(messages[:i], tools, prompt=True)
+            start = _common_prefix(asked, text)
+            exact = exact and start == len(asked)
+            end = self._answer_end(text, messages, i, tools)
+            if end <= start:
+                raise TemplateRefused(f"the template writes nothing for the answer in turn {i + 1}")
+            spans.append((start, end))
+        return Rendered(text, tuple(spans), exact)
+
+    def _answer_end(
+        self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
+    ) -> int:
+        """Where the answer of turn i ends: where the text of the turns up to it ends, if that is a prefix of the whole.
+
+        Some templates write a turn otherwise when others follow (a thinking block is taken out of the past). Then
+        a rendering that differs only by one more character in the answer shows where its content ends, in the
+        whole and in the turns up to it; what follows the content there closes the turn here too.
+        """
+        if i == len(messages) - 1:
+            return len(text)
+        turns = list(messages[: i + 1])
+        until = self.render(turns, tools)
+        if text.startswith(until):
+            return len(until)
+        longer = {**messages[i], "content": f"{messages[i]['content']}\x00"}
+        closing = until[_common_prefix(until, self.render([*turns[:-1], longer], tools)) :]
+        end = _common_prefix(text, self.render([*turns[:-1], longer, *messages[i + 1 :]], tools))
+        return end + len(closing) if text.startswith(closing, end) else end
+
+
+def _common_prefix(a: str, b: str) -> int:
+    """How many characters two texts share from their start."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    low, high = 0, limit  # a[:low] == b[:low] and a[:high] != b[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,257 @@
+"""Reading files row by row, in constant memory, and going on after every row that is broken.
+
+`read_rows` runs in the main process and does as little as it can: of JSON lines it yields the bytes of each
+line. `decode` turns them into values and is meant for the worker processes. What is one row:
+
+- JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are no rows.
+- JSON (.json): an item of the array; an object that holds one array of objects stands for that array.
+- CSV (.csv, .tsv): a record under the header; an empty line is no row.
+- Parquet (.parquet): a row of the table.
+- Text (.txt, .md): the whole file, one document. A file larger than `DOCUMENT` is a collection and comes in
+  parts of about `PART`, cut at blank lines (at a line's end where no blank line comes), so that it can be
+  shuffled, held out in part, and read in constant memory.
+
+Each may be compressed (.gz, .zst). A damaged archive gives the rows before the damage and one `Rejected`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from stoker.data.record import Raw, Rejected
+from stoker.data.streams import BOM, LONGEST_LINE, MAGIC, Stream
+from stoker.data.tables import parquet_rows, table_rows
+from stoker.errors import Problem, UserError
+
+JSON_LINES = (".jsonl", ".ndjson")
+JSON = (".json",)
+TABLES = (".csv", ".tsv")
+TEXTS = (".txt", ".md")
+PARQUET = (".parquet",)
+SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS)
+
+DOCUMENT = 2**20
+PART = 64 * 2**10
+TOO_LONG = f"longer than {LONGEST_LINE >> 20} MiB"
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+@lru_cache(maxsize=1024)
+def data_suffix(path: Path | str) -> str:
+    """The suffix that says how a file is read (``.jsonl`` of ``a.jsonl.gz``); "" where it is none of ours."""
+    suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
+    if suffixes and suffixes[-1] in MAGIC:
+        suffixes.pop()
+    return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
+
+
+def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
+    """The rows of one file in their order, broken ones as `Rejected` in their place.
+
+    Args:
+        start: how many rows, broken ones included, to pass over.
+
+    Raises:
+        UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
+            a JSON array that breaks off, a package that its kind needs is not installed.
+    """
+    suffix = data_suffix(path)
+    if not suffix:
+        raise UserError(Problem(f"unknown kind of file: {path.name}", f"known are {' '.join(SUFFIXES)}"))
+    try:
+        if suffix in PARQUET:
+            yield from parquet_rows(path, start)
+            return
+        with Stream(path) as stream:
+            yield from itertools.islice(_stream_rows(stream, path, suffix), start, None)
+    except OSError as error:
+        raise UserError(_problem(path, f"cannot be read: {error.strerror or error}")) from error
+
+
+def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
+    """A row's value: an object from JSON lines, a string from text, columns as they are; else why not."""
+    if isinstance(raw.value, dict):
+        return raw.value
+    try:
+        text = raw.value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = raw.value[error.start]
+        return Rejected(raw.source, raw.row, f"not valid UTF-8: 0x{byte:02x} at byte {error.start + 1}")
+    value: Any = text
+    if data_suffix(raw.source) in TEXTS:
+        reason = "NUL byte in text" if "\0" in text else None
+    else:
+        value, reason = _parsed(text)
+    return Rejected(raw.source, raw.row, reason) if reason else value
+
+
+def _parsed(line: str) -> tuple[Any, str | None]:
+    """The object in a line of JSON, or why there is none."""
+    if not line.strip("\0 \t\r\n"):
+        return None, "only NUL bytes"
+    try:
+        value = json.loads(line)
+    except json.JSONDecodeError as error:
+        return None, f"not valid JSON: {error.msg} at column {error.colno}"
+    except (RecursionError, ValueError) as error:
+        return None, _too_much(error)
+    return value, _unfit(value, has_escapes=bool(_SURROGATE.search(line)))
+
+
+def _problem(path: Path, message: str, suggestion: str = "", line: int = 0, column: int = 0) -> Problem:
+    return Problem(message, suggestion, file=str(path), line=line, column=column)
+
+
+def _too_much(error: Exception) -> str:
+    """Why well-formed JSON could not be read: the parser's own limits."""
+    return "nested too deeply" if isinstance(error, RecursionError) else f"not valid JSON: {error}"
+
+
+def _unfit(value: Any, *, has_escapes: bool) -> str | None:
+    """Why a JSON value is no row, or None. Half a surrogate pair can be written in JSON only by escapes."""
+    if not isinstance(value, dict):
+        kinds = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+        return f"not an object: {kinds.get(type(value), 'a number')}"
+    if has_escapes:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            return "half a surrogate pair in a string"
+        except RecursionError:
+            return "nested too deeply"
+    return None
+
+
+def _stream_rows(stream: Stream, path: Path, suffix: str) -> Iterator[Raw | Rejected]:
+    if suffix in JSON and not _are_json_lines(path):
+        yield from _array(stream, path)
+        return
+    lines = stream.lines()
+    if suffix in TABLES:
+        yield from table_rows(lines, path, tabs=suffix == ".tsv")
+    elif suffix in TEXTS:
+        yield from _documents(lines, path)
+    else:
+        yield from _json_lines(lines, path)
+    if stream.damage:
+        yield Rejected(str(path), stream.line + 1, stream.damage)
+
+
+def _json_lines(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+    source = str(path)
+    for number, line in lines:
+        if len(line) > LONGEST_LINE:
+            yield Rejected(source, number, TOO_LONG)
+        elif stripped := line.strip():
+            yield Raw(source, number, stripped)
+
+
+def _are_json_lines(path: Path) -> bool:
+    """Whether the first two lines that hold anything are two objects, even broken ones, not parts of one."""
+    with Stream(path) as stream:
+        start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
+    if start[:1] == b"[":
+        return False
+    with Stream(path) as stream:
+        full = (line.strip() for _, line in stream.lines() if len(line) <= LONGEST_LINE and line.strip())
+        first, second = [*itertools.islice(full, 2), b"", b""][:2]
+    return first.startswith(b"{") and bool(second) and (first.endswith(b"}") or second.startswith(b"{"))
+
+
+def _documents(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+    """The whole file where it is at most `DOCUMENT` bytes, else its parts."""
+    begun: list[tuple[int, bytes]] = []
+    size = 0
+    for pair in lines:
+        begun.append(pair)
+        size += len(pair[1])
+        if size > DOCUMENT:
+            yield from _parts(itertools.chain(begun, lines), path)
+            return
+    if any(line.strip() for _, line in begun):
+        yield Raw(str(path), 1, b"".join(line for _, line in begun))
+
+
+def _parts(lines: Iterable[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+    source, size, first = str(path), 0, 0
+    part: list[bytes] = []
+    for number, line in lines:
+        if len(line) > LONGEST_LINE:
+            yield Rejected(source, number, TOO_LONG)
+            continue
+        blank = not line.strip()
+        if blank and not part:
+            continue
+        if not part:
+            first = number
+        part.append(line)
+        size += len(line)
+        # A text without blank lines is cut at the end of a line, four times later.
+        if size >= 4 * PART or (blank and size >= PART):
+            yield Raw(source, first, b"".join(part))
+            part, size = [], 0
+    if part:
+        yield Raw(source, first, b"".join(part))
+
+
+def _array(stream: Stream, path: Path) -> Iterator[Raw | Rejected]:
+    """The items of a JSON array, parsed one at a time out of the file's text."""
+    data = stream.buffer.read().removeprefix(BOM)
+    if stream.damage:
+        raise UserError(_problem(path, stream.damage, "a JSON array is read whole or not at all"))
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise UserError(_problem(path, "not valid UTF-8", "save it as UTF-8", line, column)) from error
+    if not text.strip():
+        return
+    has_escapes = bool(_SURROGATE.search(text))
+    try:
+        for item, value in enumerate(_items(text), start=1):
+            reason = _unfit(value, has_escapes=has_escapes)
+            yield Rejected(str(path), item, reason) if reason else Raw(str(path), item, value)
+    except json.JSONDecodeError as error:
+        advice = "mend the file, or write one object a line (.jsonl), where a broken row costs only itself"
+        message = f"not valid JSON: {error.msg}"
+        raise UserError(_problem(path, message, advice, error.lineno, error.colno)) from error
+    except (RecursionError, ValueError) as error:
+        raise UserError(_problem(path, _too_much(error))) from error
+
+
+def _items(text: str) -> Iterator[Any]:
+    """The items of the array that `text` is, or of the one array of objects in it, or the object it is."""
+    decoder = json.JSONDecoder()
+    at = _after_space(text, 0)
+    if text[at] != "[":
+        value = json.loads(text)
+        arrays = [v for v in value.values() if isinstance(v, list)] if isinstance(value, dict) else []
+        if len(arrays) == 1 and arrays[0] and all(isinstance(item, dict) for item in arrays[0]):
+            yield from arrays[0]
+        else:
+            yield value
+        return
+    at = _after_space(text, at + 1)
+    while text[at : at + 1] != "]":
+        value, at = decoder.raw_decode(text, at)
+        yield value
+        at = _after_space(text, at)
+        if text[at : at + 1] == ",":
+            at = _after_space(text, at + 1)
+        elif text[at : at + 1] != "]":
+            raise json.JSONDecodeError("Expecting ',' delimiter or ']'", text, at)
+    if (end := _after_space(text, at + 1)) != len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+
+
+def _after_space(text: str, at: int) -> int:
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]

@@ -1,0 +1,69 @@
+"""A row as it lies in a file, a row that was refused, and the examples that formats make of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A row as it lies in its file, not yet looked at.
+
+    Attributes:
+        source: the file it stands in.
+        row: counted from 1: the line in JSON lines, CSV and text (the first line of a row that has several),
+            the item in JSON arrays, Parquet and catalogue files.
+        value: the bytes of a line or document, or the columns where reading the file has already parted them.
+    """
+
+    source: str
+    row: int
+    value: bytes | dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that cannot be used, and why: a short stable phrase first, the detail after a colon."""
+
+    source: str
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn. `extra` carries tool_calls, name, tool_call_id, reasoning_content and the like, untouched."""
+
+    role: Role
+    content: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Turns, the last one the assistant's, and the tools that were offered."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A document without turns."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """Two continuations of one prompt, the first preferred to the second."""
+
+    prompt: tuple[Message, ...]
+    chosen: tuple[Message, ...]
+    rejected: tuple[Message, ...]
+
+
+Example = Conversation | Text | Preference

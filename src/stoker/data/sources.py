@@ -1,0 +1,249 @@
+"""Where rows come from: a file, a glob, a folder, a hub data set or a catalogue name, and a slice of it.
+
+A path that exists wins over a catalogue name, and that over a hub id. Files are read in the order of their
+paths, so that the same source gives the same rows in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from stoker.data import catalogue
+from stoker.data.fingerprints import file_digest
+from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
+from stoker.data.record import Raw, Rejected
+from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns
+from stoker.errors import Problem, UserError
+from stoker.job.schema import SourceBlock
+
+# Lies beside data without being any.
+_NOT_DATA = re.compile(
+    r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
+)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+def cache_folder() -> Path:
+    """Where is kept what can be made again: $STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker."""
+    if own := os.environ.get("STOKER_CACHE"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stoker"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A source found on this machine.
+
+    Attributes:
+        name: as the job has it, the split included.
+        files: in the order in which they are read.
+        size_bytes: of all files as they lie on the disk; a slice is not taken into account.
+        root: the folder that the files' names are relative to.
+        part: the slice of the rows that is used.
+        corpus: the catalogue name, empty for files.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    size_bytes: int
+    root: Path
+    part: Slice = ALL_ROWS
+    corpus: str = ""
+
+    def rows(self) -> Iterator[Raw | Rejected]:
+        """The rows of all files in order, broken ones in their place, cut to the slice.
+
+        A slice in percent or from the end counts the rows first, which reads the files twice.
+
+        Raises:
+            UserError: a file as a whole cannot be read.
+        """
+        total = sum(1 for _ in self._all_rows()) if self.part.needs_total else 0
+        start, stop = self.part.bounds(total)
+        yield from itertools.islice(self._all_rows(), start, stop)
+
+    def _all_rows(self) -> Iterator[Raw | Rejected]:
+        if self.corpus:
+            return catalogue.rows(self.corpus, self.files)
+        return itertools.chain.from_iterable(map(read_rows, self.files))
+
+    def fingerprint(self) -> str:
+        """64 hexadecimal digits that change with the files' content, their names, or the slice."""
+        digest = hashlib.blake2b(digest_size=32)
+        memo = cache_folder() / "fingerprints.json"
+        for file, content in zip(self.files, file_digest(self.files, memo), strict=True):
+            digest.update(f"{_relative(file, self.root)}\0{content}\n".encode())
+        digest.update(f"{self.corpus}{self.part}".encode())
+        return digest.hexdigest()
+
+
+def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
+    """What is wrong with a source, as far as can be told without reading it or asking the network.
+
+    Args:
+        base: the folder that relative paths start from.
+
+    Returns:
+        (message, suggestion), or None.
+    """
+    try:
+        split, _ = parse_split(block.split)
+    except ValueError as error:
+        return str(error), "write a name, a slice, or both: train, [:1000], train[10%:]"
+    kind = _kind(block.path, base)
+    if kind == "file":
+        return _file_problem(block.path, base, split)
+    if kind == "catalogue" and split not in ("", "train"):
+        return f"no split {split!r} in {block.path}", "the catalogue has no splits; take a slice: [90%:]"
+    return catalogue.problem(block.path) if kind == "catalogue" else None
+
+
+def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] | None = None) -> Source:
+    """The source that a job's block means.
+
+    Args:
+        base: the folder that relative paths start from.
+        download: gets a hub data set; by default huggingface_hub.snapshot_download.
+
+    Raises:
+        UserError: it is not there, or holds nothing readable.
+    """
+    if problem := source_problem(block, base):
+        raise UserError(Problem(*problem))
+    split, part = parse_split(block.split)
+    name = block.path + (f" {block.split}" if block.split else "")
+    kind = _kind(block.path, base)
+    if kind == "file":
+        path = _absolute(block.path, base)
+        files = _data_files(_candidates(block.path, base), path)
+        root = _root(path, files)
+        files = choose(files, root, split)
+    elif kind == "catalogue":
+        files = list(catalogue.files(block.path))
+        root = _root(files[0], files)
+    else:
+        root, files = _download(block.path, split, download, _nearest(_absolute(block.path, base), base))
+    size = sum(file.stat().st_size for file in files)
+    return Source(name, tuple(files), size, root, part, block.path if kind == "catalogue" else "")
+
+
+def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
+    """What a path means: what exists comes first, what might be on the hub last."""
+    if _exists(_absolute(path, base)):
+        return "file"
+    if catalogue.find(path):
+        return "catalogue"
+    return "hub" if _HUB_ID.fullmatch(path) and not data_suffix(path) else "file"
+
+
+def _file_problem(name: str, base: Path, split: str) -> tuple[str, str] | None:
+    path = _absolute(name, base)
+    found = _candidates(name, base)
+    if not _exists(path) and not found:
+        what = "no file fits" if glob.has_magic(name) else "no such file or folder:"
+        return f"{what} {name}", _nearest(path, base)
+    files = _data_files(found, path)
+    if not files:
+        what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"
+        return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
+    if not (files := choose(files, _root(path, files), split)):
+        return f"no file of split {split!r} in {name}", "the names of files and folders say their splits"
+    return _missing_package(files)
+
+
+def _absolute(path: str, base: Path) -> Path:
+    try:
+        return base / Path(path).expanduser()
+    except RuntimeError:  # ~name of nobody
+        return base / path
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # such as a name longer than names can be
+        return False
+
+
+def _candidates(name: str, base: Path) -> list[Path]:
+    """Every file that a path may mean, in order, hidden ones left out."""
+    path = _absolute(name, base)
+    found: Iterable[Path] = [path]
+    if _exists(path) and path.is_dir():
+        found = (p for p in path.rglob("*") if not any(s.startswith(".") for s in p.relative_to(path).parts))
+    elif not _exists(path):
+        pattern = str(Path(name).expanduser()) if name.startswith("~/") else name
+        found = (base / p for p in glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207 -- takes ** last
+    return sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
+
+
+def _data_files(found: list[Path], path: Path) -> list[Path]:
+    """Those that can be read; a file that is named itself is taken even if it is called README.md."""
+    if path.is_file():
+        return [p for p in found if data_suffix(p)]
+    return [p for p in found if data_suffix(p) and not _NOT_DATA.fullmatch(p.name)]
+
+
+def _root(path: Path, files: list[Path]) -> Path:
+    if path.is_dir():
+        return path
+    return Path(os.path.commonpath([file.parent for file in files])) if files else path.parent
+
+
+def _relative(file: Path, root: Path) -> str:
+    return file.relative_to(root).as_posix()
+
+
+def _nearest(path: Path, base: Path) -> str:
+    """The existing name most like a missing one, in its folder or in the catalogue."""
+    folder = path.parent
+    try:
+        siblings = [p.name for p in folder.iterdir() if p.is_dir() or data_suffix(p)]
+    except OSError:
+        siblings = []
+    if near := difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.6):
+        return f"did you mean {os.path.relpath(folder / near[0], base)}?"
+    wanted = os.path.relpath(path, base)
+    if near := difflib.get_close_matches(wanted, catalogue.names(), n=1, cutoff=0.6):
+        return f"did you mean {near[0]}, of the catalogue?"
+    return f"relative paths start from {base}" if path.is_relative_to(base) else ""
+
+
+def _missing_package(files: list[Path]) -> tuple[str, str] | None:
+    if any(data_suffix(f) in PARQUET for f in files) and find_spec("pyarrow") is None:
+        return "reading .parquet needs pyarrow", "pip install 'stoker[parquet]'"
+    if any(f.suffix.lower() == ".zst" for f in files) and find_spec("zstandard") is None:
+        return "reading .zst needs zstandard", "pip install 'stoker[zstd]'"
+    return None
+
+
+def _download(
+    name: str, split: str, download: Callable[..., str] | None, near: str
+) -> tuple[Path, list[Path]]:
+    """A hub data set's folder and the files of a split in it; first only that split's files are asked for."""
+    if download is None:
+        from huggingface_hub import snapshot_download as download
+    assert download is not None
+    for allowed in patterns(split):
+        try:
+            folder = Path(download(repo_id=name, repo_type="dataset", allow_patterns=allowed))
+        except (OSError, ValueError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                Problem(f"{name} is no file here and cannot be got from the hub: {reason}", near)
+            ) from error
+        files = choose(_data_files(_candidates(".", folder), folder), folder, split or "train")
+        if files:
+            return folder, files
+    raise UserError(Problem(f"the hub's data set {name} has no data file of split {split or 'train'!r}"))

@@ -1,0 +1,97 @@
+"""Splits by the names of files, as the hub has them, and slices of rows: train, [:1000], validation[10%:]."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.data.readers import SUFFIXES
+from stoker.data.streams import MAGIC
+
+# What file and folder names call the three usual splits.
+WORDS = {
+    "train": ("train", "training"),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_SPLIT = re.compile(r"\s*([\w.-]+)?\s*(?:\[\s*(-?\d+%?)?\s*:\s*(-?\d+%?)?\s*\])?\s*")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows from `start` to before `stop`, as Python counts, or in percent of all; empty for open ends."""
+
+    start: str = ""
+    stop: str = ""
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the number of all rows must be known."""
+        return any(end.endswith("%") or end.startswith("-") for end in (self.start, self.stop))
+
+    def bounds(self, total: int) -> tuple[int, int | None]:
+        """(first, end) of the rows among `total`, an end of None being the last row's.
+
+        Percentages are rounded to the nearest row, so that ``[:p%]`` and ``[p%:]`` together are the whole.
+        """
+        start = _row(self.start, total) if self.start else 0
+        return start, _row(self.stop, total) if self.stop else None
+
+    def __str__(self) -> str:
+        return f"[{self.start}:{self.stop}]" if self.start or self.stop else ""
+
+
+ALL_ROWS = Slice()
+
+
+def _row(end: str, total: int) -> int:
+    row = round(int(end[:-1]) * total / 100) if end.endswith("%") else int(end)
+    return max(0, row + total if end.startswith("-") else row)
+
+
+def parse_split(text: str | None) -> tuple[str, Slice]:
+    """The split's name, "" where there is none, and the slice.
+
+    Raises:
+        ValueError: `text` is neither.
+    """
+    match = _SPLIT.fullmatch(text or "")
+    if match is None:
+        raise ValueError(f"{text!r} is no split")
+    name, start, stop = (group or "" for group in match.groups())
+    for end in (start, stop):
+        if end.endswith("%") and abs(int(end[:-1])) > 100:
+            raise ValueError(f"{end} of the rows in split {text!r}")
+    return name, Slice(start, stop)
+
+
+def choose(files: list[Path], root: Path, split: str) -> list[Path]:
+    """The files of a split: its name stands in theirs, or in a folder's under `root`; all without a name.
+
+    Files that name no split are training data.
+    """
+    if not split:
+        return files
+    named = [file for file in files if _has(file, root, _words(split))]
+    if named or split not in WORDS["train"]:
+        return named
+    every = tuple(word for words in WORDS.values() for word in words)
+    return [file for file in files if not _has(file, root, every)]
+
+
+def patterns(split: str) -> Iterator[list[str]]:
+    """What to ask the hub for: the files that name the split, then, where there are none, all data files."""
+    endings = [f"{suffix}{archive}" for suffix in SUFFIXES for archive in ("", *MAGIC)]
+    yield [f"*{word}*{ending}" for word in _words(split or "train") for ending in endings]
+    yield [f"*{ending}" for ending in endings]
+
+
+def _words(split: str) -> tuple[str, ...]:
+    return next((words for words in WORDS.values() if split in words), (split,))
+
+
+def _has(file: Path, root: Path, words: tuple[str, ...]) -> bool:
+    name = file.relative_to(root).as_posix().lower()
+    return any(re.search(rf"(?<![a-z0-9]){re.escape(word.lower())}(?![a-z0-9])", name) for word in words)

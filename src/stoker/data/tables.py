@@ -1,0 +1,153 @@
+"""Rows of tables: CSV, whose cells are text, and Parquet, whose columns have types."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from stoker.data.record import Raw, Rejected
+from stoker.data.streams import LONGEST_LINE, MAGIC, Stream
+from stoker.errors import Problem, UserError
+
+BATCH = 256  # rows of Parquet turned into Python objects at a time
+_NAN = frozenset({"NaN", "nan"})  # as pandas and numpy write a missing number into a cell
+_BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" makes these of bytes not UTF-8
+
+
+def table_rows(lines: Iterator[tuple[int, bytes]], path: Path, *, tabs: bool) -> Iterator[Raw | Rejected]:
+    """The records under a CSV header as {column: cell}; a record's row is the line it begins on.
+
+    The separator is a tab where `tabs`, else the most frequent in the header of comma, semicolon and tab.
+    A cell that holds only NaN becomes the number, so that it is refused like one.
+
+    Raises:
+        UserError: no usable header.
+    """
+    source = str(path)
+    header = next(lines, None)
+    if header is None:
+        return
+    csv.field_size_limit(LONGEST_LINE)
+    first = _decoded(header[1])
+    separator = "\t" if tabs else max(",;\t", key=first.count)
+    text = (_decoded(line) for _, line in itertools.chain([header], lines))
+    reader = csv.reader(text, delimiter=separator, strict=True)
+    columns = _columns(reader, path)
+    while True:
+        row = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            yield Rejected(source, row, _csv_reason(str(error), reader.line_num - row))
+            continue
+        if cells is None:
+            return
+        if not cells:
+            continue
+        if len(cells) != len(columns):
+            yield Rejected(source, row, f"wrong number of cells: {len(cells)}, the header has {len(columns)}")
+        elif any(not _BAD_BYTE.isdisjoint(cell) for cell in cells if not cell.isascii()):
+            yield Rejected(source, row, "not valid UTF-8")
+        elif any("\0" in cell for cell in cells):
+            yield Rejected(source, row, "NUL byte in text")
+        else:
+            values = (float("nan") if cell in _NAN else cell for cell in cells)
+            yield Raw(source, row, dict(zip(columns, values, strict=True)))
+
+
+def _decoded(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape")
+
+
+def _columns(reader: Any, path: Path) -> list[str]:
+    try:
+        columns = [name.strip() for name in next(reader)]
+    except (csv.Error, StopIteration) as error:
+        raise UserError(Problem(f"no usable header: {error}", file=str(path), line=1)) from error
+    twice = sorted({name for name in columns if columns.count(name) > 1})
+    if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
+        what = f"column {twice[0]!r} stands twice" if twice else "it is empty or not UTF-8"
+        raise UserError(Problem(f"no usable header: {what}", "name each column once", file=str(path), line=1))
+    return columns
+
+
+def _csv_reason(message: str, lines: int) -> str:
+    if message == "unexpected end of data":
+        return f"not valid CSV: a quote opened here is never closed, {lines} more lines are lost in it"
+    if message.startswith("field larger"):
+        return f"longer than {LONGEST_LINE >> 20} MiB"
+    return f"not valid CSV: {message}"
+
+
+def parquet_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
+    """The rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
+
+    Raises:
+        UserError: pyarrow is not installed, or the file is not Parquet.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        problem = Problem("reading .parquet needs pyarrow", "pip install 'stoker[parquet]'", file=str(path))
+        raise UserError(problem) from error
+    source = str(path)
+    with _seekable(path) as file:
+        try:
+            table = pq.ParquetFile(file)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(Problem(f"not a Parquet file: {_first_line(error)}", file=source)) from error
+        before = 0  # rows of the row groups so far
+        for group in range(table.num_row_groups):
+            row, before = before, before + table.metadata.row_group(group).num_rows
+            if before <= start:
+                continue
+            try:
+                for batch in table.iter_batches(batch_size=BATCH, row_groups=[group]):
+                    yield from itertools.islice(_batch_rows(batch, source, row), max(0, start - row), None)
+                    row += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                # What cannot be decompressed takes the rest of its row group with it, and only that.
+                reason = f"damaged Parquet: {before - row} rows are lost, {_first_line(error)}"
+                yield Rejected(source, row + 1, reason)
+
+
+def _batch_rows(batch: Any, source: str, before: int) -> Iterator[Raw | Rejected]:
+    try:
+        for offset, value in enumerate(batch.to_pylist(), start=1):
+            yield Raw(source, before + offset, value)
+    except (ValueError, OverflowError):
+        # Some row of the batch cannot be turned into Python objects: find which, one at a time.
+        for offset in range(batch.num_rows):
+            yield _parquet_row(batch.slice(offset, 1), source, before + offset + 1)
+
+
+def _parquet_row(batch: Any, source: str, row: int) -> Raw | Rejected:
+    try:
+        return Raw(source, row, batch.to_pylist()[0])
+    except UnicodeDecodeError:
+        return Rejected(source, row, "not valid UTF-8")
+    except (ValueError, OverflowError) as error:  # such as a date outside Python's years
+        return Rejected(source, row, f"not readable: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _seekable(path: Path) -> IO[bytes]:
+    """The file opened; an archive is unpacked into a temporary file, since Parquet is read from its end."""
+    if path.suffix.lower() not in MAGIC:
+        return path.open("rb")
+    file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
+    with Stream(path) as stream:
+        shutil.copyfileobj(stream.buffer, file)
+        if stream.damage:
+            raise UserError(Problem(stream.damage, file=str(path)))
+    file.seek(0)
+    return file

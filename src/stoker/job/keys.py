@@ -1,0 +1,212 @@
+"""Paths of keys, and what the schema says of each: its block, its type in words, its place in the file."""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from stoker.errors import Problem, UserError
+from stoker.job.schema import Block, Job
+
+KeyPath = tuple[str | int, ...]
+
+_PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
+
+
+def dotted(path: KeyPath) -> str:
+    """``("data", 0, "path")`` as ``data[0].path``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def parse_key(text: str) -> KeyPath:
+    """``data[0].path`` as ``("data", 0, "path")``. Raises UserError where the text is no such path."""
+    path: list[str | int] = []
+    position = 0
+    while position < len(text):
+        if path and text[position] == ".":
+            position += 1
+        found = _PART.match(text, position)
+        if found is None or (found[1] and path and text[position - 1] != "."):
+            break
+        path.append(found[1] if found[1] else int(found[2]))
+        position = found.end()
+    if not path or position < len(text) or text.endswith(".") or isinstance(path[0], int):
+        raise UserError(Problem(f"`{text}` is no key", "write it as `train.lr` or `data[0].path`"))
+    return tuple(path)
+
+
+def block_of(annotation: Any) -> tuple[type[Block] | None, bool]:
+    """The block that a field's annotation holds, if any, and whether it is a list of them."""
+    for part in _alternatives(annotation):
+        if isinstance(part, type) and issubclass(part, Block):
+            return part, False
+        if get_origin(part) is list:
+            inner, _ = block_of(get_args(part)[0])
+            if inner is not None:
+                return inner, True
+    return None, False
+
+
+def field_at(path: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
+    """The field a path leads to or into, and the part of the path that names it, index included."""
+    block: type[Block] | None = Job
+    field: FieldInfo | None = None
+    depth = 0
+    while depth < len(path):
+        part = path[depth]
+        if block is None or part not in block.model_fields:
+            break
+        field = block.model_fields[str(part)]
+        block, is_list = block_of(field.annotation)
+        depth += 1
+        if is_list and depth < len(path) and isinstance(path[depth], int):
+            depth += 1
+        elif is_list:
+            break
+    return field, path[:depth]
+
+
+def block_at(path: KeyPath) -> type[Block] | None:
+    """The block that stands at a path: Job for the empty path, None where a path leads to no block."""
+    if not path:
+        return Job
+    field, found = field_at(path)
+    if field is None or found != path:
+        return None
+    block, is_list = block_of(field.annotation)
+    return block if is_list == isinstance(path[-1], int) else None
+
+
+@cache
+def parents_of_keys() -> dict[str, tuple[KeyPath, ...]]:
+    """For every key of the schema, the blocks it stands in, outermost first; without list indices."""
+    found: dict[str, list[KeyPath]] = {}
+    for path in schema_paths():
+        found.setdefault(str(path[-1]), []).append(path[:-1])
+    return {key: tuple(sorted(parents, key=len)) for key, parents in found.items()}
+
+
+def schema_paths(block: type[Block] = Job, path: KeyPath = ()) -> Iterator[KeyPath]:
+    """Every key of the schema in order, without list indices; ``evaluate.data``, as ``data``, not entered."""
+    for name, field in block.model_fields.items():
+        yield (*path, name)
+        inner, _ = block_of(field.annotation)
+        if inner is not None and (*path, name) != ("evaluate", "data"):
+            yield from schema_paths(inner, (*path, name))
+
+
+def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every (path, value) of a job that is no block and no list of blocks; an empty such list is a leaf."""
+    if isinstance(value, Block):
+        for name in type(value).model_fields:
+            yield from leaves(getattr(value, name), (*path, name))
+    elif isinstance(value, list) and value and isinstance(value[0], Block):
+        for index, item in enumerate(value):
+            yield from leaves(item, (*path, index))
+    else:
+        yield path, value
+
+
+def choices(annotation: Any) -> list[str]:
+    """The words a value may be, ``auto`` among them."""
+    return [
+        str(c) for part in _alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)
+    ]
+
+
+def accepts(annotation: Any, *kinds: type) -> bool:
+    """Whether one of the alternatives is of these types."""
+    bare = [
+        get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)
+    ]
+    return any(part in kinds or get_origin(part) in kinds for part in bare)
+
+
+# Values that show what is meant where the schema's default is ``auto`` or nothing.
+EXAMPLES = {
+    "version": "1", "task": "sft", "model.name": "smollm2-135m", "model.revision": "main",
+    "model.tokenizer": "smollm2-135m", "data.path": "my.jsonl", "data.weight": "1", "data.split": "train",
+    "data.columns": "{instruction: question}", "mix.temperature": "2", "tune.alpha": "32", "steps": "100",
+    "epochs": "1", "output": "runs/mine", "train.lr": "2e-4", "train.batch": "8", "train.micro_batch": "8",
+    "train.accumulation": "1", "train.seq_len": "1024", "train.pack": "true", "train.beta2": "0.999",
+    "train.weight_decay": "0.01", "evaluate.fraction": "0.05", "evaluate.every": "100",
+    "checkpoint.every": "100", "checkpoint.to": "checkpoints", "parallel.data": "1",
+    "module.model": "package.module:name", "module.loss": "package.module:name",
+    "module.data": "package.module:name", "module.evaluate": "package.module:name",
+    "module.arguments": "{width: 32}",
+}  # fmt: skip
+
+
+def example_of(path: KeyPath) -> str:
+    """A value that may stand at a key, as YAML text."""
+    key = dotted(tuple(part for part in path if isinstance(part, str))).replace("evaluate.data.", "data.")
+    field, _ = field_at(path)
+    default = None if field is None else field.default
+    if key in EXAMPLES or not isinstance(default, str | int | float):
+        return EXAMPLES.get(key, "auto")
+    return str(default).lower() if isinstance(default, bool) else f"{default}"
+
+
+def describe(field: FieldInfo) -> str:
+    """What may be written, in words: ``a whole number above 0 or auto``."""
+    words = [_describe(part, field.metadata) for part in _alternatives(field.annotation)]
+    return " or ".join(words)
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """The members of a union, without None; an annotation that is no union alone in a list."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [
+            inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)
+        ]
+    return [annotation]
+
+
+def _describe(part: Any, bounds: list[Any]) -> str:
+    origin = get_origin(part)
+    if origin is Annotated:
+        inner, *extra = get_args(part)
+        bounds = [
+            bound for item in extra for bound in (item.metadata if isinstance(item, FieldInfo) else [item])
+        ]
+        return _describe(inner, bounds)
+    if origin is Literal:
+        values = [str(value) for value in get_args(part)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(values)}"
+    block, is_list = block_of(part)
+    if block is not None:
+        return "a list of blocks" if is_list else "a block of keys"
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    words |= {list: "a list of words", dict: "a block of names and values"}
+    return words.get(origin or part, "any value") + (_bounds(bounds) if part in (int, float) else "")
+
+
+def _bounds(bounds: list[Any]) -> str:
+    low_open, low = _bound(bounds, "gt"), _bound(bounds, "ge")
+    high_open, high = _bound(bounds, "lt"), _bound(bounds, "le")
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    words = []
+    if low_open is not None:
+        words.append(f"above {low_open}")
+    if low is not None:
+        words.append(f"of at least {low}")
+    if high_open is not None:
+        words.append(f"below {high_open}")
+    return f" {' and '.join(words)}" if words else ""
+
+
+def _bound(bounds: list[Any], name: str) -> str | None:
+    for bound in bounds:
+        value = getattr(bound, name, None)
+        if value is not None:
+            return f"{value:g}" if isinstance(value, float) else str(value)
+    return None

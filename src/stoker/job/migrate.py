@@ -1,0 +1,167 @@
+"""``stoker check --fix``: brings an older or foreign job file to this schema, keeping its comments."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.job.document import Document, Mark, parse_document
+from stoker.job.keys import KeyPath, block_at, dotted
+from stoker.job.schema import SCHEMA_VERSION
+from stoker.job.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
+from stoker.job.suggest import suggest_key
+
+# A line that holds one key and a value that ends on it: no block, no text over several lines.
+_KEY_LINE = re.compile(r"^(?P<indent> *)(?P<dash>- )?(?P<key>[\w-]+):(?P<space> +)(?P<rest>[^\s#|>&*!].*)$")
+
+_NOWHERE = Mark("", (0, 0), (0, 0))
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that was changed, in words, and the text after it."""
+
+    what: str
+    text: str
+
+
+def fix(text: str, file: str) -> tuple[str, list[str]]:
+    """The text with everything changed that is beyond doubt, and the changes in words.
+
+    Adds a missing ``version``; renames misspelt keys; moves keys that belong to another block or bear another
+    tool's name. What leaves a choice stays as it is. Raises UserError where the text is no YAML.
+    """
+    changes: list[str] = []
+    skipped: set[KeyPath] = set()
+    while (change := _next_change(text, file, skipped)) is not None:
+        text = change.text
+        changes.append(change.what)
+    return text, changes
+
+
+def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Change | None:
+    document = parse_document(text, file)
+    if not isinstance(document.data, dict):
+        return None
+    for path, mark in document.marks.items():
+        key, parent = path[-1], _parent(document, path)
+        block = block_at(parent)
+        if not isinstance(key, str) or block is None or key in block.model_fields or path in skipped:
+            continue
+        near = suggest_key(parent, key)
+        target = near.target
+        if not near.certain or target is None or _written(document, target) is not None:
+            continue
+        same_block = target[:-1] == parent
+        change = _rename(text, path, mark, target) if same_block else _move(text, document, path, target)
+        if change is not None and _arrived(change, file, target, document.at(path)):
+            return change
+        skipped.add(path)
+    if "version" not in document.data:
+        change = _add_version(text, document)
+        if change is not None and _arrived(change, file, ("version",), SCHEMA_VERSION):
+            return change
+    return None
+
+
+def _arrived(change: Change, file: str, target: KeyPath, value: Any) -> bool:
+    """Whether the changed text has the value where it belongs: a line inside a bracket cannot be moved."""
+    try:
+        document = parse_document(change.text, file)
+    except UserError:
+        return False
+    if len(target) == 1:
+        value = expand_shorthands(Document(file, {target[0]: value}, {target: _NOWHERE})).data[target[0]]
+    return bool(_written(document, target) == value)
+
+
+def _parent(document: Document, path: KeyPath) -> KeyPath:
+    """Where the block that holds a key stands once the shorthands are written out."""
+    parent = path[:-1]
+    is_single_source = parent in SOURCE_LISTS and isinstance(document.at(parent), dict)
+    return (*parent, 0) if is_single_source else parent
+
+
+def _written(document: Document, target: KeyPath) -> Any:
+    """The value at a path with the shorthands written out; None where there is none."""
+    try:
+        return expand_shorthands(document).at(target)
+    except KeyError:
+        return None
+
+
+def _rename(text: str, path: KeyPath, mark: Mark, target: KeyPath) -> Change | None:
+    lines = text.splitlines(keepends=True)
+    line, column = mark.key[0] - 1, mark.key[1] - 1
+    old = str(path[-1])
+    if not lines[line][column:].startswith(old):  # a key in quotes
+        return None
+    lines[line] = lines[line][:column] + str(target[-1]) + lines[line][column + len(old) :]
+    return Change(f"`{dotted(path)}` is now `{target[-1]}`", "".join(lines))
+
+
+def _move(text: str, document: Document, path: KeyPath, target: KeyPath) -> Change | None:
+    """Take a key's line out and write it in the block where it belongs."""
+    lines = text.splitlines(keepends=True)
+    at = document.marks[path].key[0] - 1
+    found = _KEY_LINE.match(lines[at].rstrip("\r\n"))
+    alone = found is not None and found["dash"] is None and found["key"] == path[-1]
+    value = document.at(path)
+    if not alone or found is None or isinstance(value, dict | list) or len(document.at(path[:-1])) == 1:
+        return None
+    if at + 1 < len(lines) and re.match(rf"^{found['indent']} +[^\s#]", lines[at + 1]):
+        return None  # the value goes on in the next line
+    end = "\r\n" if lines[at].endswith("\r\n") else "\n"
+    del lines[at]
+    rest = "".join(lines)
+    what = f"`{dotted(path)}` is now `{dotted(target)}`"
+    written = f"{target[-1]}: {found['rest']}"
+    if len(target) == 1:
+        return Change(what, _ended(rest, end) + written + end)
+    holder = parse_document(rest, document.file)
+    mark = holder.marks.get(target[:1])
+    if mark is None:
+        return Change(what, f"{_ended(rest, end)}{target[0]}:{end}  {written}{end}")
+    return _into_block(what, rest, holder, mark, f"{written}{end}")
+
+
+def _into_block(what: str, text: str, document: Document, mark: Mark, written: str) -> Change | None:
+    lines = text.splitlines(keepends=True)
+    at = mark.key[0] - 1
+    key = re.match(
+        r"^(?P<key>[\w-]+):(?P<space> *)(?P<rest>[^#\r\n]*?)(?P<note> *(#.*)?)(?P<end>\r?\n?)$", lines[at]
+    )
+    if key is None:
+        return None
+    if not key["rest"]:
+        first = mark.value if mark.value != mark.key else (0, 3)
+        indent = " " * (first[1] - 1)
+        if first[0] == at + 1:
+            return None
+    elif key["key"] in MAIN_KEY and key["rest"][0] not in "{[&*!|>":
+        indent = "  "
+        end = key["end"] or "\n"
+        lines[at] = f"{key['key']}:{key['note']}{end}{indent}{MAIN_KEY[key['key']]}: {key['rest']}{end}"
+    else:
+        return None
+    lines[at] = _ended(lines[at], "\n")
+    lines.insert(at + 1, indent + written)
+    return Change(what, "".join(lines))
+
+
+def _add_version(text: str, document: Document) -> Change | None:
+    if not document.marks:
+        return None
+    line, column = min(mark.key for mark in document.marks.values())
+    if column != 1:  # the whole file in braces
+        return None
+    lines = text.splitlines(keepends=True)
+    end = "\r\n" if lines[line - 1].endswith("\r\n") else "\n"
+    lines.insert(line - 1, f"version: {SCHEMA_VERSION}{end}")
+    return Change(f"`version: {SCHEMA_VERSION}` is added", "".join(lines))
+
+
+def _ended(text: str, end: str) -> str:
+    return text if not text or text.endswith("\n") else text + end

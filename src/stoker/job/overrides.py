@@ -1,0 +1,84 @@
+"""``key=value`` on the command line: the same values through the same door as the file's."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.document import COMMAND_LINE, Document, Mark, parse_document
+from stoker.job.keys import KeyPath, block_of, dotted, field_at, parse_key
+from stoker.job.shorthand import expand_shorthands
+
+
+def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
+    """The document with the overrides written in, in order, and the problems of those that could not be."""
+    problems: list[Problem] = []
+    document = expand_shorthands(document)
+    for text in overrides:
+        try:
+            document = expand_shorthands(_apply(document, text))
+        except UserError as error:
+            problems += [
+                Problem(f"in `{text}`: {p.message}", p.suggestion, key=p.key, file=COMMAND_LINE)
+                for p in error.problems
+            ]
+    return document, problems
+
+
+def _apply(document: Document, text: str) -> Document:
+    name, equals, written = text.partition("=")
+    if not equals:
+        raise UserError(
+            Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`")
+        )
+    path = parse_key(name.strip())
+    value = parse_document(written, file=COMMAND_LINE)
+    data = copy.deepcopy(document.data)
+    holder = _holder(data, path)
+    if isinstance(holder, list):
+        if path[-1] == len(holder):
+            holder.append(None)
+        assert isinstance(path[-1], int)
+        holder[path[-1]] = value.data
+    else:
+        holder[path[-1]] = value.data
+    marks = {old: mark for old, mark in document.marks.items() if old[: len(path)] != path}
+    mark = Mark(COMMAND_LINE, (0, 0), (0, 0), override=text)
+    for end in range(1, len(path) + 1):
+        marks.setdefault(path[:end], mark)
+    marks.update({(*path, *inner): mark for inner in value.marks})
+    return Document(document.file, data, marks)
+
+
+def _holder(data: dict[str, Any], path: KeyPath) -> Any:
+    """The block or list that holds the path's last part; blocks that were not written yet are begun."""
+    value: Any = data
+    for depth, part in enumerate(path):
+        here = dotted(path[:depth])
+        if isinstance(part, int):
+            if not isinstance(value, list):
+                raise UserError(Problem(f"`{here}` is no list", f"write `{here}=...`", key=dotted(path)))
+            if part > len(value):
+                hint = f"the next is `{here}[{len(value)}]`"
+                raise UserError(Problem(f"`{here}` has {len(value)} items", hint, key=dotted(path)))
+            if part == len(value) and depth < len(path) - 1:
+                value.append({})
+        elif isinstance(value, list):
+            raise UserError(Problem(f"`{here}` is a list", f"write `{here}[0].{part}`", key=dotted(path)))
+        elif not isinstance(value, dict):
+            raise UserError(Problem(f"`{here}` holds no keys", f"write `{here}=...`", key=dotted(path)))
+        if depth == len(path) - 1:
+            return value
+        if isinstance(value, dict) and value.get(str(part)) is None:
+            value[str(part)] = _begun(path[: depth + 1])
+        value = value[part]
+    raise AssertionError("a parsed key is never empty")
+
+
+def _begun(path: KeyPath) -> Any:
+    """An empty list where the schema wants a list of blocks, else an empty block."""
+    field, found = field_at(path)
+    is_list = field is not None and found == path and block_of(field.annotation)[1]
+    return [] if is_list else {}

@@ -1,0 +1,146 @@
+"""Recipes: short jobs that work, written out with every key of the schema explained beside them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+
+from stoker.errors import Problem, UserError
+from stoker.job.document import parse_document
+from stoker.job.keys import KeyPath, block_of, describe, example_of
+from stoker.job.render import INDENT, scalar
+from stoker.job.schema import SCHEMA_VERSION, Block, Job
+from stoker.job.shorthand import expand_shorthands
+from stoker.job.suggest import nearest
+
+FOLDER = Path(__file__).parent / "recipes"
+DEFAULT_RECIPE = "sft-lora"
+WIDTH = 110
+
+EXPLAINED = (
+    "Each key has its meaning above it, with what may be written and the default. A line that begins with "
+    "`#` and a key is switched off: what it shows is the default or an example. Remove the `#` to set it. "
+    "Then run `stoker check` on this file."
+)
+
+
+def recipe_names() -> list[str]:
+    """The names of all recipes, the default first."""
+    names = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return sorted(names, key=lambda name: name != DEFAULT_RECIPE)
+
+
+def recipe_description(name: str) -> str:
+    """The paragraph that opens a recipe. Raises UserError for an unknown name."""
+    lines = [
+        line.removeprefix("#").strip() for line in _recipe_text(name).splitlines() if line.startswith("#")
+    ]
+    return " ".join(lines)
+
+
+def write_recipe(name: str = DEFAULT_RECIPE) -> str:
+    """The recipe as a job file in which every key of the schema stands: set, or switched off by ``#``.
+
+    Raises UserError for an unknown name.
+    """
+    document = expand_shorthands(parse_document(_recipe_text(name), file=name))
+    lines = [*_wrapped(f"Recipe {name}. {recipe_description(name)}"), "#", *_wrapped(EXPLAINED)]
+    lines += _block_lines(Job, {"version": SCHEMA_VERSION, **document.data}, (), live=True)
+    return "\n".join(lines) + "\n"
+
+
+def _recipe_text(name: str) -> str:
+    path = FOLDER / f"{name}.yaml"
+    if name not in recipe_names():
+        near = nearest(name, recipe_names())
+        names = ", ".join(recipe_names())
+        raise UserError(
+            Problem(f"there is no recipe `{name}`", f"write {near}" if near else f"take one of {names}")
+        )
+    return path.read_text(encoding="utf-8")
+
+
+def _block_lines(block: type[Block], values: dict[str, Any], path: KeyPath, *, live: bool) -> Iterator[str]:
+    """The lines of a block: the keys in ``values`` live if the block itself is, all others switched off."""
+    for name, field in block.model_fields.items():
+        here = (*path, name)
+        inner, is_list = block_of(field.annotation)
+        is_set = live and name in values
+        if not path:
+            yield ""
+        yield from _comment(field, here)
+        if inner is None or here == ("evaluate", "data"):
+            yield _line(here, f"{name}: {_value(field, here, values.get(name))}", is_set)
+            continue
+        yield _line(here, f"{name}:", is_set)
+        items = values.get(name) or {}
+        for item in items if isinstance(items, list) else [items]:
+            lines = list(_block_lines(inner, item, (*here, 0) if is_list else here, live=is_set))
+            yield from _with_dash(lines) if is_list else lines
+
+
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    lead = f"{indent}# "
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=lead,
+        subsequent_indent=lead,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _comment(field: FieldInfo, path: KeyPath) -> Iterator[str]:
+    inner, _ = block_of(field.annotation)
+    text = str(field.description)
+    if inner is None:
+        default = (
+            ""
+            if field.is_required() or field.default is None
+            else field.get_default(call_default_factory=True)
+        )
+        ends = (
+            "required"
+            if field.is_required()
+            else f"default {scalar(default)}"
+            if default != ""
+            else "not set by default"
+        )
+        text = f"{text} [{describe(field)}; {ends}]"
+    elif path == ("evaluate", "data"):
+        text = f"{text} [a list as under data: above; empty by default]"
+    yield from _wrapped(text, _indent(path))
+
+
+def _value(field: FieldInfo, path: KeyPath, value: Any) -> str:
+    if value is not None:
+        return scalar(value)
+    if field.is_required() or field.default is None:
+        return example_of(path)
+    return scalar(field.get_default(call_default_factory=True))
+
+
+def _line(path: KeyPath, text: str, is_set: bool) -> str:
+    return ("" if is_set else "#") + _indent(path) + text
+
+
+def _indent(path: KeyPath) -> str:
+    return " " * (INDENT * (len(path) - 1))
+
+
+def _with_dash(lines: list[str]) -> Iterator[str]:
+    """The lines of a list's item: a dash before its first key."""
+    begun = False
+    for line in lines:
+        is_comment = line.startswith(" ") and line.lstrip().startswith("#")
+        if begun or is_comment:
+            yield line
+            continue
+        begun = True
+        at = len(line) - len(line.removeprefix("#").lstrip())
+        yield line[: at - INDENT] + "- " + line[at:]

@@ -1,0 +1,210 @@
+"""Every ``auto`` that hangs on neither machine nor model gets its value; all say where they are from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.job.document import Document
+from stoker.job.keys import KeyPath, dotted, leaves, parse_key
+from stoker.job.reasons import REASONS, UNDECIDED
+from stoker.job.schema import Job
+from stoker.job.triangle import is_scratch, seq_len_of, triangle_of
+
+HELD_OUT = 0.05
+LONGEST_BETWEEN_CHECKPOINTS = 500  # steps
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value came from.
+
+    Attributes:
+        source: the job file, an override on the command line, or Stoker's default.
+        where: ``job.yaml:3:5`` or the override's text; empty for a key that was not written.
+        why: the reason of a default, in words; empty for a value that was written.
+    """
+
+    source: Literal["file", "override", "default"]
+    where: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The value found for an ``auto``, and why it is that."""
+
+    value: Any
+    why: str
+
+
+def resolve(job: Job, document: Document) -> tuple[Job, dict[str, Origin]]:
+    """The job with its ``auto`` values decided, and the origin of every leaf by dotted key.
+
+    Raises BatchError where the batch triangle has no solution.
+    """
+    decided = {key: value for key, value in _decisions(job, document.file).items() if _is_open(job, key)}
+    data = job.model_dump()
+    for key, decision in decided.items():
+        *parents, last = parse_key(key)
+        block: Any = data
+        for part in parents:
+            block = block[part]
+        block[last] = decision.value
+    resolved = Job.model_validate(data)
+    origins = {dotted(path): _origin(path, value, decided, document) for path, value in leaves(resolved)}
+    return resolved, origins
+
+
+def _is_open(job: Job, key: str) -> bool:
+    value: Any = job
+    for part in parse_key(key):
+        value = value[part] if isinstance(part, int) else getattr(value, part)
+    return value in ("auto", None) or (key == "model.quantise" and value == "none")
+
+
+def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Document) -> Origin:
+    key = dotted(path)
+    schema_key = dotted(tuple(part for part in path if isinstance(part, str)))
+    mark = document.marks.get(path)
+    where = document.where(path)
+    if key in decided:
+        return Origin("default", where, ("auto: " if mark else "") + decided[key].why)
+    if value == "auto":
+        return Origin(
+            "default",
+            where,
+            UNDECIDED[schema_key.removeprefix("evaluate.") if "data" in path else schema_key],
+        )
+    if mark is None:
+        reason = REASONS[
+            schema_key.removeprefix("evaluate.")
+            if path[:2] == ("evaluate", "data") and len(path) > 2
+            else schema_key
+        ]
+        return Origin("default", "", reason)
+    return Origin("override" if mark.override else "file", where, "")
+
+
+def _decisions(job: Job, file: str) -> dict[str, Decided]:
+    """What each ``auto`` would be in this job; those that were written are not used."""
+    found = {**_optimizer(job), **_sequences(job), **_batch(job), **_length(job)}
+    if job.output is None:
+        found["output"] = Decided(f"runs/{Path(file).stem or 'job'}", "runs/ and the name of the job file")
+    if job.tune.method == "qlora" and job.model is not None:
+        found["model.quantise"] = Decided("4bit", "tune: qlora holds the base in 4 bits")
+    found["tune.alpha"] = Decided(2.0 * job.tune.rank, f"twice the rank ({job.tune.rank})")
+    return found
+
+
+def _optimizer(job: Job) -> dict[str, Decided]:
+    if job.task == "module":
+        lr = Decided(1e-3, "AdamW's usual rate for a network of one's own")
+        decay = Decided(0.0, "none unless asked for, as in a plain PyTorch loop")
+    elif job.tune.method != "full":
+        lr = Decided(
+            2e-4, f"{job.tune.method} adapters begin at zero and take ten times the rate of full tuning"
+        )
+        decay = Decided(0.01, "AdamW's usual decay when tuning")
+    elif job.task == "pretrain":
+        lr = (
+            Decided(1e-3, "a small model from random weights")
+            if is_scratch(job)
+            else Decided(1e-4, "pretraining goes on gently from trained weights")
+        )
+        decay = Decided(0.1, "usual in pretraining")
+    else:
+        lr = Decided(2e-5, "full tuning of trained weights")
+        decay = Decided(0.01, "AdamW's usual decay when tuning")
+    beta2 = (
+        Decided(0.95, "pretraining: forgets loss spikes sooner")
+        if job.task == "pretrain"
+        else Decided(0.999, "AdamW's usual choice")
+    )
+    return {"train.lr": lr, "train.weight_decay": decay, "train.beta2": beta2}
+
+
+def _sequences(job: Job) -> dict[str, Decided]:
+    pretrain = job.task == "pretrain"
+    if job.task == "module":
+        length = "not used in task: module"
+        pack = length
+    else:
+        length = (
+            "what the catalogue's from-scratch models hold"
+            if is_scratch(job)
+            else "fits most instructions; lowered to the model's own context if that is shorter"
+        )
+        pack = (
+            "documents fill whole sequences in pretraining"
+            if pretrain
+            else "one row a sequence unless asked for"
+        )
+    found = {
+        "train.seq_len": Decided(seq_len_of(job), length),
+        "train.pack": Decided(pretrain, pack),
+    }
+    too_long = (
+        Decided("split", "pretraining uses every token of a long document")
+        if pretrain
+        else Decided("cut", "an answer keeps its beginning; what is cut is counted")
+    )
+    found.update({f"data[{index}].too_long": too_long for index in range(len(job.data))})
+    found.update({f"evaluate.data[{index}].too_long": too_long for index in range(len(job.evaluate.data))})
+    return found
+
+
+def _batch(job: Job) -> dict[str, Decided]:
+    solved = triangle_of(job)
+    train, parts = job.train, job.parallel
+    written = [corner != "auto" for corner in (train.batch, train.micro_batch, train.accumulation)]
+    asked = any(written[1:])
+    factors = f"{solved.micro_batch} x {solved.accumulation} x {solved.data_parallel}"
+    batch = (
+        f"micro_batch x accumulation x parallel.data = {factors}"
+        if asked
+        else f"the default of task {job.task}"
+    )
+    quotient = f"of {solved.batch} / ({solved.batch // solved.micro_batch})"
+    micro = (
+        f"batch / (accumulation x parallel.data): {quotient}"
+        if written[2]
+        else f"the largest part of {solved.batch // solved.data_parallel} that holds at most 8192 tokens"
+    )
+    if job.task == "module" and not written[2]:
+        micro = "the whole batch of a process at once"
+    one_pass = solved.micro_batch * solved.data_parallel
+    accumulation = f"batch / (micro_batch x parallel.data) = {solved.batch} / {one_pass}"
+    spread = all(written) and parts.data == "auto"
+    processes = (
+        f"batch / (micro_batch x accumulation) = {solved.batch} / {solved.micro_batch * solved.accumulation}"
+    )
+    return {
+        "train.batch": Decided(solved.batch, batch),
+        "train.micro_batch": Decided(solved.micro_batch, micro),
+        "train.accumulation": Decided(solved.accumulation, accumulation),
+        "parallel.data": Decided(solved.data_parallel, processes if spread else "one process"),
+    }
+
+
+def _length(job: Job) -> dict[str, Decided]:
+    found: dict[str, Decided] = {}
+    if job.steps is None and job.epochs is None:
+        found["epochs"] = Decided(1.0, "one pass over the data unless steps or epochs are given")
+    if job.steps is not None:
+        found["evaluate.every"] = Decided(max(1, job.steps // 10), f"a tenth of the {job.steps} steps")
+        most = min(LONGEST_BETWEEN_CHECKPOINTS, max(1, job.steps // 5))
+        why = f"a fifth of the {job.steps} steps"
+        if most == LONGEST_BETWEEN_CHECKPOINTS:
+            why += f", but no more than {most}, so that a crash costs little"
+        found["checkpoint.every"] = Decided(most, why)
+    if job.task == "module":
+        found["evaluate.fraction"] = Decided(0.0, "module.evaluate gives the held-out data, if any")
+    elif job.evaluate.data:
+        found["evaluate.fraction"] = Decided(0.0, "evaluate.data is given")
+    else:
+        found["evaluate.fraction"] = Decided(
+            HELD_OUT, "one row in twenty is held out, so that the loss can be trusted"
+        )
+    return found

@@ -1,0 +1,233 @@
+"""The job file's schema: every key with its type, its default, and one sentence of meaning.
+
+The models hold what the user may write. ``auto`` is a value: it is resolved, with a stated reason, in
+`stoker.job.resolve`. The one-sentence ``description`` of a field is shown by ``stoker new`` as its comment
+and published in the JSON schema.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+class Block(BaseModel):
+    """A mapping of the job file: unknown keys are errors, values are not coerced, nothing changes later."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelBlock(Block):
+    """Which model is trained, and from where its weights and tokenizer come."""
+
+    name: str = Field(
+        min_length=1,
+        description="a hub id (org/name), a local folder, a .gguf file, or a name of the offline catalogue",
+    )
+    revision: str | None = Field(default=None, description="branch, tag or commit of a hub id")
+    tokenizer: str | None = Field(
+        default=None,
+        description="another tokenizer: hub id, folder or catalogue name; by default the model's own",
+    )
+    quantise: Literal["none", "8bit", "4bit"] = Field(
+        default="none",
+        description="hold the frozen base in 8 or 4 bits (bitsandbytes); needs an adapter to train",
+    )
+    trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
+    allow_pickle: bool = Field(
+        default=False, description="load pickled weights (.bin, .pt), which can run code"
+    )
+
+
+class SourceBlock(Block):
+    """One source of data."""
+
+    path: str = Field(
+        min_length=1,
+        description="a file, glob, folder, hub data set id, or catalogue name; "
+        ".jsonl .json .csv .parquet .txt, also .gz .zst",
+    )
+    format: Literal["auto", "instruction", "messages", "sharegpt", "prompt", "text", "preference"] = Field(
+        default="auto", description="what the columns mean; found from the first rows unless given"
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="names of your columns, as {instruction: question, output: answer}"
+    )
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="share of the samples drawn from this source, relative to the other weights"
+    )
+    split: str | None = Field(
+        default=None, description="split of a hub data set, and/or a slice: train, [:1000], train[10%:]"
+    )
+    template: str = Field(
+        default="auto",
+        description="template: auto (the tokenizer's), chatml, plain, none (no markup), or a .jinja file",
+    )
+    train_on: Literal["all", "last"] = Field(
+        default="all", description="train on all assistant turns of a conversation or on the last only"
+    )
+    too_long: Literal["auto", "cut", "drop", "split"] = Field(
+        default="auto", description="what happens to a row longer than seq_len"
+    )
+    max_dropped: Fraction = Field(
+        default=0.1, description="refuse to train when more than this share of the rows is dropped"
+    )
+    stream: bool | Auto = Field(
+        default="auto", description="start training before the source is tokenised whole; auto: above 2 GiB"
+    )
+
+
+class MixBlock(Block):
+    """How several sources are mixed."""
+
+    temperature: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="sample sources by rows^(1/temperature); 1 is proportional, larger is flatter",
+    )
+
+
+class TuneBlock(Block):
+    """Which parameters are trained."""
+
+    method: Literal["full", "lora", "qlora"] = Field(
+        default="full", description="full, lora, or qlora (lora on a 4-bit base)"
+    )
+    rank: PositiveInt = Field(default=16, description="rank of the LoRA matrices")
+    alpha: Annotated[float, Field(gt=0)] | Auto = Field(default="auto", description="LoRA scaling numerator")
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="dropout before the LoRA matrices"
+    )
+    targets: Literal["all-linear"] | list[str] = Field(
+        default="all-linear", description="names of the linear layers that get an adapter, or all-linear"
+    )
+    rslora: bool = Field(
+        default=False, description="scale by alpha/sqrt(rank) instead of alpha/rank (rank-stabilised LoRA)"
+    )
+    dora: bool = Field(default=False, description="learn magnitude and direction apart (DoRA)")
+
+
+class TrainBlock(Block):
+    """How the parameters are trained."""
+
+    lr: Annotated[float, Field(gt=0, lt=10)] | Auto = Field(default="auto", description="peak learning rate")
+    batch: PositiveInt | Auto = Field(
+        default="auto", description="sequences per optimizer step, over all processes"
+    )
+    micro_batch: PositiveInt | Auto = Field(
+        default="auto", description="sequences per forward pass of one process"
+    )
+    accumulation: PositiveInt | Auto = Field(default="auto", description="forward passes per optimizer step")
+    seq_len: Annotated[int, Field(ge=8)] | Auto = Field(
+        default="auto", description="longest sequence, in tokens"
+    )
+    pack: bool | Auto = Field(
+        default="auto", description="fill sequences to seq_len with several documents, kept apart"
+    )
+    optimizer: Literal["adamw", "adafactor", "sgd"] = Field(
+        default="adamw", description="adamw; adafactor (no per-weight second moment); sgd (with momentum)"
+    )
+    beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9, description="AdamW first-moment decay, SGD momentum"
+    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
+        default="auto", description="AdamW second-moment decay"
+    )
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW denominator term")
+    schedule: Literal["linear", "cosine", "wsd", "constant"] = Field(
+        default="cosine",
+        description="learning rate after the warm-up; wsd: stable, then linear decay over the last fifth",
+    )
+    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.03, description="steps of linear warm-up, or a fraction of all steps"
+    )
+    min_lr: Fraction = Field(default=0.0, description="where the schedule ends, as a fraction of lr")
+    weight_decay: Annotated[float, Field(ge=0)] | Auto = Field(
+        default="auto", description="decoupled weight decay, on matrices only"
+    )
+    clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="largest gradient norm; 0 for none")
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        default="auto", description="arithmetic of the forward pass"
+    )
+    compile: bool = Field(default=False, description="torch.compile each block")
+    tensorboard: bool = Field(
+        default=False, description="also write TensorBoard events into the run's folder"
+    )
+
+
+class EvaluateBlock(Block):
+    """Held-out data: when and on what the model is evaluated."""
+
+    data: list[SourceBlock] = Field(default_factory=list, description="sources to evaluate on")
+    fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | Auto = Field(
+        default="auto", description="share of the training rows held out instead"
+    )
+    every: PositiveInt | Auto = Field(default="auto", description="steps between evaluations")
+
+
+class CheckpointBlock(Block):
+    """When the state is saved and what is kept."""
+
+    every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
+    keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
+    best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
+    to: str | None = Field(
+        default=None, description="another folder for the checkpoints; by default inside the run's"
+    )
+
+
+class ParallelBlock(Block):
+    """How the work is spread."""
+
+    data: PositiveInt | Auto = Field(default="auto", description="data-parallel processes")
+    recompute: Literal["none", "full"] = Field(
+        default="none",
+        description="full: keep only each block's input and compute the rest again in the backward pass",
+    )
+
+
+class ModuleBlock(Block):
+    """``task: module``: any torch.nn.Module, given as import paths ``package.module:name``."""
+
+    model: str = Field(description="callable that returns the nn.Module")
+    loss: str = Field(description="loss(outputs, targets), the mean over the samples")
+    data: str = Field(description="callable that returns a dataset of (inputs, targets)")
+    evaluate: str | None = Field(default=None, description="callable that returns the held-out dataset")
+    arguments: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the model's callable"
+    )
+
+
+class Job(Block):
+    """A training job: parameters of Stoker's fixed code, and the dataset they are applied to."""
+
+    version: Literal[1] = Field(default=1, description="version of this file's schema")
+    task: Literal["pretrain", "sft", "module"] = Field(description="what is learnt")
+    model: ModelBlock | None = Field(default=None, description="the model")
+    data: list[SourceBlock] = Field(
+        default_factory=list, description="the training data, one or several sources"
+    )
+    mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
+    tune: TuneBlock = Field(default_factory=TuneBlock, description="which parameters are trained")
+    steps: PositiveInt | None = Field(default=None, description="optimizer steps; or give epochs")
+    epochs: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="passes over the data; or give steps"
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=0, description="seed of the order, the initial weights and dropout"
+    )
+    output: str | None = Field(
+        default=None, description="the run's folder; by default runs/<name of the job file>"
+    )
+    train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
+    evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
+    checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")
+    parallel: ParallelBlock = Field(default_factory=ParallelBlock, description="how the work is spread")
+    target: Literal["local"] = Field(default="local", description="where it runs")
+    module: ModuleBlock | None = Field(default=None, description="the block of task: module")

@@ -1,0 +1,71 @@
+"""The short ways to write a block, written out: ``model: NAME``, ``data: FILE``, ``tune: lora``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.job.document import Document, Mark
+from stoker.job.keys import KeyPath, block_of
+from stoker.job.schema import Job
+
+# A single value in the place of the block is the value of this key.
+MAIN_KEY = {"model": "name", "tune": "method"}
+SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
+SOURCE_KEY = "path"
+
+
+def expand_shorthands(document: Document) -> Document:
+    """The same document with every shorthand written out; the marks of what was written go along."""
+    marks = dict(document.marks)
+    data = dict(document.data)
+    for key, main in MAIN_KEY.items():
+        if _is_scalar(data.get(key)):
+            marks[(key, main)] = marks[(key,)]
+            data[key] = {main: data[key]}
+    for name, field in Job.model_fields.items():
+        block, is_list = block_of(field.annotation)
+        if (
+            block is not None
+            and not is_list
+            and not field.is_required()
+            and name in data
+            and data[name] is None
+        ):
+            # A block whose lines are all commented out is the block that was never begun.
+            data[name] = None if field.default_factory is None else {}
+    for path in SOURCE_LISTS:
+        holder = data if len(path) == 1 else data.get(path[0])
+        if isinstance(holder, dict) and path[-1] in holder:
+            sources = _sources(holder[path[-1]], path, marks)
+            if len(path) == 1:
+                data["data"] = sources
+            else:
+                data[str(path[0])] = {**holder, path[-1]: sources}
+    return Document(document.file, data, marks)
+
+
+def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:
+    if value is None:
+        return []
+    if isinstance(value, dict):
+        below = {
+            old: mark for old, mark in marks.items() if old[: len(path)] == path and len(old) > len(path)
+        }
+        for old in below:
+            del marks[old]
+        marks.update({(*path, 0, *old[len(path) :]): mark for old, mark in below.items()})
+        value = [value]
+        marks[(*path, 0)] = marks[path]
+    elif _is_scalar(value):
+        value = [value]
+        marks[(*path, 0)] = marks[path]
+    result = []
+    for index, item in enumerate(value):
+        if _is_scalar(item):
+            marks[(*path, index, SOURCE_KEY)] = marks[(*path, index)]
+        result.append({SOURCE_KEY: item} if _is_scalar(item) else item)
+    return result
+
+
+def _is_scalar(value: Any) -> bool:
+    return value is not None and not isinstance(value, dict | list)

@@ -1,0 +1,70 @@
+"""Adapters: a few trained weights beside frozen ones, by peft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel
+
+from stoker.errors import UserError
+from stoker.job.schema import TuneBlock
+
+
+def lora_config(tune: TuneBlock) -> LoraConfig:
+    """peft's configuration of a ``tune:`` block."""
+    assert tune.alpha != "auto", "the job is resolved before its model is built"
+    return LoraConfig(
+        r=tune.rank,
+        lora_alpha=tune.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
+        lora_dropout=tune.dropout,
+        target_modules=tune.targets,
+        use_rslora=tune.rslora,
+        use_dora=tune.dora,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+
+
+def add_adapter(model: PreTrainedModel, tune: TuneBlock) -> PeftModel:
+    """Wraps the model with fresh LoRA matrices; everything else is frozen.
+
+    Raises:
+        UserError: a target names no layer of the model.
+    """
+    if isinstance(tune.targets, list):
+        _check_targets(model, tune.targets)
+    return get_peft_model(model, lora_config(tune))  # type: ignore[return-value]
+
+
+def _check_targets(model: nn.Module, targets: list[str]) -> None:
+    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _has_weight_matrix(module)}
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules()):
+            near = get_close_matches(target, sorted(linear), 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(f"tune.targets: the model has no layer {target!r}; {hint}it has {', '.join(sorted(linear))}")
+
+
+def _has_weight_matrix(module: nn.Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 2
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Within it the model computes what it did before tuning."""
+    if isinstance(model, PeftModel):
+        with model.disable_adapter():
+            yield
+    else:
+        yield
+
+
+def unwrap(model: nn.Module) -> PreTrainedModel:
+    """The causal language model itself, with its adapters inside where there are any."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]

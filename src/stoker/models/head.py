@@ -1,0 +1,133 @@
+"""The language-model head and its cross entropy, in chunks, so that full logits never exist.
+
+Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
+
+
+@dataclass(frozen=True)
+class Head:
+    """How hidden states become logits: ``softcap * tanh(scale * (h W^T + b) / softcap)``.
+
+    Attributes:
+        linear: the output embedding.
+        scale: factor of the logits (Cohere, Granite); 1 for most.
+        softcap: bound of the logits (Gemma 2); None for most.
+    """
+
+    linear: nn.Linear
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """All logits of a few positions, shape (N, V)."""
+        return _transform(self.linear(hidden_ND) * self.scale, self.softcap)
+
+    def loss(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The summed cross entropy and how many targets were the most likely token.
+
+        Returns:
+            (sum of the losses, float32 scalar with gradient; count of correct predictions, int64 scalar).
+        """
+        return _ChunkedCrossEntropy.apply(  # type: ignore[no-any-return]
+            hidden_ND, self.linear.weight, self.linear.bias, target_N, self.scale, self.softcap
+        )
+
+
+def head_of(model: nn.Module) -> Head | None:
+    """The head of a causal language model, or None where it is more than a plain linear layer."""
+    linear = model.get_output_embeddings()  # type: ignore[operator]
+    if type(linear) is not nn.Linear:
+        return None
+    config: Any = model.config
+    scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
+    return Head(linear, float(scale), getattr(config, "final_logit_softcapping", None))
+
+
+def _transform(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Computes the gradient of the hidden states (and of a trained head) together with the loss.
+
+    The gradient of a cross entropy with respect to its logits is softmax - onehot; it needs only the chunk's
+    own logits, so each chunk is finished before the next begins and nothing is recomputed in the backward pass.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        scale: float,
+        softcap: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        weight = weight_VD.to(hidden_ND.dtype)
+        bias = bias_V.to(hidden_ND.dtype) if bias_V is not None else None
+        rows = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+        loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
+        grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight_VD, dtype=loss.dtype) if wants_weight else None
+        grad_bias = torch.zeros_like(bias_V, dtype=loss.dtype) if wants_bias and bias_V is not None else None
+        for start in range(0, hidden_ND.shape[0], rows):
+            h_CD, t_C = hidden_ND[start : start + rows], target_N[start : start + rows, None]
+            raw_CV = nn.functional.linear(h_CD, weight, bias).to(loss.dtype)
+            if scale != 1.0:
+                raw_CV.mul_(scale)
+            logits_CV = _transform(raw_CV, softcap)
+            top_C, best_C = logits_CV.max(dim=1, keepdim=True)
+            correct += (best_C == t_C).sum()
+            picked_C = logits_CV.gather(1, t_C)
+            slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and (wants_hidden or wants_weight) else None
+            p_CV = logits_CV.sub_(top_C).exp_() if softcap is None else (logits_CV - top_C).exp_()
+            total_C = p_CV.sum(dim=1, keepdim=True)
+            loss += (total_C.log() + top_C - picked_C).sum()
+            if not (wants_hidden or wants_weight):
+                continue
+            p_CV.div_(total_C).scatter_add_(1, t_C, torch.full_like(total_C, -1.0))
+            if slope_CV is not None:
+                p_CV.mul_(slope_CV)
+            if scale != 1.0:
+                p_CV.mul_(scale)
+            grad_CV = p_CV.to(hidden_ND.dtype)
+            if grad_hidden is not None:
+                torch.mm(grad_CV, weight, out=grad_hidden[start : start + rows])
+            if grad_weight is not None:
+                grad_weight.addmm_(grad_CV.T.to(loss.dtype), h_CD.to(loss.dtype))
+            if grad_bias is not None:
+                grad_bias += grad_CV.sum(dim=0)
+        ctx.grads = (grad_hidden, grad_weight, grad_bias)
+        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias = ctx.grads
+        ctx.grads = None
+        return (
+            hidden.mul_(grad_loss) if hidden is not None else None,
+            weight.mul_(grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
+            bias.mul_(grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _accumulator(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32

@@ -1,0 +1,79 @@
+"""The text side of a job's model: tokenizer, stop tokens and context, without loading its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.data.tokenise import TextCodec
+from stoker.errors import UserError
+from stoker.job.load import LoadedJob
+from stoker.job.schema import ModelBlock
+from stoker.models import catalogue
+from stoker.models.gguf import tokenizer_of_gguf
+from stoker.models.source import ModelSource, locate
+from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """What data preparation needs of a model.
+
+    Attributes:
+        tokenizer: transformers' tokenizer.
+        codec: the same for the data rooms.
+        seq_len: the job's, lowered to the model's context where the job left it open.
+        own_template: whether the chat template is the tokenizer's own, or the stated default.
+    """
+
+    tokenizer: PreTrainedTokenizerFast
+    codec: TextCodec
+    seq_len: int
+    own_template: bool
+
+
+def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
+    """Loads the tokenizer of a resolved language job and settles its sequence length.
+
+    Raises:
+        UserError: no such model or tokenizer, or ``train.seq_len`` is above the model's context.
+    """
+    job = loaded.job
+    assert job.model is not None
+    source = locate(job.model.name, base)
+    if source is None:
+        raise UserError(f"there is no model {job.model.name!r}")
+    tokenizer = load_tokenizer(job, base)
+    seq_len, context = job.train.seq_len, context_of(source, job.model)
+    assert seq_len != "auto"
+    if context is not None and seq_len > context:
+        if loaded.origins["train.seq_len"].source != "default":
+            message = f"train.seq_len: {seq_len} is above the {context} tokens that {job.model.name} was built for"
+            raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
+        seq_len = context
+    _, own = chat_template(tokenizer)
+    return TextSide(tokenizer, codec_of(tokenizer, served_stop_ids(tokenizer, source)), seq_len, own)
+
+
+def context_of(source: ModelSource, block: ModelBlock) -> int | None:
+    """The longest sequence that a located model was built for; None where its positions have no end."""
+    if source.kind == "scratch":
+        return catalogue.SCRATCH[source.where].context
+    from transformers import AutoConfig
+
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    try:
+        config = AutoConfig.from_pretrained(
+            where, revision=block.revision, trust_remote_code=block.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+    for name in ("max_position_embeddings", "n_positions", "seq_length"):
+        value = getattr(config.get_text_config(), name, None)
+        if isinstance(value, int) and value > 0 and config.model_type != "bloom":  # ALiBi has no end
+            return value
+    return None

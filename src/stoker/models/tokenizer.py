@@ -1,0 +1,123 @@
+"""The job's tokenizer: loaded, converted or learnt, and as the codec that the data rooms use."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
+from stoker.data.cache import lock
+from stoker.data.sources import cache_folder, open_source
+from stoker.data.tokenise import TextCodec
+from stoker.data.vocabulary import learn_vocabulary
+from stoker.errors import UserError
+from stoker.job.schema import Job
+from stoker.models import catalogue
+from stoker.models.gguf import tokenizer_of_gguf
+from stoker.models.source import ModelSource, locate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a language job: its own choice, the model's, or one learnt from the job's data.
+
+    Raises:
+        UserError: it cannot be found or loaded, or it is not backed by a ``tokenizer.json``.
+    """
+    assert job.model is not None
+    name = job.model.tokenizer or job.model.name
+    source = locate(name, base)
+    if source is None and (base / name / "tokenizer.json").is_file():
+        source = ModelSource("folder", str(base / name))
+    if source is None:
+        raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder with tokenizer.json, or a catalogue name")
+    if source.kind == "scratch":
+        return _learnt(job, source.where, base)
+    return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
+
+
+def load_tokenizer_from(
+    source: ModelSource, *, trust_remote_code: bool = False, revision: str | None = None
+) -> PreTrainedTokenizerFast:
+    """The tokenizer at a located source."""
+    from transformers import AutoTokenizer
+
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the tokenizer of {source.where} cannot be loaded: {_first_line(error)}") from error
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
+    return tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and kept in the cache."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    vocabulary = catalogue.SCRATCH[size].vocabulary
+    sources = [open_source(block, base) for block in job.data]
+    key = hashlib.blake2b(digest_size=16)
+    for part in (str(vocabulary), *(s.fingerprint() for s in sources)):
+        key.update(part.encode() + b"\x00")
+    folder = cache_folder() / "vocabularies" / key.hexdigest()
+    with lock(folder):
+        if not (folder / "tokenizer.json").exists():
+            learnt = learn_vocabulary(list(zip(sources, job.data, strict=True)), vocabulary)
+            fast = PreTrainedTokenizerFast(
+                tokenizer_object=learnt, eos_token="<|endoftext|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+            )
+            fast.save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> frozenset[int]:
+    """Tokens that end an answer: the tokenizer's end token and those of the model's generation settings."""
+    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
+    if isinstance(model_eos, int):
+        ids.add(model_eos)
+    elif isinstance(model_eos, (list, tuple)):
+        ids.update(int(i) for i in model_eos)
+    return frozenset(ids)
+
+
+def served_stop_ids(tokenizer: PreTrainedTokenizerFast, source: ModelSource | None) -> frozenset[int]:
+    """Stop tokens as a server would take them: also those of ``generation_config.json`` where there is one."""
+    from transformers import GenerationConfig
+
+    eos: object = None
+    if source is not None and source.kind in ("folder", "hub"):
+        try:
+            eos = GenerationConfig.from_pretrained(source.where).eos_token_id
+        except OSError:
+            eos = None
+    return stop_ids(tokenizer, eos)
+
+
+def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
+    """(template, whether it is the tokenizer's own). Of several named templates, the one named default."""
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("default")
+    return (own, True) if own else (BUILT_IN[DEFAULT], False)
+
+
+def codec_of(tokenizer: PreTrainedTokenizerFast, stops: frozenset[int]) -> TextCodec:
+    """What the data rooms need of a tokenizer."""
+    template, _ = chat_template(tokenizer)
+    special = tuple(sorted((k, v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)))
+    return TextCodec(
+        definition=tokenizer.backend_tokenizer.to_str(),
+        template=ChatTemplate(template, special),
+        stop_ids=stops,
+        end_id=tokenizer.eos_token_id,
+        vocabulary=len(tokenizer),
+    )

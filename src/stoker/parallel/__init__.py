@@ -1,0 +1,1 @@
+"""Spreading the work: what is applied to a single-device model, one file each."""

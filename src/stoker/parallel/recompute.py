@@ -1,0 +1,25 @@
+"""Recompute: keep each block's input only, and compute the rest again in the backward pass (Chen et al., 2016)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from stoker.errors import UserError
+from stoker.parallel.blocks import blocks_of
+
+
+def recompute_blocks(model: nn.Module) -> int:
+    """Makes every block recompute; says how many there are. Random numbers (dropout) are drawn the same again.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+    return len(blocks)

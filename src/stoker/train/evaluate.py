@@ -1,0 +1,53 @@
+"""Held-out loss, perplexity and accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from stoker.hardware.device import Device
+from stoker.train.task import Part, Task
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean over all held-out targets.
+
+    Attributes:
+        loss: cross entropy, nats per target (or the module's own loss).
+        accuracy: share of targets that were the most likely choice; None where that has no meaning.
+        targets: how many there were.
+    """
+
+    loss: float
+    accuracy: float | None
+    targets: int
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss)."""
+        return math.exp(min(self.loss, 700.0))  # e^709 is the largest double
+
+
+@torch.no_grad()
+def evaluate(task: Task, device: Device, parts: Iterable[Part] | None = None) -> Evaluation | None:
+    """Evaluates on the task's held-out parts, or the given ones; None where there are none. Leaves no trace in the model."""
+    training = task.model.training
+    task.model.eval()
+    total, correct, targets, counted = 0.0, 0, 0, True
+    try:
+        for part in task.evaluation() if parts is None else parts:
+            with task.around(part), device.autocast():
+                loss = task.loss(part)
+            total += float(loss.total)
+            counted = counted and loss.correct is not None
+            correct += int(loss.correct) if loss.correct is not None else 0
+            targets += part.targets
+    finally:
+        task.model.train(training)
+    if not targets:
+        return None
+    return Evaluation(total / targets, correct / targets if counted else None, targets)

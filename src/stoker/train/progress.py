@@ -1,0 +1,85 @@
+"""What a run shows while it goes: one live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from statistics import fmean
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from stoker.runs.folder import StepMetrics
+from stoker.train.evaluate import Evaluation
+
+LINES = 100  # at most about so many plain lines a run
+
+
+class Display:
+    """The progress of a run. ``quiet`` shows nothing."""
+
+    def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
+        self.steps, self.unit, self.quiet = steps, unit, quiet
+        self.console = console or Console(highlight=False)
+        self._live = Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+        self._recent: deque[float] = deque(maxlen=20)
+        self._held_out: Evaluation | None = None
+        self._begin = time.perf_counter()
+
+    def __enter__(self) -> Display:
+        if self._live and not self.quiet:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live and not self.quiet:
+            self._live.stop()
+
+    def step(self, m: StepMetrics) -> None:
+        """After each step."""
+        if self.quiet:
+            return
+        self._recent.append(m.seconds)
+        if self._live:
+            self._live.update(self._table(m), refresh=True)
+        elif m.step == self.steps or m.step <= 3 or m.step % max(1, self.steps // LINES) == 0:
+            self.console.print(self._line(m), soft_wrap=True)
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """After each evaluation."""
+        self._held_out = evaluation
+        accuracy = f"  {self.unit} accuracy {evaluation.accuracy:.1%}" if evaluation.accuracy is not None else ""
+        self.note(f"held out at step {step}: loss {evaluation.loss:.4f}{accuracy}")
+
+    def note(self, text: str) -> None:
+        """A line that stays."""
+        if not self.quiet:
+            self.console.print(text, soft_wrap=True, markup=False)
+
+    def _line(self, m: StepMetrics) -> str:
+        return (
+            f"step {m.step}/{self.steps}  loss {m.loss:.4f}  grad {m.grad_norm:.3g}  lr {m.lr:.2e}  "
+            f"{m.tokens_per_s:,.0f} {self.unit}s/s  {m.memory_gib:.2f} GiB  left {self._left(m.step)}"
+        )
+
+    def _left(self, step: int) -> str:
+        seconds = round((self.steps - step) * fmean(self._recent))
+        hours, rest = divmod(seconds, 3600)
+        return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+    def _table(self, m: StepMetrics) -> Table:
+        width = 24
+        filled = width * m.step // self.steps
+        table = Table.grid(padding=(0, 2))
+        held_out = f"held out [green]{self._held_out.loss:.4f}[/]" if self._held_out else ""
+        table.add_row(
+            f"[cyan]{'█' * filled}[/][dim]{'░' * (width - filled)}[/] {m.step}/{self.steps}",
+            f"loss [bold]{m.loss:.4f}[/]",
+            held_out,
+            f"{m.tokens_per_s:,.0f} {self.unit}s/s",
+            f"{m.memory_gib:.2f} GiB",
+            f"left {self._left(m.step)}",
+        )
+        return table

@@ -1,0 +1,277 @@
+"""From a job to a run: every part is built here, in the order in which the data goes through them."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.checkpoint.store import Store
+from stoker.data.audit import Audit, audit
+from stoker.data.build import Report
+from stoker.data.corpus import Corpus, open_corpus
+from stoker.errors import CannotRun, UserError
+from stoker.hardware.device import Device, choose_device
+from stoker.job.load import LoadedJob
+from stoker.job.render import dump_job
+from stoker.job.schema import Job
+from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.layout import lay_out_for
+from stoker.models.load import load_model
+from stoker.models.text import TextSide, open_text_side
+from stoker.parallel.compile import compile_blocks
+from stoker.parallel.recompute import recompute_blocks
+from stoker.runs.folder import RunFolder
+from stoker.train.loop import Loop, Outcome, Plan
+from stoker.train.optimizer import build_optimizer, trainable
+from stoker.train.progress import Display
+from stoker.train.resume import check_same_job
+from stoker.train.schedule import Schedule, warmup_steps
+from stoker.train.task import Task
+from stoker.train.tasks.language import LanguageTask
+from stoker.train.tasks.module import ModuleTask
+
+PACKAGES = ("stoker", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A job with its model, its data and its task: everything but the loop.
+
+    Attributes:
+        job: resolved for this machine: precision and sequence length are settled.
+        facts: what is printed and recorded before training starts.
+        fingerprints: of each source of data, by name.
+        audit: of a language task's data.
+    """
+
+    job: Job
+    task: Task
+    device: Device
+    facts: dict[str, str]
+    fingerprints: dict[str, str]
+    audit: Audit | None = None
+    corpus: Corpus | None = None
+    text: TextSide | None = None
+
+
+def prepare(loaded: LoadedJob, base: Path, report: Report | None = None) -> Prepared:
+    """Builds model, data and task of a resolved job.
+
+    Raises:
+        UserError: the data does not pass the audit, or the model cannot be loaded.
+        CannotRun: the job asks for more processes than this version starts.
+    """
+    job = loaded.job
+    if job.parallel.data not in (1, "auto"):
+        raise CannotRun(
+            loaded.problem(
+                "parallel.data",
+                f"parallel.data: {job.parallel.data} processes are asked for, and this version trains in one",
+                "write 1, and reach the same batch with train.accumulation",
+            )
+        )
+    device = choose_device(job.train.precision)
+    return (_prepare_module if job.task == "module" else _prepare_language)(loaded, device, base, report)
+
+
+def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Report | None) -> Prepared:
+    text = open_text_side(loaded, base)
+    train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
+    job = loaded.job.model_copy(update={"train": train})
+    assert job.model is not None
+    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=base, report=report)
+    checked = audit(corpus, text.codec, loaded)
+    if checked.problems:
+        corpus.close()
+        raise UserError(*checked.problems)
+    model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    if len(text.tokenizer) > unwrap(model).get_input_embeddings().weight.shape[0]:
+        raise UserError(
+            loaded.problem("model.tokenizer", f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary")
+        )
+    language = lay_out_for(unwrap(model))
+    task = LanguageTask(model, language, corpus, device.torch)
+    apply_to_blocks(job, model)
+    facts = {
+        "model": f"{job.model.name}: {describe_parameters(model)}",
+        "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
+        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
+        "loss": "chunked, trained positions only" if language.head else "over the model's own logits",
+    }
+    fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
+    return Prepared(job, task, device, facts, fingerprints, checked, corpus, text)
+
+
+def _prepare_module(loaded: LoadedJob, device: Device, base: Path, report: Report | None) -> Prepared:
+    from stoker.train.imports import import_path
+
+    block = loaded.job.module
+    assert block is not None
+    job = loaded.job.model_copy(
+        update={"train": loaded.job.train.model_copy(update={"precision": device.precision})}
+    )
+    torch.manual_seed(job.seed)
+    model = import_path(block.model, "module.model", loaded)(**block.arguments)
+    loss = import_path(block.loss, "module.loss", loaded)
+    data = import_path(block.data, "module.data", loaded)()
+    held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
+    return prepare_module(job, model, loss, data, held_out, device)
+
+
+def prepare_module(job: Job, model: nn.Module, loss: Any, data: Any, held_out: Any, device: Device) -> Prepared:
+    """The same for a module that is at hand."""
+    model = model.to(device.torch)
+    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch)
+    apply_to_blocks(job, model)
+    return Prepared(job, task, device, {"model": f"{type(model).__name__}: {describe_parameters(model)}"}, {})
+
+
+def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
+    """The job's model on its device, in training mode, with fresh adapters where it is tuned with them."""
+    assert job.model is not None
+    # Trained weights are float32; a frozen base is held in the precision that it is computed in.
+    frozen = job.tune.method != "full" and device.autocast_dtype is not None
+    dtype = device.autocast_dtype if frozen and device.autocast_dtype is not None else torch.float32
+    model: nn.Module = load_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id)
+    if job.model.quantise == "none":
+        model = model.to(device.torch)
+    if job.tune.method != "full":
+        torch.manual_seed(job.seed)
+        model = add_adapter(model, job.tune)  # type: ignore[arg-type]
+    return model.train()
+
+
+def apply_to_blocks(job: Job, model: nn.Module) -> None:
+    """Recompute, then compile."""
+    if job.parallel.recompute == "full":
+        recompute_blocks(model)
+    if job.train.compile:
+        compile_blocks(model)
+
+
+def describe_parameters(model: nn.Module) -> str:
+    """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
+    trained = sum(p.numel() for p in trainable(model).values())
+    total = sum(p.numel() for p in model.parameters())
+    return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"
+
+
+def plan_of(job: Job, task: Task) -> Plan:
+    """Every number of the run, derived from the resolved job and the size of its data.
+
+    Raises:
+        UserError: the data gives not even one sample.
+    """
+    train = job.train
+    assert train.batch != "auto" and train.micro_batch != "auto"
+    if job.steps is not None:
+        steps, samples = job.steps, job.steps * train.batch
+    else:
+        samples = task.epoch_samples(job.epochs or 1.0)
+        steps = -(-samples // train.batch)
+    if steps == 0:
+        raise UserError("epochs: so small a part of the data holds no sample")
+    every = job.evaluate.every if job.evaluate.every != "auto" else max(1, steps // 10)
+    save = job.checkpoint.every if job.checkpoint.every != "auto" else min(500, max(1, steps // 5))
+    return Plan(
+        steps, samples, train.batch, train.micro_batch, train.clip, job.seed, every, save, job.checkpoint.keep, job.checkpoint.best
+    )
+
+
+def start(
+    prepared: Prepared, folder: RunFolder, base: Path, *, display: Display | None = None, quiet: bool = False
+) -> tuple[Outcome, Loop]:
+    """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped."""
+    job, task = prepared.job, prepared.task
+    plan = plan_of(job, task)
+    lr = job.train.lr
+    assert lr != "auto"
+    schedule = Schedule(lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr)
+    store = Store(base / job.checkpoint.to if job.checkpoint.to else folder.checkpoints)
+    store.clean()
+    check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps()))
+    display = display or Display(plan.steps, task.unit, quiet=quiet)
+    loop = Loop(task, build_optimizer(task.model, job.train), schedule, plan, prepared.device, folder, store, display)
+    resumed = loop.resume()
+    folder.job.write_text(dump_job(job), encoding="utf-8")
+    folder.write_environment(environment(prepared))
+    facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
+    for name, fact in facts.items():
+        display.note(f"{name:<10} {fact}")
+    repeated = folder.forget_after(resumed)
+    common = {"task": job.task, "model": job.model.name if job.model else "module", "steps": plan.steps}
+    if resumed:
+        display.note(f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else ""))
+        folder.event("resumed", step=resumed, repeated=repeated, **common)
+    else:
+        folder.event("started", **common, plan=asdict(plan))
+    if job.train.tensorboard:
+        from stoker.train.tensorboard import tensorboard_writer
+
+        loop.on_step = tensorboard_writer(folder.path / "tensorboard", resumed)
+    try:
+        outcome = loop.run()
+    except BaseException as error:
+        folder.event("failed", step=loop.progress.step, error=f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        if prepared.corpus:
+            prepared.corpus.close()
+    folder.event(outcome.state, step=outcome.step)
+    return outcome, loop
+
+
+def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, str]:
+    device, checked = prepared.device, prepared.audit
+    facts = {
+        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
+        "steps": f"{plan.steps} of {plan.batch} sequences ({plan.micro_batch} at a time), {plan.samples} in all; "
+        f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
+        "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
+    }
+    if checked:
+        facts["data"] = (
+            f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens, "
+            f"{checked.trained_tokens / checked.tokens:.0%} trained; {checked.held_out} sequences held out"
+        )
+    return facts
+
+
+def environment(prepared: Prepared) -> dict[str, Any]:
+    """What decides a run beside its job: versions, device, revision, data."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "device": {"type": prepared.device.type, "name": prepared.device.name, "threads": torch.get_num_threads()},
+        "precision": {"chosen": prepared.device.precision, "why": prepared.device.why},
+        "platform": platform.platform(),
+        "git": _git_revision(),
+        "command": sys.argv,
+        "data": prepared.fingerprints,
+        "facts": prepared.facts,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The revision of the folder that the job is run from, with ``+changes`` where it is not clean."""
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip()

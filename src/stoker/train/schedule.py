@@ -1,0 +1,47 @@
+"""The learning rate as a pure function of the step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+WSD_DECAY = 0.2  # the last fifth; Hägele et al. (2024) find 10-20 % enough
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then the shape.
+
+    Attributes:
+        peak: the learning rate after the warm-up.
+        steps: all steps of the run.
+        warmup: steps of the warm-up.
+        shape: ``linear``, ``cosine``, ``wsd`` or ``constant``.
+        floor: where it ends, as a fraction of the peak.
+    """
+
+    peak: float
+    steps: int
+    warmup: int
+    shape: str
+    floor: float = 0.0
+
+    def lr(self, step: int) -> float:
+        """The learning rate of optimizer step ``step``, counted from 1."""
+        if step <= self.warmup:
+            return self.peak * step / self.warmup
+        progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)  # in [0, 1)
+        return self.peak * (self.floor + (1.0 - self.floor) * SHAPES[self.shape](progress))
+
+
+def warmup_steps(warmup: int | float, steps: int) -> int:
+    """Steps of a warm-up given in steps or as a fraction of all steps."""
+    return warmup if isinstance(warmup, int) else round(warmup * steps)
+
+
+SHAPES = {
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "wsd": lambda progress: min(1.0, (1.0 - progress) / WSD_DECAY),
+    "constant": lambda progress: 1.0,
+}

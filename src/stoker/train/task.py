@@ -1,0 +1,58 @@
+"""What the loop asks of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Part:
+    """One forward pass of a micro-batch.
+
+    Attributes:
+        inputs: what the task's ``loss`` takes.
+        targets: trained tokens (or samples): what the summed loss is divided by, over the whole step.
+        tokens: tokens (or samples) that go through the model.
+    """
+
+    inputs: object
+    targets: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a part, summed over its targets, and how many targets were predicted right (None: not countable)."""
+
+    total: Tensor
+    correct: Tensor | None
+
+
+class Task(Protocol):
+    """Samples and their loss. Samples are numbered over the whole run; the same number is always the same sample."""
+
+    model: nn.Module
+    unit: str  # what a target is: "token" or "sample"
+
+    def epoch_samples(self, epochs: float) -> int:
+        """Samples in so many epochs."""
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        """The forward passes of samples first .. last-1, which make one micro-batch."""
+
+    def around(self, part: Part) -> AbstractContextManager[None]:
+        """What encloses the forward and the backward pass of a part."""
+
+    def loss(self, part: Part) -> Loss:
+        """The forward pass."""
+
+    def evaluation(self) -> Iterable[Part]:
+        """The held-out samples, always the same; empty where there are none."""
+
+    def describe_samples(self, first: int, last: int) -> list[str]:
+        """Where samples come from, for people: ``file:row``."""

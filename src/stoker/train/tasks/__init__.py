@@ -1,0 +1,1 @@
+"""Tasks: what is learnt from which samples. The loop knows none of them."""

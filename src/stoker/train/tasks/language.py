@@ -1,0 +1,74 @@
+"""``pretrain`` and ``sft``: next-token prediction on the trained tokens of the corpus.
+
+The two differ in their data only: in pre-training every token of a document is trained, in instruction tuning
+the answers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from stoker.data.corpus import Corpus
+from stoker.data.sequences import Document
+from stoker.models import packed
+from stoker.models.layout import Inputs, LanguageModel
+from stoker.train.task import Loss, Part
+
+EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
+
+
+class LanguageTask:
+    """Samples are the corpus' sequences; a target is a trained token."""
+
+    unit = "token"
+
+    def __init__(self, model: nn.Module, language: LanguageModel, corpus: Corpus, device: torch.device) -> None:
+        self.model = model  # with its adapters around it
+        self.language = language
+        self.corpus = corpus
+        self.device = device
+
+    def epoch_samples(self, epochs: float) -> int:
+        return self.corpus.sequences.total(epochs)
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        documents = [document for index in range(first, last) for document in self.corpus.sequences[index]]
+        return self.lay_out(documents)
+
+    def lay_out(self, documents: Sequence[Document]) -> list[Part]:
+        """Documents as forward passes."""
+        rows = [(d.row.ids, d.row.trained) for d in documents]
+        return [
+            Part(inputs, targets=len(inputs.targets), tokens=inputs.ids.numel())
+            for inputs in self.language.lay_out(rows, self.device)
+        ]
+
+    def around(self, part: Part) -> AbstractContextManager[None]:
+        assert isinstance(part.inputs, Inputs)
+        return packed.documents(part.inputs.lengths)
+
+    def loss(self, part: Part) -> Loss:
+        assert isinstance(part.inputs, Inputs)
+        return Loss(*self.language.loss(part.inputs))
+
+    def evaluation(self) -> Iterator[Part]:
+        yield from self.evaluation_parts(self.corpus.evaluation_documents())
+
+    def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
+        """Held-out documents in forward passes of about `EVALUATION_TOKENS`."""
+        group: list[Document] = []
+        for document in documents:
+            if group and sum(len(d.row.ids) for d in group) + len(document.row.ids) > EVALUATION_TOKENS:
+                yield from self.lay_out(group)
+                group = []
+            group.append(document)
+        if group:
+            yield from self.lay_out(group)
+
+    def describe_samples(self, first: int, last: int) -> list[str]:
+        documents = (d for index in range(first, last) for d in self.corpus.sequences[index])
+        return [":".join(map(str, self.corpus.sequences.origin(d))) for d in documents]

@@ -1,0 +1,112 @@
+"""``module``: any torch.nn.Module with a loss and a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from stoker.data.order import permute, stream_key
+from stoker.errors import UserError
+from stoker.train.task import Loss, Part
+
+EVALUATION_SAMPLES = 256  # of a held-out forward pass
+
+LossFunction = Callable[[Any, Any], Tensor]
+"""loss(outputs, targets) -> the mean over the samples."""
+
+
+class ModuleTask:
+    """Samples are the dataset's (inputs, targets) pairs, shuffled anew each epoch; a target is a sample.
+
+    Args:
+        model: outputs = model(inputs).
+        loss: loss(outputs, targets), the mean over the samples.
+        data: a map-style dataset of (inputs, targets), or a tuple of tensors with the samples in their first dimension.
+        evaluation: the same, held out.
+        seed: of the order.
+        device: where the model lies.
+    """
+
+    unit = "sample"
+
+    def __init__(
+        self, model: nn.Module, loss: LossFunction, data: Any, evaluation: Any, *, seed: int, device: torch.device
+    ) -> None:
+        self.model, self.loss_function, self.seed, self.device = model, loss, seed, device
+        self.data = as_dataset(data, "data")
+        self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
+
+    def epoch_samples(self, epochs: float) -> int:
+        return int(len(self.data) * epochs + 1e-9)  # type: ignore[arg-type]
+
+    def _indices(self, first: int, last: int) -> np.ndarray:
+        size = len(self.data)  # type: ignore[arg-type]
+        epochs, positions = np.divmod(np.arange(first, last), size)
+        keys = [stream_key(self.seed, 1, int(epoch)) for epoch in epochs]
+        return np.array([permute(int(p), size, key)[0] for p, key in zip(positions, keys, strict=True)], dtype=np.int64)
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        return [self._part(self.data, self._indices(first, last))]
+
+    def _part(self, data: Dataset, indices: np.ndarray) -> Part:
+        inputs, targets = _to(default_collate([data[int(i)] for i in indices]), self.device)
+        return Part((inputs, targets), targets=len(indices), tokens=len(indices))
+
+    def around(self, part: Part) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def loss(self, part: Part) -> Loss:
+        inputs, targets = part.inputs  # type: ignore[misc]
+        outputs = self.model(inputs)
+        mean = self.loss_function(outputs, targets)
+        return Loss(mean * part.targets, _correct(outputs, targets))
+
+    def evaluation(self) -> Iterator[Part]:
+        if self.held_out is None:
+            return
+        size = len(self.held_out)  # type: ignore[arg-type]
+        for start in range(0, size, EVALUATION_SAMPLES):
+            yield self._part(self.held_out, np.arange(start, min(start + EVALUATION_SAMPLES, size)))
+
+    def describe_samples(self, first: int, last: int) -> list[str]:
+        return [f"data:{int(i)}" for i in self._indices(first, last)]
+
+
+def as_dataset(data: Any, name: str) -> Dataset:
+    """A map-style dataset of (inputs, targets).
+
+    Raises:
+        UserError: it is neither one nor a tuple of tensors, or it is empty.
+    """
+    if isinstance(data, tuple) and data and all(isinstance(t, Tensor) for t in data):
+        data = TensorDataset(*data)
+    if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):
+        raise UserError(f"{name} must be a dataset with len() and [index], or a tuple of tensors, not {type(data).__name__}")
+    if len(data) == 0:
+        raise UserError(f"{name} holds no samples")
+    sample = data[0]
+    if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
+        raise UserError(f"a sample of {name} must be (inputs, targets), not {type(sample).__name__}")
+    return data  # type: ignore[return-value]
+
+
+def _correct(outputs: Any, targets: Any) -> Tensor | None:
+    """How many samples were classified right, where outputs and targets are those of a classification."""
+    classified = isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim() == 2
+    if not classified or targets.dim() != 1 or targets.is_floating_point():
+        return None
+    return (outputs.detach().argmax(1) == targets).sum()
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {k: _to(v, device) for k, v in value.items()}
+    return type(value)(_to(v, device) for v in value) if isinstance(value, (list, tuple)) else value

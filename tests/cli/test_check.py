@@ -1,0 +1,188 @@
+"""``stoker check`` and the command line around it: outputs, exit codes, speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli.main import VERBS, main
+from stoker.job import load_job
+
+GOOD = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\ntune: lora\nsteps: 60\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    Path("job.yaml").write_text(GOOD)
+    return tmp_path
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    code = main(["check", *words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_job_is_printed_with_the_origin_of_each_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "job.yaml", "train.batch=4"]) == 0
+    lines = {line.split(":")[0].strip(" -"): line for line in capsys.readouterr().out.splitlines()}
+    assert lines["task"].split("#") == [f"{'task: sft':<44}", " job.yaml:1:7"]
+    assert lines["batch"].endswith("# command line: train.batch=4")
+    assert lines["alpha"].endswith("# twice the rank (16)")
+    assert lines["precision"].startswith("  precision: auto ")
+
+
+def test_what_is_printed_is_a_job_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "job.yaml", "output=runs/x"]) == 0
+    Path("again.yaml").write_text(capsys.readouterr().out)
+    assert load_job("again.yaml").job == load_job("job.yaml", ["output=runs/x"]).job
+
+
+def test_json_of_a_good_job(capsys: pytest.CaptureFixture[str]) -> None:
+    code, answer = as_json(capsys, "job.yaml", "train.lr=1e-3")
+    assert code == 0
+    assert set(answer) == {"ok", "job", "origins", "errors"}
+    assert (answer["ok"], answer["errors"]) == (True, [])
+    assert answer["job"]["train"]["lr"] == 1e-3
+    assert answer["job"]["tune"]["alpha"] == 32
+    assert answer["origins"]["train.lr"] == {"source": "override", "where": "train.lr=1e-3", "why": ""}
+    assert answer["origins"]["model.name"] == {"source": "file", "where": "job.yaml:2:8", "why": ""}
+    assert answer["origins"]["train.batch"] == {
+        "source": "default",
+        "where": "",
+        "why": "the default of task sft",
+    }
+
+
+def test_json_of_a_bad_job(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(GOOD + "train:\n  lrr: 1\n")
+    code, answer = as_json(capsys, "job.yaml")
+    assert code == 2
+    assert answer == {
+        "ok": False,
+        "job": None,
+        "origins": {},
+        "errors": [
+            {
+                "file": "job.yaml",
+                "line": 7,
+                "column": 3,
+                "key": "train.lrr",
+                "message": "unknown key `train.lrr`",
+                "suggestion": "write `lr`",
+            }
+        ],
+    }
+
+
+def test_errors_go_to_stderr_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(GOOD + "train:\n  lrr: 1\n  clip: x\n")
+    assert main(["check", "job.yaml"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "error: job.yaml:7:3: unknown key `train.lrr`; write `lr`",
+        "error: job.yaml:8:9: `train.clip` must be a number of at least 0, not 'x'; "
+        "write a value such as 1.0",
+    ]
+
+
+def test_a_missing_source_and_model_are_found_at_their_keys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, answer = as_json(capsys, "job.yaml", "data=missing.jsonl", "model=nowhere")
+    assert code == 2
+    assert {(e["file"], e["key"]) for e in answer["errors"]} == {
+        ("command line", "data[0].path"),
+        ("command line", "model.name"),
+    }
+    Path("my.jsonl").unlink()
+    code, answer = as_json(capsys, "job.yaml")
+    assert [(e["line"], e["column"], e["key"]) for e in answer["errors"]] == [(3, 7, "data[0].path")]
+
+
+def test_fix_changes_the_file_once_and_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text("# mine\n" + GOOD + "learning_rate: 1e-4  # rate\n")
+    Path("job.yaml").chmod(0o640)
+    assert main(["check", "job.yaml", "--fix"]) == 0
+    fixed = "# mine\nversion: 1\n" + GOOD + "train:\n  lr: 1e-4  # rate\n"
+    assert Path("job.yaml").read_text() == fixed
+    assert Path("job.yaml").stat().st_mode & 0o777 == 0o640
+    assert "-learning_rate: 1e-4  # rate\n+train:\n+  lr: 1e-4  # rate\n" in capsys.readouterr().out
+    assert main(["check", "job.yaml", "--fix"]) == 0
+    assert "nothing to fix" in capsys.readouterr().out
+    assert Path("job.yaml").read_text() == fixed
+    assert sorted(path.name for path in Path().iterdir()) == ["job.yaml", "my.jsonl"]
+
+
+def test_fix_still_refuses_what_it_cannot_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job.yaml").write_text(GOOD + "modul: 1\nzzz: 1\n")
+    assert main(["check", "job.yaml", "--fix", "--json"]) == 2
+    said = capsys.readouterr()
+    assert "unknown key `zzz`" in {error["message"] for error in json.loads(said.out)["errors"]}
+
+
+def test_the_schema_is_printed_without_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Stoker job"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["check"], 2, "no job file is named"),
+        (["check", "none.yaml"], 2, "error: none.yaml: there is no such file"),
+        (["trian"], 2, "there is no verb `trian`; write `stoker train`"),
+        (["job.yaml"], 2, "write `stoker check job.yaml`"),
+        (["qqqqq"], 2, "take one of new, check"),
+    ],
+)
+def test_wrong_command_lines(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == code
+    assert said in capsys.readouterr().err
+
+
+def test_help_names_every_verb_and_version_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"\n  {verb} " in told for verb in VERBS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("stoker 0.")
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stoker.cli.check.load_job", interrupted)
+    assert main(["check", "job.yaml"]) == 130
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "check", "job.yaml"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.close()
+    assert program.wait(timeout=60) == 1
+    assert program.stderr.read() == b""
+
+
+@pytest.mark.parametrize(("words", "seconds"), [(["--help"], 0.3), (["check", "job.yaml"], 1.0)])
+def test_the_command_answers_quickly(words: list[str], seconds: float) -> None:
+    def run() -> float:
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "stoker", *words], check=True, capture_output=True)
+        return time.perf_counter() - begun
+
+    # The quickest of five: what the command needs, not what else the machine is doing.
+    assert min(run() for _ in range(5)) < seconds

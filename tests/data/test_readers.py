@@ -1,0 +1,358 @@
+"""Every broken row is refused in its place and the reading goes on; every packing gives the same rows."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.data import readers, streams
+from stoker.data.readers import data_suffix, decode, read_rows
+from stoker.data.record import Raw, Rejected
+from stoker.errors import UserError
+
+ROWS = [{"instruction": f"Say {i} in “words”", "output": f"It is\n{i}, über {i - 1}"} for i in range(700)]
+
+
+def outcome(path: Path, start: int = 0) -> list[tuple[int, object]]:
+    """(row, its value or the reason of its refusal) as the workers would see them."""
+    result: list[tuple[int, object]] = []
+    for row in read_rows(path, start):
+        value = row if isinstance(row, Rejected) else decode(row)
+        assert row.source == str(path)
+        result.append((row.row, value.reason if isinstance(value, Rejected) else value))
+    return result
+
+
+def json_lines(rows: list[dict[str, str]]) -> bytes:
+    return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+BROKEN_LINES: list[tuple[bytes, str | dict[str, object] | None]] = [
+    (b'{"a": "first"}', {"a": "first"}),
+    (b"", None),
+    (b'{"a": "b\xff"}', "not valid UTF-8: 0xff at byte 9"),
+    (b'{"a": "cut sho', "not valid JSON: Unterminated string starting at at column 7"),
+    (b'{"a" "b"}', "not valid JSON: Expecting ':' delimiter at column 6"),
+    (b"[1, 2]", "not an object: a list"),
+    (b'"text"', "not an object: a string"),
+    (b"null", "not an object: null"),
+    (b"7", "not an object: a number"),
+    (b'{"a": "windows"}\r', {"a": "windows"}),
+    (b"  \t", None),
+    (b"\0\0\0\0", "only NUL bytes"),
+    (b'{"a": "\0"}', "not valid JSON: Invalid control character at at column 8"),
+    (b'{"a": "\\ud83d\\ude00"}', {"a": "😀"}),
+    (b'{"a": "\\ud83d"}', "half a surrogate pair in a string"),
+    (b"[" * 100_000, "nested too deeply"),
+    (b'{"a": "' + b"x" * 3_000_000 + b'"}', {"a": "x" * 3_000_000}),
+    (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: Exceeds the limit"),
+    (b'{"a": "last"}', {"a": "last"}),
+]
+
+
+def test_broken_json_lines_are_refused_in_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + b"\n".join(line for line, _ in BROKEN_LINES))
+    expected = [(number, want) for number, (_, want) in enumerate(BROKEN_LINES, 1) if want is not None]
+    found = outcome(path)
+    assert [row for row, _ in found] == [row for row, _ in expected]
+    for (row, got), (_, want) in zip(found, expected, strict=True):
+        if isinstance(want, str):
+            assert isinstance(got, str) and got.startswith(want), f"row {row}: {got}"
+        else:
+            assert got == want, f"row {row}"
+
+
+def test_a_row_of_nan_is_left_to_the_format(tmp_path: Path) -> None:
+    path = tmp_path / "nan.jsonl"
+    path.write_bytes(b'{"a": NaN}\n')
+    [(_, value)] = outcome(path)
+    assert isinstance(value, dict) and value["a"] != value["a"]
+
+
+def test_a_line_over_the_limit_is_refused_and_the_next_one_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (readers, streams):
+        monkeypatch.setattr(module, "LONGEST_LINE", 1000)
+    path = tmp_path / "long.jsonl"
+    fits = b'{"a": "' + b"x" * 990 + b'"}'
+    path.write_bytes(fits[:-3] + b'"}\n{"a": "' + b"y" * 3_000_000 + b'"}\n{"a": 1}\n')
+    assert outcome(path)[1:] == [(2, "longer than 64 MiB"), (3, {"a": 1})]
+    assert outcome(path)[0][0] == 1 and isinstance(outcome(path)[0][1], dict)
+
+
+def write_csv(path: Path, separator: str = ",") -> None:
+    with path.open("w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, ["instruction", "output"], delimiter=separator)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_parquet(path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(ROWS), path, row_group_size=300)
+
+
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "a.jsonl": lambda path: path.write_bytes(json_lines(ROWS)),
+    "crlf.ndjson": lambda path: path.write_bytes(json_lines(ROWS).replace(b"\n", b"\r\n")),
+    "lines.json": lambda path: path.write_bytes(json_lines(ROWS)),
+    "array.json": lambda path: path.write_text(json.dumps(ROWS), encoding="utf-8"),
+    "pretty.json": lambda path: path.write_text("\ufeff\n" + json.dumps(ROWS, indent=2), encoding="utf-8"),
+    "nested.json": lambda path: path.write_text(json.dumps({"version": 1, "data": ROWS}), encoding="utf-8"),
+    "comma.csv": write_csv,
+    "semicolon.csv": lambda path: write_csv(path, ";"),
+    "tab.tsv": lambda path: write_csv(path, "\t"),
+    "table.parquet": write_parquet,
+}
+
+
+def compress(path: Path, archive: str) -> Path:
+    import zstandard
+
+    data = path.read_bytes()
+    packed = path.with_name(path.name + archive)
+    half = len(data) // 2
+    one = gzip.compress if archive == ".gz" else zstandard.compress
+    packed.write_bytes(one(data[:half]) + one(data[half:]))  # two members, as parallel compressors write
+    return packed
+
+
+@pytest.mark.parametrize("archive", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_packing_gives_the_rows_of_the_json_lines(tmp_path: Path, name: str, archive: str) -> None:
+    path = tmp_path / name
+    WRITERS[name](path)
+    if archive:
+        path = compress(path, archive)
+    assert [value for _, value in outcome(path)] == ROWS
+    for start in (1, 299, 300, 650, 700, 900):
+        assert outcome(path, start) == outcome(path)[start:]
+
+
+def test_broken_csv_rows_are_refused_in_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "broken.csv"
+    path.write_bytes(
+        b"question,answer\r\n"  # 1
+        b"one,two\r\n"  # 2
+        b'"over\r\ntwo lines",yes\r\n'  # 3 and 4
+        b"too,many,cells\r\n"  # 5
+        b"too few\r\n"  # 6
+        b"\r\n"  # 7: blank, no row
+        b"empty,\r\n"  # 8
+        b"missing,NaN\r\n"  # 9
+        b"byte,\xff\r\n"  # 10
+        b'"quote" astray,x\r\n'  # 11
+        b"nul,\0\r\n"  # 12
+        b"fine,again\r\n"  # 13
+        b'never,"closed\r\n'  # 14
+        b"lost,in it\r\n"
+    )
+    found = outcome(path)
+    assert [row for row, _ in found] == [2, 3, 5, 6, 8, 9, 10, 11, 12, 13, 14]
+    by_row = dict(found)
+    assert by_row[3] == {"question": "over\r\ntwo lines", "answer": "yes"}
+    assert by_row[5] == "wrong number of cells: 3, the header has 2"
+    assert by_row[6] == "wrong number of cells: 1, the header has 2"
+    assert by_row[8] == {"question": "empty", "answer": ""}
+    assert isinstance(by_row[9], dict) and by_row[9]["answer"] != by_row[9]["answer"]
+    assert by_row[10] == "not valid UTF-8"
+    assert str(by_row[11]).startswith("not valid CSV:")
+    assert by_row[12] == "NUL byte in text"
+    assert by_row[13] == {"question": "fine", "answer": "again"}
+    assert by_row[14] == "not valid CSV: a quote opened here is never closed, 1 more lines are lost in it"
+
+
+def test_a_csv_cell_of_three_megabytes_is_fine(tmp_path: Path) -> None:
+    path = tmp_path / "large.csv"
+    path.write_text("text,n\n" + "x" * 3_000_000 + ",1\n")
+    assert outcome(path) == [(2, {"text": "x" * 3_000_000, "n": "1"})]
+
+
+@pytest.mark.parametrize("archive", [".gz", ".zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "comma.csv"])
+def test_a_truncated_archive_gives_the_rows_before_the_damage(
+    tmp_path: Path, name: str, archive: str
+) -> None:
+    random.seed(0)
+    noise = [{"instruction": f"{random.getrandbits(120):030x}", "output": "x"} for _ in range(20_000)]
+    path = tmp_path / name
+    if name.endswith(".csv"):
+        path.write_text("instruction,output\n" + "".join(f"{r['instruction']},x\n" for r in noise))
+    else:
+        path.write_bytes(json_lines(noise))
+    whole = gzip.compress(path.read_bytes())
+    if archive == ".zst":
+        import zstandard
+
+        whole = zstandard.compress(path.read_bytes())
+    packed = tmp_path / (name + archive)
+    packed.write_bytes(whole[: len(whole) * 2 // 3])
+    *rows, last = outcome(packed)
+    assert 5000 < len(rows) < 15_000
+    assert [value for _, value in rows] == noise[: len(rows)]
+    assert last[0] == rows[-1][0] + 1 and str(last[1]).startswith("damaged archive: ")
+
+
+def test_text_is_one_document_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "poem.txt"
+    path.write_bytes(b"\xef\xbb\xbfOne line.\r\n\r\nAnother.\n")
+    assert outcome(path) == [(1, "One line.\r\n\r\nAnother.\n")]
+    (tmp_path / "empty.md").write_text("\n \n")
+    assert outcome(tmp_path / "empty.md") == []
+    (tmp_path / "bytes.txt").write_bytes(b"fine\n\xe9t\xe9\n")
+    assert outcome(tmp_path / "bytes.txt") == [(1, "not valid UTF-8: 0xe9 at byte 6")]
+    (tmp_path / "nul.txt").write_bytes(b"PK\0\0")
+    assert outcome(tmp_path / "nul.txt") == [(1, "NUL byte in text")]
+
+
+@pytest.mark.parametrize("between", ["\n\n", "\n"])
+def test_a_large_text_comes_in_parts_that_lose_nothing(tmp_path: Path, between: str) -> None:
+    path = tmp_path / "book.txt"
+    text = between.join(f"paragraph {i} " + "word " * 30 for i in range(10_000))
+    path.write_text(text)
+    parts = outcome(path)
+    assert "".join(str(value) for _, value in parts) == text
+    assert all(len(str(value)) <= 4 * readers.PART + 200 for _, value in parts)
+    lines = text.splitlines()
+    for row, value in parts:
+        assert str(value).startswith(lines[row - 1])
+    if between == "\n\n":
+        assert all(str(value).endswith("\n\n") for _, value in parts[:-1]) and len(parts) > 20
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column"),
+    [
+        ('[\n {"a": 1},\n {"a" 2}\n]', 3, 7),
+        ('[{"a": 1},', 1, 11),
+        ('[{"a": 1}] x', 1, 12),
+        ('{\n"a": }', 2, 6),
+    ],
+)
+def test_a_broken_json_file_is_an_error_with_its_place(
+    tmp_path: Path, text: str, line: int, column: int
+) -> None:
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        outcome(path)
+    [problem] = caught.value.problems
+    assert (problem.file, problem.line, problem.column) == (str(path), line, column)
+    assert problem.message.startswith("not valid JSON")
+
+
+def test_a_json_array_refuses_single_items(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.json"
+    path.write_text('[{"a": 1}, 2, "three", {"a": "\\udc00"}, {"a": 5}]')
+    assert outcome(path) == [
+        (1, {"a": 1}),
+        (2, "not an object: a number"),
+        (3, "not an object: a string"),
+        (4, "half a surrogate pair in a string"),
+        (5, {"a": 5}),
+    ]
+
+
+def test_json_lines_whose_first_line_is_broken_are_still_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.json"
+    path.write_text('{"a": \n{"a": 2}\n')
+    assert [row for row, _ in outcome(path)] == [1, 2] and outcome(path)[1] == (2, {"a": 2})
+
+
+def test_an_object_alone_is_one_row(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"text": "x", "tags": ["a", "b"]}, indent=1))
+    assert outcome(path) == [(1, {"text": "x", "tags": ["a", "b"]})]
+
+
+WHOLE_FILES: list[tuple[str, bytes, str]] = [
+    ("utf16.jsonl", '{"a": 1}'.encode("utf-16"), "UTF-16"),
+    ("fake.jsonl.gz", b'{"a": 1}\n', "not a .gz archive"),
+    ("fake.csv.zst", b"a,b\n", "not a .zst archive"),
+    ("fake.parquet", b"a,b\n" * 10, "not a Parquet file"),
+    ("latin.json", b'[{"a": "\xe9"}]', "not valid UTF-8"),
+    ("twice.csv", b"a,a\n1,2\n", "column 'a' stands twice"),
+    ("what.xlsx", b"PK", "unknown kind of file"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "message"), WHOLE_FILES, ids=[name for name, _, _ in WHOLE_FILES])
+def test_what_is_wrong_with_a_whole_file_is_one_error(
+    tmp_path: Path, name: str, data: bytes, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=message):
+        outcome(path)
+
+
+def test_a_missing_file_is_an_error_without_a_traceback(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        outcome(tmp_path / "gone.jsonl")
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.json", "empty.csv", "empty.txt"])
+def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert outcome(tmp_path / name) == []
+
+
+def test_parquet_text_that_is_no_utf8_costs_only_its_row(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    raw = pa.array([b"fine", b"\xff\xfe", None, b"too"], pa.binary())
+    path = tmp_path / "bytes.parquet"
+    pq.write_table(pa.table({"text": raw.view(pa.string())}), path)
+    assert outcome(path) == [
+        (1, {"text": "fine"}),
+        (2, "not valid UTF-8"),
+        (3, {"text": None}),
+        (4, {"text": "too"}),
+    ]
+
+
+def test_a_damaged_row_group_costs_only_itself(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "damaged.parquet"
+    write_parquet(path)
+    column = pq.ParquetFile(path).metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    first = column.dictionary_page_offset or column.data_page_offset
+    data[first : first + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(data)
+    found = outcome(path)
+    assert [value for _, value in found[:300]] == ROWS[:300]
+    assert found[300][0] == 301 and str(found[300][1]).startswith("damaged Parquet: 300 rows are lost")
+    assert found[301:] == list(zip(range(601, 701), ROWS[600:], strict=True))
+
+
+def test_reading_starts_before_the_file_is_read_whole(tmp_path: Path) -> None:
+    import itertools
+    import tracemalloc
+
+    path = tmp_path / "large.jsonl"
+    line = json.dumps({"text": "x" * 1000}).encode() + b"\n"
+    path.write_bytes(line * 20_000)
+    tracemalloc.start()
+    assert sum(1 for row in read_rows(path) if isinstance(row, Raw)) == 20_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * 2**20 < path.stat().st_size
+    assert len(list(itertools.islice(read_rows(path), 3))) == 3
+
+
+def test_the_suffix_says_how_a_file_is_read() -> None:
+    names = ["a.jsonl", "a.b.JSONL.GZ", "a.csv.zst", "a.gz", "a", "a.jsonl.bak", "x.txt.gz"]
+    assert [data_suffix(name) for name in names] == [".jsonl", ".jsonl", ".csv", "", "", "", ".txt"]

@@ -1,0 +1,86 @@
+"""Recipes: every key of the schema stands in what is written, and what is written is a good job."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.job import load_job
+from stoker.job.document import parse_document
+from stoker.job.keys import describe, field_at, schema_paths
+from stoker.job.recipes import recipe_description, recipe_names, write_recipe
+
+SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
+
+
+def test_the_default_comes_first_and_all_are_there() -> None:
+    assert recipe_names() == ["sft-lora", "module-digits", "pretrain-10m", "sft-full"]
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(write_recipe(name))
+    loaded = load_job(path)
+    assert loaded.origins["version"].source == "file"
+    set_here = {key for key, origin in loaded.origins.items() if origin.source == "file"}
+    assert set_here <= {
+        "version", "task", "model.name", "data[0].path", "tune.method", "steps", "epochs", "train.lr",
+        "train.batch", "module.model", "module.loss", "module.data", "module.evaluate",
+    }  # fmt: skip
+
+
+def test_the_default_recipe_has_its_values(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(write_recipe())
+    job = load_job(path).job
+    assert job.model is not None
+    found = (
+        job.task,
+        job.model.name,
+        job.data[0].path,
+        job.tune.method,
+        job.steps,
+        job.train.batch,
+        job.train.lr,
+    )
+    assert found == ("sft", "smollm2-135m", "chatterbot-corpus", "lora", 60, 8, 5e-4)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_key_of_the_schema_is_written_with_its_type_and_meaning(name: str) -> None:
+    text = write_recipe(name)
+    whole = parse_document(SWITCHED_OFF.sub(r"\1", text), "job.yaml").data
+    flat = " ".join(line.strip().removeprefix("#").strip() for line in text.splitlines())
+    for path in schema_paths():
+        indexed = path if path[0] != "data" or len(path) == 1 else ("data", 0, *path[1:])
+        value = whole
+        for part in indexed:
+            value = value[part]
+        field, _ = field_at(indexed)
+        assert field is not None
+        assert " ".join(str(field.description).split()) in flat, path
+        if not isinstance(value, dict) and path not in (("data",), ("evaluate", "data")):
+            assert f"{field.description} [{describe(field)}; " in flat, path
+
+
+def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    text = SWITCHED_OFF.sub(r"\1", write_recipe("sft-lora"))
+    # All but what excludes itself: steps and epochs, weights and temperature, the block of another task.
+    text = re.sub(r"^(epochs|    weight):.*\n", "", text, flags=re.MULTILINE)
+    path.write_text(text[: text.index("# the block of task: module")])
+    assert load_job(path).job.checkpoint.to == "checkpoints"
+
+
+def test_lines_fit() -> None:
+    assert max(len(line) for name in recipe_names() for line in write_recipe(name).splitlines()) <= 110
+
+
+def test_an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"there is no recipe `sft-lorra`; write sft-lora"):
+        write_recipe("sft-lorra")
+    assert recipe_description("sft-lora").startswith("Teaches a small chat model")
