@@ -354,8 +354,18 @@ def test_refuses_a_folder_that_lacks_a_tensor(tmp_path: Path) -> None:
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"lacks 1 tensors, as blk\.1\.ffn_up\.weight"):
-        write_gguf(folder, tmp_path / "model.gguf")
-    assert not (tmp_path / "model.gguf").exists()
+        write_gguf(folder, tmp_path / "out" / "model.gguf")
+    assert not (tmp_path / "out").exists()
+
+
+def test_reads_a_model_in_shards(tmp_path: Path) -> None:
+    folder, model = _folder(tmp_path / "model", "llama")
+    write_gguf(folder, tmp_path / "one.gguf", dtype="f32")
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("model-*-of-*.safetensors"))) > 1
+    write_gguf(folder, tmp_path / "many.gguf", dtype="f32")
+    assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "many.gguf").read_bytes()
 
 
 @pytest.mark.parametrize(("value", "reason"), [(float("nan"), "not finite"), (1e5, "float16")])

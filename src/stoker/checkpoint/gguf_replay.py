@@ -186,8 +186,8 @@ def _through_llamacpp(gguf: Path, request: ReplayRequest) -> Replay:
 def _continuation(ask: _Asker, prompt: list[int], request: ReplayRequest) -> Continuation:
     greedy = {"prompt": prompt, "temperature": 0, "return_tokens": True, "cache_prompt": False}
     answer = ask("/completion", n_predict=request.new_tokens, **greedy)
-    # Asked apart: the server says nothing about tokens that end amid a UTF-8 character, and in a longer answer
-    # the next one's would stand in their place.
+    # Asked apart: the server says nothing about tokens that end amid a UTF-8 character, and in a longer
+    # answer the next one's would stand in their place.
     opening = ask("/completion", n_predict=1, n_probs=request.top, **greedy)
     first = [
         choice for told in opening.get("completion_probabilities", []) for choice in told["top_logprobs"]

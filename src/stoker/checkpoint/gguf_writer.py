@@ -6,6 +6,7 @@ something else than what was trained is worse than none.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -49,6 +50,8 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
     """
     from stoker.checkpoint.gguf_tokenizer import read_tokenizer
 
+    if importlib.util.find_spec("gguf") is None:
+        raise UserError("writing GGUF needs the gguf package; pip install 'stoker[gguf]'")
     config_file = folder / "config.json"
     try:
         raw = json.loads(config_file.read_text("utf-8"))
@@ -65,10 +68,10 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     family = FAMILIES[raw["architectures"][0]]
     tokenizer = read_tokenizer(folder, vocab_size=config.vocab_size)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")
     with ExitStack() as files:
         sources = _sources(folder, config, family, dtype, files)
+        target.parent.mkdir(parents=True, exist_ok=True)
         writer = GGUFWriter(partial, family.name)
         try:
             _write_config(writer, config, dtype, name=f"{folder.name} ({raw['architectures'][0]})")
@@ -119,9 +122,10 @@ def _sources(folder: Path, config: Any, family: Family, dtype: Dtype, files: Exi
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
     from safetensors import SafetensorError, safe_open
 
-    paths = sorted(folder.glob("model*.safetensors"))
+    whole = folder / "model.safetensors"
+    paths = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
     if not paths:
-        raise UserError(Problem("no model*.safetensors in the folder", file=str(folder)))
+        raise UserError(Problem("no model.safetensors in the folder", file=str(folder)))
     arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
     names = get_tensor_name_map(arch, config.num_hidden_layers)
     found: dict[str, _Source] = {}

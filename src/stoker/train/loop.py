@@ -16,12 +16,13 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.store import State, Store
+from stoker.checkpoint.weights import restore_weights, saved_buffers, trainable
 from stoker.data.order import stream_key
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.optimizer import optimizer_tensors, restore_optimizer, trainable
+from stoker.train.optimizer import optimizer_tensors, restore_optimizer
 from stoker.train.progress import Display
 from stoker.train.schedule import Schedule
 from stoker.train.task import Part, Task
@@ -250,7 +251,7 @@ class Loop:
 
     def _state(self) -> State:
         model = {f"model/{name}": p.detach() for name, p in trainable(self.task.model).items()}
-        buffers = {f"buffer/{name}": b for name, b in _saved_buffers(self.task.model).items()}
+        buffers = {f"buffer/{name}": b for name, b in saved_buffers(self.task.model).items()}
         tensors, numbers = optimizer_tensors(self.task.model, self.optimizer)
         return State(
             self.progress.step,
@@ -284,23 +285,3 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _saved_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that training changes (batch norm's averages); of a frozen model there are none."""
-    if not all(p.requires_grad for p in model.parameters()):
-        return {}
-    return {name: b for name, b in model.named_buffers() if name in model.state_dict()}
-
-
-@torch.no_grad()
-def restore_weights(model: torch.nn.Module, state: State) -> None:
-    """Copies the weights of a checkpoint into the model."""
-    places: dict[str, torch.Tensor] = {f"model/{name}": p for name, p in trainable(model).items()}
-    places |= {f"buffer/{name}": b for name, b in _saved_buffers(model).items()}
-    saved = {key for key in state.tensors if not key.startswith("optimizer/")}
-    if saved != set(places):
-        odd = sorted(saved ^ set(places))[0]
-        raise RunFailed(f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them")
-    for key, place in places.items():
-        place.copy_(state.tensors[key])

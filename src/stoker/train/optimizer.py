@@ -8,12 +8,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
+from stoker.checkpoint.weights import trainable
 from stoker.job.schema import TrainBlock
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are trained, by name; a shared one once."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from stoker.checkpoint.store import Store
+from stoker.checkpoint.weights import trainable
 from stoker.data.audit import Audit, audit
 from stoker.data.build import Report
 from stoker.data.corpus import Corpus, open_corpus
@@ -22,15 +23,15 @@ from stoker.hardware.device import Device, choose_device
 from stoker.job.load import LoadedJob
 from stoker.job.render import dump_job
 from stoker.job.schema import Job
-from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.adapters import unwrap
+from stoker.models.build import build_model
 from stoker.models.layout import lay_out_for
-from stoker.models.load import load_model
 from stoker.models.text import TextSide, open_text_side
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.recompute import recompute_blocks
 from stoker.runs.folder import RunFolder
 from stoker.train.loop import Loop, Outcome, Plan
-from stoker.train.optimizer import build_optimizer, trainable
+from stoker.train.optimizer import build_optimizer
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
 from stoker.train.schedule import Schedule, warmup_steps
@@ -134,21 +135,6 @@ def prepare_module(job: Job, model: nn.Module, loss: Any, data: Any, held_out: A
     return Prepared(job, task, device, {"model": f"{type(model).__name__}: {describe_parameters(model)}"}, {})
 
 
-def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
-    """The job's model on its device, in training mode, with fresh adapters where it is tuned with them."""
-    assert job.model is not None
-    # Trained weights are float32; a frozen base is held in the precision that it is computed in.
-    frozen = job.tune.method != "full" and device.autocast_dtype is not None
-    dtype = device.autocast_dtype if frozen and device.autocast_dtype is not None else torch.float32
-    model: nn.Module = load_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id)
-    if job.model.quantise == "none":
-        model = model.to(device.torch)
-    if job.tune.method != "full":
-        torch.manual_seed(job.seed)
-        model = add_adapter(model, job.tune)  # type: ignore[arg-type]
-    return model.train()
-
-
 def apply_to_blocks(job: Job, model: nn.Module) -> None:
     """Recompute, then compile."""
     if job.parallel.recompute == "full":
@@ -201,6 +187,9 @@ def start(
     display = display or Display(plan.steps, task.unit, quiet=quiet)
     loop = Loop(task, build_optimizer(task.model, job.train), schedule, plan, prepared.device, folder, store, display)
     resumed = loop.resume()
+    if resumed >= plan.steps:
+        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
+        return Outcome("done", resumed, None, None, None), loop
     folder.job.write_text(dump_job(job), encoding="utf-8")
     folder.write_environment(environment(prepared))
     facts = {**prepared.facts, **_derived(prepared, plan, schedule)}

@@ -22,15 +22,23 @@ EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept,
 
 
 class LanguageTask:
-    """Samples are the corpus' sequences; a target is a trained token."""
+    """Samples are the corpus' sequences; a target is a trained token.
+
+    Without a corpus, only given documents can be evaluated.
+    """
 
     unit = "token"
 
-    def __init__(self, model: nn.Module, language: LanguageModel, corpus: Corpus, device: torch.device) -> None:
+    def __init__(self, model: nn.Module, language: LanguageModel, corpus: Corpus | None, device: torch.device) -> None:
         self.model = model  # with its adapters around it
         self.language = language
-        self.corpus = corpus
+        self._corpus = corpus
         self.device = device
+
+    @property
+    def corpus(self) -> Corpus:
+        assert self._corpus is not None
+        return self._corpus
 
     def epoch_samples(self, epochs: float) -> int:
         return self.corpus.sequences.total(epochs)

@@ -1,0 +1,107 @@
+"""A run as something to use: its model with the weights of one of its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from stoker.checkpoint.store import Store
+from stoker.checkpoint.weights import restore_weights
+from stoker.errors import UserError
+from stoker.hardware.device import Device, choose_device
+from stoker.job.load import LoadedJob, load_job
+from stoker.job.schema import Job
+from stoker.models.build import build_model
+from stoker.models.text import TextSide, open_text_side
+from stoker.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class TunedRun:
+    """A trained language model.
+
+    Attributes:
+        folder: the run it comes from.
+        step: of the checkpoint.
+        model: with its adapters around it, in evaluation mode.
+        text: tokenizer, codec and sequence length.
+    """
+
+    folder: RunFolder
+    loaded: LoadedJob
+    step: int
+    model: nn.Module
+    text: TextSide
+    device: Device
+
+    @property
+    def job(self) -> Job:
+        return self.loaded.job
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self.text.tokenizer
+
+
+def find_run(path: str, base: Path) -> RunFolder:
+    """The run at a path, or of that name below ``runs/``.
+
+    Raises:
+        UserError: there is none; the nearest is named.
+    """
+    for candidate in (base / path, base / "runs" / path):
+        folder = RunFolder(candidate)
+        if folder.job.is_file() and folder.events.is_file():
+            return folder
+    known = sorted(str(events.parent.relative_to(base)) for events in (base / "runs").glob("*/events.jsonl"))
+    near = get_close_matches(path, known, 1, 0.3) or known[:1]
+    if (base / path).is_file():
+        raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))
+    raise UserError(f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one"))
+
+
+def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[Store, int]:
+    """The store and step of a checkpoint: ``last``, ``best``, or a step.
+
+    Raises:
+        UserError: the run has no such checkpoint.
+    """
+    store = Store(base / job.checkpoint.to if job.checkpoint.to else folder.checkpoints)
+    steps = store.steps()
+    if not steps:
+        raise UserError(f"{folder.path} has no checkpoint yet")
+    if at == "last":
+        return store, steps[-1]
+    if at == "best":
+        state = json.loads((store.path(steps[-1]) / "state.json").read_text(encoding="utf-8"))
+        best = state["progress"]["best_step"]
+        if best not in steps:
+            raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
+        return store, best
+    if not at.isdigit() or int(at) not in steps:
+        raise UserError(f"{folder.path} has no checkpoint {at!r}: write last, best, or one of {', '.join(map(str, steps))}")
+    return store, int(at)
+
+
+def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
+    """Loads a run's model with the weights of a checkpoint."""
+    folder = find_run(path, base)
+    loaded = load_job(folder.job)
+    job = loaded.job
+    if job.model is None:
+        raise UserError(f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}")
+    store, step = checkpoint_step(folder, job, at, base)
+    # What was trained in mixed precision is used in it, too.
+    device = choose_device(job.train.precision)
+    text = open_text_side(loaded, base)
+    model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    restore_weights(model, store.load(step))
+    return TunedRun(folder, loaded, step, model.eval(), text, device)

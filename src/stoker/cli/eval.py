@@ -1,0 +1,59 @@
+"""Measure a run on data: loss, perplexity, token accuracy over the trained tokens."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from stoker.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker eval``."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="file, folder, hub id or catalogue name; by default the held-out rows")
+    parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate and print."""
+    from stoker.cli.report import TokeniseReport, quiet_libraries
+
+    quiet_libraries()
+    from stoker.checkpoint.tuned import open_run
+    from stoker.train.measure import measure
+
+    base = Path.cwd()
+    if arguments.data is not None:
+        _check(arguments, base)
+    tuned = open_run(arguments.run, base, at=arguments.at)
+    with TokeniseReport() as report:
+        results = measure(tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report)
+    if arguments.json:
+        print(json.dumps({name: result.as_json() for name, result in results.items()} | {"step": tuned.step}
+                         if arguments.compare else results["tuned"].as_json() | {"step": tuned.step}))
+        return 0
+    for name, result in results.items():
+        label = f"step {tuned.step}" if name == "tuned" else "untuned"
+        print(
+            f"{label:<10} loss {result.evaluation.loss:.4f}  perplexity {result.evaluation.perplexity:.2f}  "
+            f"token accuracy {result.evaluation.accuracy:.1%}  "
+            f"({result.evaluation.targets:,} trained tokens of {result.rows_used} rows; {result.rows_dropped} dropped)"
+        )
+    return 0
+
+
+def _check(arguments: argparse.Namespace, base: Path) -> None:
+    from stoker.data.sources import source_problem
+    from stoker.job.schema import SourceBlock
+
+    formats = SourceBlock.model_fields["format"].annotation.__args__  # type: ignore[union-attr]
+    if arguments.format not in formats:
+        raise UserError(f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}")
+    problem = source_problem(SourceBlock(path=arguments.data), base)
+    if problem:
+        raise UserError("; ".join(problem))

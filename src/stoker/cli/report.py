@@ -1,0 +1,57 @@
+"""What verbs that take a while show on stderr, and what libraries do not get to show there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+LINE_EVERY = 50_000  # rows between two plain lines where there is no terminal
+
+
+class TokeniseReport:
+    """Called as a source is tokenised: a live line a source on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("tokenising {task.description}"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
+        self._lines: dict[str, int] = {}
+
+    def __enter__(self) -> TokeniseReport:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def __call__(self, source: str, rows: int, tokens: int) -> None:
+        text = f"{source}: {rows:,} rows, {tokens:,} tokens"
+        if self._progress is None:
+            if rows // LINE_EVERY > self._lines.get(source, 0) // LINE_EVERY:
+                print(f"tokenising {text}", file=sys.stderr)
+            self._lines[source] = rows
+            return
+        if source not in self._lines:
+            self._lines[source] = self._progress.add_task(text, total=None)
+        self._progress.update(self._lines[source], description=text)  # type: ignore[arg-type]
+
+
+def quiet_libraries() -> None:
+    """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    logging.getLogger("torch.distributed").setLevel(logging.ERROR)
