@@ -14,38 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.errors import Problem, UserError
+from stoker.models.pre_tokenizers import DIGITS, GPT2, PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-"""What ByteLevel(use_regex=True) splits by."""
-
-DIGITS = r"\p{N}"
-"""What Digits(individual_digits=True) splits by."""
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_CL100K = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _NEWLINES_AND_SPACES
-)
-LLAMA3 = _CL100K % "{1,3}"
-QWEN2 = _CL100K % ""
-TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _NEWLINES_AND_SPACES
-)
-
-PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
-    ((GPT2,), False): "gpt-2",
-    ((DIGITS, GPT2), False): "smollm",
-    ((LLAMA3,), True): "llama-bpe",
-    ((LLAMA3,), False): "smaug-bpe",
-    ((QWEN2,), False): "qwen2",
-    ((TEKKEN,), True): "tekken",
-}
-"""(splitting rules in order, whether a piece that is a token skips the merges) -> ``tokenizer.ggml.pre``."""
 
 
 class Unsupported(Exception):

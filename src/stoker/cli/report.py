@@ -48,6 +48,7 @@ def quiet_libraries() -> None:
     """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
     from transformers.utils import logging as transformers_logging

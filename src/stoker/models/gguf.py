@@ -14,14 +14,16 @@ from stoker.data.cache import lock
 from stoker.data.fingerprints import file_digest
 from stoker.data.sources import cache_folder
 from stoker.errors import UserError
+from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 
 def _folder(path: Path, part: str) -> Path:
+    # The number is raised whenever the same file would be read otherwise.
     digest = file_digest([path], cache_folder() / "fingerprints.json")[0]
-    return cache_folder() / "gguf" / digest[:32] / part
+    return cache_folder() / "gguf-2" / digest[:32] / part
 
 
 def tokenizer_of_gguf(path: Path) -> Path:
@@ -37,8 +39,19 @@ def tokenizer_of_gguf(path: Path) -> Path:
                 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             except (ValueError, KeyError, OSError) as error:
                 raise UserError(f"{path} cannot be read: {error}") from error
+            _restore_splitting(path, tokenizer)
             _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
     return folder
+
+
+def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Puts in the splitting rules that the file names: transformers reads the merges, but not these."""
+    from gguf import GGUFReader
+
+    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+    found = pre_tokenizer_named(str(field.contents())) if field is not None else None
+    if found is not None and hasattr(tokenizer.backend_tokenizer.model, "ignore_merges"):
+        tokenizer.backend_tokenizer.pre_tokenizer, tokenizer.backend_tokenizer.model.ignore_merges = found
 
 
 def weights_of_gguf(path: Path) -> Path:

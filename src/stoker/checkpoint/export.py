@@ -1,0 +1,182 @@
+"""Exports: what peft, transformers and llama.cpp load, with the template and the stop tokens inside.
+
+An export is written under another name, replayed in a fresh process by the program that will serve it, and
+gets its own name only when it answers as the trained model does.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from peft import PeftModel
+from torch import nn
+
+from stoker.checkpoint.gguf_layout import gguf_problem
+from stoker.checkpoint.gguf_writer import write_gguf
+from stoker.checkpoint.tuned import TunedRun
+from stoker.data.tokenise import TextCodec
+from stoker.errors import RunFailed, UserError
+from stoker.models.adapters import unwrap
+from stoker.models.gguf import weights_of_gguf
+from stoker.models.source import locate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Format = Literal["adapter", "merged", "gguf"]
+FORMATS: tuple[Format, ...] = ("adapter", "merged", "gguf")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+GGUF_DTYPES: dict[str, Literal["f32", "f16", "q8_0"]] = {"fp32": "f32", "fp16": "f16", "q8_0": "q8_0"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """What is asked for.
+
+    Attributes:
+        format: ``adapter`` (peft), ``merged`` (transformers) or ``gguf`` (llama.cpp).
+        to: the folder it shall lie in.
+        dtype: of the weights; None takes what the format is best in.
+    """
+
+    format: Format
+    to: Path
+    dtype: str | None = None
+
+    @property
+    def weights(self) -> str:
+        """The type of the weights that are written."""
+        return self.dtype or ("fp16" if self.format == "gguf" else "fp32")
+
+
+def check_export(tuned: TunedRun, export: Export) -> None:
+    """Refuses what cannot be, before anything is written.
+
+    Raises:
+        UserError: the target is taken, or the format does not fit the run.
+    """
+    if export.to.exists() and (not export.to.is_dir() or any(export.to.iterdir())):
+        raise UserError(f"{export.to} exists already: give another --to")
+    adapted = isinstance(tuned.model, PeftModel)
+    if export.format == "adapter" and not adapted:
+        raise UserError("this run trained all weights, so there is no adapter: write --format merged")
+    if export.format == "adapter" and export.dtype:
+        raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
+    known = GGUF_DTYPES if export.format == "gguf" else DTYPES
+    if export.dtype and export.dtype not in known:
+        raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
+    assert tuned.job.model is not None
+    if export.format != "adapter" and tuned.job.model.quantise != "none":
+        raise UserError("the base is quantised, and merging into it would round the tuning away: write --format adapter")
+    if export.format == "gguf" and (problem := gguf_problem(unwrap(tuned.model).config.to_dict())):
+        raise UserError(f"this model cannot become a GGUF file: {problem}")
+
+
+def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[Path], None]) -> Path:
+    """Writes the export beside its target, has it verified, and gives it its name.
+
+    Args:
+        verify: raises where what was written does not answer as the run does.
+
+    Returns:
+        The folder, or the GGUF file in it.
+
+    Raises:
+        RunFailed: the disk is full, or ``verify`` found a difference; what was written is then called ``TO.differs``.
+    """
+    check_export(tuned, export)
+    export.to.parent.mkdir(parents=True, exist_ok=True)
+    partial = export.to.with_name(f".{export.to.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        written = _WRITERS[export.format](tuned, export, base, partial)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    try:
+        verify(written)
+    except RunFailed as error:
+        differs = export.to.with_name(f"{export.to.name}.differs")
+        shutil.rmtree(differs, ignore_errors=True)
+        partial.rename(differs)
+        raise RunFailed(f"{error}; what was written lies in {differs}") from error
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if export.to.exists():
+        export.to.rmdir()  # empty, as checked
+    partial.rename(export.to)
+    return export.to / written.relative_to(partial)
+
+
+def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
+    assert isinstance(tuned.model, PeftModel)
+    tuned.model.peft_config["default"].base_model_name_or_path = base_of(tuned, base)
+    tuned.model.save_pretrained(folder)
+    served_tokenizer(tuned).save_pretrained(folder)
+    return folder
+
+
+def base_of(tuned: TunedRun, base: Path) -> str:
+    """What plain transformers loads as the base of an adapter: the hub id, or a folder."""
+    assert tuned.job.model is not None
+    source = locate(tuned.job.model.name, base)
+    assert source is not None
+    return str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+
+
+def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
+    model = merged_model(tuned.model).to(DTYPES[export.weights])
+    stops = sorted(codec_of_run(tuned).stop_ids)
+    model.generation_config.eos_token_id = stops[0] if len(stops) == 1 else stops
+    model.generation_config.do_sample = model.generation_config.do_sample or None
+    model.config.eos_token_id = model.generation_config.eos_token_id
+    model.save_pretrained(folder)
+    served_tokenizer(tuned).save_pretrained(folder)
+    return folder
+
+
+def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]  # noqa: ANN201 - a PreTrainedModel of any class
+    """The model with its adapters added into its weights, in float32: the sum is rounded once, at the end."""
+    if isinstance(model, PeftModel):
+        return model.float().merge_and_unload()
+    return model
+
+
+def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
+    assert tuned.job.model is not None
+    target = folder / f"{Path(tuned.job.model.name).stem}-{tuned.folder.path.name}.gguf"
+    with TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as temporary:
+        merged = _merged(tuned, Export("merged", Path(temporary)), base, Path(temporary))
+        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights])
+    return target
+
+
+def codec_of_run(tuned: TunedRun) -> TextCodec:
+    """The codec with the template that the run was trained with."""
+    return tuned.text.codec.for_template(tuned.job.data[0].template, Path.cwd())
+
+
+def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
+    """The tokenizer with the template of the training inside, whoever's it was."""
+    tokenizer = tuned.tokenizer
+    if tuned.job.task != "pretrain":
+        tokenizer.chat_template = codec_of_run(tuned).template.source
+    return tokenizer
+
+
+_WRITERS: dict[Format, Callable[[TunedRun, Export, Path, Path], Path]] = {
+    "adapter": _adapter,
+    "merged": _merged,
+    "gguf": _gguf,
+}

@@ -1,0 +1,118 @@
+"""Whether an export answers as the run does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from stoker.checkpoint.export import Export, codec_of_run
+from stoker.checkpoint.gguf_layout import transformers_gguf_problem
+from stoker.checkpoint.gguf_replay import ReplayRequest, replay
+from stoker.checkpoint.replay import Answer, Question, answer, answer_afresh, compare
+from stoker.checkpoint.tuned import TunedRun
+from stoker.data.corpus import open_corpus
+from stoker.errors import RunFailed, UserError
+from stoker.models.adapters import unwrap
+
+ROWS = 6
+LONGEST = 96  # tokens of a row that are compared: the logits of a large vocabulary fill memory
+# Largest difference of logits, as a share of their standard deviation. 16-bit weights carry 3 (bf16) or 11 (fp16)
+# bits of mantissa less than float32; 8-bit blocks are off by about 0.6 % each, which adds up over the layers.
+TOLERANCE = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 0.2, "q8_0": 0.6}
+CONVERSATION = [{"role": "user", "content": "Name 3 colours, please.\nThen  stop."}]
+TEXTS = ["Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve café — 你好，世界 🙂"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What the trained model answers, kept before its weights are merged for the export."""
+
+    questions: tuple[Question, ...]
+    answers: tuple[Answer, ...]
+    stop_ids: tuple[int, ...]
+    conversation: tuple[int, ...]
+    texts: tuple[tuple[int, ...], ...]
+
+
+def take_reference(tuned: TunedRun, base: Path) -> Reference:
+    """Asks the trained model the questions that the export will be asked: held-out rows, training rows where there are none."""
+    codec = codec_of_run(tuned)
+    questions = tuple(_questions(tuned, base))
+    stops = tuple(sorted(codec.stop_ids))
+    conversation: tuple[int, ...] = ()
+    if tuned.job.task != "pretrain":
+        text = codec.template.render(CONVERSATION, prompt=True)
+        conversation = tuple(codec.tokenizer.encode(text, add_special_tokens=False).ids)
+    texts = tuple(tuple(codec.tokenizer.encode(t, add_special_tokens=False).ids) for t in TEXTS)
+    return Reference(questions, tuple(answer(tuned.model, questions, stops)), stops, conversation, texts)
+
+
+def _questions(tuned: TunedRun, base: Path) -> list[Question]:
+    corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
+    documents = corpus.evaluation_documents() or corpus.sequences[0]
+    step = max(1, len(documents) // ROWS)
+    questions = []
+    for document in documents[::step][:ROWS]:
+        ids = tuple(int(i) for i in document.row.ids[:LONGEST])
+        trained = document.row.trained[: len(ids)]
+        prompt = int(trained.argmax()) if tuned.job.task != "pretrain" and trained.any() else len(ids) // 2
+        questions.append(Question(ids, max(1, min(prompt, len(ids) - 1))))
+    corpus.close()
+    return questions
+
+
+def verify(reference: Reference, export: Export, written: Path) -> str:
+    """Replays the artifact and compares; one line for people.
+
+    Raises:
+        RunFailed: it cannot be loaded, or answers, stops or tokenises differently.
+    """
+    if export.format == "gguf":
+        return _verify_gguf(reference, export, written)
+    conversation = CONVERSATION if reference.conversation else []
+    replayed, encoded = answer_afresh(written, reference.questions, reference.stop_ids, conversation)
+    if tuple(encoded) != reference.conversation:
+        raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
+    said = compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
+    return said
+
+
+def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
+    """Through llama.cpp where it is installed: tokens, template, first-token log-probabilities, and where answers end."""
+    request = ReplayRequest(
+        prompts=[list(q.ids[: q.prompt]) for q in reference.questions],
+        texts=TEXTS,
+        conversations=[CONVERSATION] if reference.conversation else [],
+    )
+    try:
+        got, program = replay(written, request, through="llamacpp"), "llama.cpp"
+    except UserError:
+        got, program = replay(written, request, through="transformers"), "transformers (llama.cpp is not installed)"
+    tolerance = TOLERANCE[export.weights]
+    worst, equal = 0.0, 0
+    for question, ours, theirs in zip(reference.questions, reference.answers, got.continuations, strict=True):
+        logits = ours.logits[question.prompt - 1]
+        expected = logits.log_softmax(-1)
+        for token, log_probability in theirs.first.items():
+            worst = max(worst, float((expected[token] - log_probability).abs() / logits.std()))
+        ours_until = ours.tokens[: len(theirs.tokens)]
+        equal += tuple(theirs.tokens[: len(ours_until)]) == ours_until
+    if worst > tolerance:
+        raise RunFailed(
+            f"the GGUF answers differently in {program}: log-probabilities differ by {worst:.2g} of the logits' spread, "
+            f"{tolerance:g} is allowed"
+        )
+    _check_text(reference, got.encodings, program)
+    return (
+        f"replayed {len(reference.questions)} rows through {program}: log-probabilities within {worst:.1e} of the "
+        f"logits' spread ({tolerance:g} allowed), {equal} of {len(reference.questions)} greedy answers equal, tokens equal"
+    )
+
+
+def _check_text(reference: Reference, encodings: Sequence[Sequence[int]], program: str) -> None:
+    for text, ours, theirs in zip(TEXTS, reference.texts, encodings, strict=True):
+        if list(ours) != list(theirs):
+            raise RunFailed(f"the GGUF tokenises differently in {program}: {text!r} gives {list(theirs)[:8]}, trained {list(ours)[:8]}")

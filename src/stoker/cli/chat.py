@@ -1,0 +1,124 @@
+"""Talk to a run; answers stream. /new begins anew, /quit or Ctrl-D ends."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from stoker.checkpoint.tuned import TunedRun
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker chat``."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument("--prompt", help="one question, one answer")
+    parser.add_argument("--system", help="a system message before the conversation")
+    parser.add_argument("--compare", action="store_true", help="answer with and without the tuning")
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer one prompt, or hold a conversation."""
+    if arguments.max_tokens < 1 or arguments.temperature < 0:
+        raise UserError("--max-tokens must be above 0, and --temperature at least 0")
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    from stoker.checkpoint.tuned import open_run
+
+    tuned = open_run(arguments.run, Path.cwd(), at=arguments.at)
+    chat = _Chat(tuned, arguments)
+    if arguments.prompt is not None:
+        chat.ask(arguments.prompt)
+        return 0
+    interactive = sys.stdin.isatty()
+    if interactive:
+        print(f"{tuned.folder.path}, step {tuned.step}; /new begins anew, /quit ends")
+    while True:
+        try:
+            line = input("you> " if interactive else "").strip()
+        except EOFError:
+            return 0
+        if line == "/quit":
+            return 0
+        if line == "/new":
+            chat.begin()
+        elif line:
+            chat.ask(line)
+
+
+class _Chat:
+    """A conversation with the tuned model, and beside it one with the model as it was."""
+
+    def __init__(self, tuned: TunedRun, arguments: argparse.Namespace) -> None:
+        self.tuned, self.arguments = tuned, arguments
+        self.codec = tuned.text.codec.for_template(tuned.job.data[0].template, Path.cwd())
+        self.untuned = _untuned(tuned) if arguments.compare else None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was said."""
+        system = self.arguments.system
+        first = [{"role": "system", "content": system}] if system else []
+        self.turns = {"untuned": list(first), "tuned": list(first)} if self.untuned else {"tuned": list(first)}
+
+    def ask(self, question: str) -> None:
+        """Streams the answer, or both."""
+        from stoker.models.adapters import without_adapter
+
+        for name, turns in self.turns.items():
+            turns.append({"role": "user", "content": question})
+            if self.untuned:
+                label = "before" if name == "untuned" else f"after {self.tuned.step} steps"
+                print(f"[{label}] ", end="", flush=True)
+            if name == "untuned" and self.untuned is self.tuned.model:
+                with without_adapter(self.tuned.model):
+                    answer = self._stream(self.tuned.model, turns)
+            else:
+                answer = self._stream(self.untuned if name == "untuned" and self.untuned else self.tuned.model, turns)
+            turns.append({"role": "assistant", "content": answer})
+
+    def _stream(self, model: nn.Module, turns: list[dict[str, str]]) -> str:
+        answer = ""
+        for piece in self._pieces(model, turns):
+            answer += piece
+            print(piece, end="", flush=True)
+        print()
+        return answer
+
+    def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
+        from stoker.data.chat import TemplateRefused
+        from stoker.models.generate import stream_answer
+
+        if self.tuned.job.task == "pretrain" and not self.tuned.text.own_template:
+            text, special = turns[-1]["content"], True  # a model of plain text goes on with it
+        else:
+            try:
+                text, special = self.codec.template.render(turns, prompt=True), False
+            except TemplateRefused as error:
+                raise UserError(f"the chat template refuses this conversation: {error}") from error
+        ids = self.codec.tokenizer.encode(text, add_special_tokens=special).ids
+        yield from stream_answer(
+            model,
+            self.tuned.tokenizer,
+            ids,
+            self.codec.stop_ids,
+            new_tokens=self.arguments.max_tokens,
+            temperature=self.arguments.temperature,
+        )
+
+
+def _untuned(tuned: TunedRun) -> nn.Module:
+    from stoker.train.measure import untuned_model
+
+    return tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, Path.cwd())

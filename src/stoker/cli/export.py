@@ -1,0 +1,43 @@
+"""Write a run as an adapter (peft), merged weights (transformers) or GGUF (llama.cpp), and replay it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+FORMATS = ("adapter", "merged", "gguf")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker export``."""
+    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument("--format", choices=FORMATS, required=True, help="adapter, merged or gguf")
+    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, replay, and only then call it done."""
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    from stoker.checkpoint.export import Export, check_export, write_export
+    from stoker.checkpoint.tuned import open_run
+    from stoker.checkpoint.verify import take_reference, verify
+
+    base = Path.cwd()
+    tuned = open_run(arguments.run, base, at=arguments.at)
+    export = Export(arguments.format, base / arguments.to, arguments.dtype)
+    check_export(tuned, export)
+    reference = take_reference(tuned, base)
+    said: list[str] = []
+    written = write_export(tuned, export, base, lambda path: said.append(verify(reference, export, path)))
+    tuned.folder.event("exported", format=export.format, to=str(written), step=tuned.step, verified=said[0])
+    if arguments.json:
+        print(json.dumps({"written": str(written), "step": tuned.step, "verified": said[0]}))
+    else:
+        print(f"step {tuned.step} -> {written}\n{said[0]}")
+    return 0
