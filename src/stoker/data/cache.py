@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -20,32 +21,21 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from stoker.data.batch import INDEX, Batch
 from stoker.data.record import Rejected
-from stoker.data.tokenise import Batch, RowSettings, TextCodec, Tokenised
+from stoker.data.tokenise import RowSettings, TextCodec
+
+__all__ = ["FORMAT", "INDEX", "Row", "ShardSummary", "ShardWriter", "TokenCache", "cache_key", "lock", "write_json"]
 
 FORMAT = 1  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
 
-INDEX = np.dtype(
-    [
-        ("start", "<i8"),  # first token, counted within the shard
-        ("length", "<i4"),
-        ("trained", "<i4"),  # tokens with a loss: the first token of a row never has one
-        ("row", "<i8"),
-        ("file", "<i4"),
-        ("digest", "<u8"),
-        ("stops", "?"),
-        ("cut", "?"),
-        ("exact", "?"),
-    ]
-)
-
-
 def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
     """The digest that names a cache."""
-    content = json.dumps([FORMAT, fingerprint, codec.fingerprint, asdict(settings)], sort_keys=True)
+    parts = [FORMAT, repr(INDEX.descr), fingerprint, codec.fingerprint, asdict(settings)]
+    content = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
@@ -82,63 +72,76 @@ class ShardWriter:
         self._reset()
 
     def _reset(self) -> None:
-        self.rows: list[Tokenised] = []
+        self.batches: list[Batch] = []
         self.tokens = 0
-        self.batch = Batch()
+        self.sequences = 0
 
     def add(self, batch: Batch) -> None:
         """Takes a chunk of rows; writes a shard when enough of them have come together."""
-        self.rows.extend(batch.rows)
-        self.tokens += sum(len(row.ids) for row in batch.rows)
-        self.batch.rows_in += batch.rows_in
-        self.batch.rows_cut += batch.rows_cut
-        self.batch.rows_split += batch.rows_split
-        self.batch.dropped.extend(batch.dropped)
-        if self.tokens >= SHARD_TOKENS or len(self.rows) >= SHARD_ROWS:
+        self.batches.append(batch)
+        self.tokens += len(batch.ids)
+        self.sequences += len(batch.index)
+        if self.tokens >= SHARD_TOKENS or self.sequences >= SHARD_ROWS:
             self.flush()
 
     def flush(self) -> None:
         """Writes what has come together, if anything."""
-        if not self.batch.rows_in:
+        if not self.batches:
             return
         name = f"shard-{self.number:05d}"
-        files = sorted({row.source for row in self.rows})
+        files = sorted({file for batch in self.batches for file in batch.files})
         number_of = {file: i for i, file in enumerate(files)}
-        index = np.zeros(len(self.rows), dtype=INDEX)
-        lengths = np.array([len(row.ids) for row in self.rows], dtype=np.int64)
-        index["length"] = lengths
+        index = np.concatenate([_renumbered(batch, number_of) for batch in self.batches])
+        lengths = index["length"].astype(np.int64)
         index["start"] = np.cumsum(lengths) - lengths
-        for i, row in enumerate(self.rows):
-            index[i]["trained"] = int(row.trained[1:].sum())
-            index[i]["row"], index[i]["file"] = row.row, number_of[row.source]
-            index[i]["digest"] = row.digest
-            index[i]["stops"], index[i]["cut"], index[i]["exact"] = row.stops, row.cut, row.exact_prefix
-        ids = np.concatenate([row.ids for row in self.rows]) if self.rows else np.zeros(0, np.uint32)
-        trained = np.concatenate([row.trained for row in self.rows]) if self.rows else np.zeros(0, bool)
-        ids.astype(self.dtype).tofile(self.folder / f"{name}.tokens")
-        np.packbits(trained).tofile(self.folder / f"{name}.trained")
-        np.save(self.folder / f"{name}.index.npy", index)
+        ids = np.concatenate([batch.ids for batch in self.batches])
+        trained = np.concatenate([batch.trained for batch in self.batches])
+        _write(self.folder / f"{name}.tokens", ids.astype(self.dtype))
+        _write(self.folder / f"{name}.trained", np.packbits(trained))
+        _write(self.folder / f"{name}.index", index)
+        dropped = [d for batch in self.batches for d in batch.dropped]
         summary = {
-            "rows_in": self.batch.rows_in,
-            "rows_cut": self.batch.rows_cut,
-            "rows_split": self.batch.rows_split,
-            "sequences": len(self.rows),
-            "tokens": int(lengths.sum()),
+            "rows_in": sum(batch.rows_in for batch in self.batches),
+            "rows_cut": sum(batch.rows_cut for batch in self.batches),
+            "rows_split": sum(batch.rows_split for batch in self.batches),
+            "sequences": len(index),
+            "tokens": len(ids),
             "trained": int(index["trained"].sum()),
             "dtype": self.dtype.name,
             "files": files,
-            "dropped": [[d.source, d.row, d.reason] for d in self.batch.dropped[:DROPPED_LISTED]],
-            "reasons": dict(Counter(d.reason.split(":")[0] for d in self.batch.dropped)),
+            "dropped": [[d.source, d.row, d.reason] for d in dropped[:DROPPED_LISTED]],
+            "reasons": dict(Counter(reason_kind(d.reason) for d in dropped)),
         }
         write_json(self.folder / f"{name}.json", summary)
         self.number += 1
         self._reset()
 
 
+def reason_kind(reason: str) -> str:
+    """The stable phrase that a reason begins with: what is counted together."""
+    return reason.split(":")[0]
+
+
+def _renumbered(batch: Batch, number_of: dict[str, int]) -> np.ndarray:
+    """The batch's index with the shard's numbers of the files."""
+    index = batch.index.copy()
+    if len(index):
+        index["file"] = np.array([number_of[file] for file in batch.files], dtype=np.int32)[index["file"]]
+    return index
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    """An array's bytes, on the disk before anything names them."""
+    with path.open("wb") as file:
+        values.tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes a JSON file so that it is either whole or not there."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, ensure_ascii=False))
+    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
     temporary.replace(path)
 
 
@@ -158,8 +161,8 @@ class TokenCache:
         self._failed = failed
         self.close = close  # ends a build that runs behind; its whole shards stay
         self._indices: list[np.ndarray] = []
-        self._tokens: list[np.memmap | np.ndarray] = []
-        self._trained: list[np.memmap | np.ndarray] = []
+        self._tokens: list[np.ndarray] = []
+        self._trained: list[np.ndarray] = []
         self.summaries: list[ShardSummary] = []
         self.starts = [0]
         self.refresh()
@@ -167,13 +170,16 @@ class TokenCache:
     def refresh(self) -> None:
         """Opens the shards that have come since the last look."""
         while (meta := self.folder / f"shard-{len(self.summaries):05d}.json").exists():
-            summary = json.loads(meta.read_text())
+            summary = json.loads(meta.read_text(encoding="utf-8"))
             stem = meta.with_suffix("")
             empty = summary["sequences"] == 0
-            self._indices.append(np.load(f"{stem}.index.npy", mmap_mode=None if empty else "r"))
             dtype = np.dtype(summary.pop("dtype"))
-            self._tokens.append(np.zeros(0, dtype) if empty else np.memmap(f"{stem}.tokens", dtype, "r"))
-            self._trained.append(np.zeros(0, np.uint8) if empty else np.memmap(f"{stem}.trained", np.uint8, "r"))
+            for arrays, suffix, kind in (
+                (self._indices, "index", INDEX),
+                (self._tokens, "tokens", dtype),
+                (self._trained, "trained", np.dtype(np.uint8)),
+            ):
+                arrays.append(np.zeros(0, kind) if empty else np.memmap(f"{stem}.{suffix}", kind, "r"))
             summary["dropped"] = tuple(Rejected(*d) for d in summary["dropped"])
             summary["files"] = tuple(summary["files"])
             self.summaries.append(ShardSummary(**summary))
@@ -215,7 +221,7 @@ class TokenCache:
     def _place(self, row: int) -> tuple[int, int]:
         if not 0 <= row < self.ready:
             raise IndexError(f"row {row} of {self.ready}")
-        shard = int(np.searchsorted(self.starts, row, side="right")) - 1
+        shard = bisect_right(self.starts, row) - 1
         return shard, row - self.starts[shard]
 
     def __getitem__(self, row: int) -> Row:
@@ -230,6 +236,15 @@ class TokenCache:
         """Tokens of a row."""
         shard, i = self._place(row)
         return int(self._indices[shard]["length"][i])
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of each of these rows."""
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        lengths = np.empty(len(rows), dtype=np.int64)
+        for shard in np.unique(shards):
+            here = shards == shard
+            lengths[here] = self._indices[shard]["length"][rows[here] - self.starts[shard]]
+        return lengths
 
     def origin(self, row: int) -> tuple[str, int]:
         """(file, row number) where a row came from."""

@@ -9,7 +9,7 @@ searched for.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -20,6 +20,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from stoker.data.record import Message
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
@@ -85,6 +87,36 @@ def compile_template(source: str) -> jinja2.Template:
         raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
 
 
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the standard
+
+
+def as_template_message(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it, with what servers mend: the names of reasoning, arguments as objects."""
+    as_read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not message.extra:
+        return as_read
+    as_read |= {name: value for name, value in message.extra.items() if name not in as_read}
+    reasoning = next((as_read[name] for name in _REASONING if as_read.get(name) is not None), None)
+    if reasoning is not None:
+        as_read = {"thinking": reasoning, **as_read, "reasoning_content": reasoning}
+    if isinstance(as_read.get("tool_calls"), list):
+        as_read["tool_calls"] = [_with_arguments(call) for call in as_read["tool_calls"]]
+    return as_read
+
+
+def _with_arguments(call: Any) -> Any:
+    """A tool call whose arguments, where they are JSON in a string, are the object that it says."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+
+
 @dataclass(frozen=True)
 class Rendered:
     """A conversation as text.
@@ -125,7 +157,7 @@ class ChatTemplate:
             )
         except TemplateRefused:
             raise
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
 
     def render_trained(
@@ -147,13 +179,21 @@ class ChatTemplate:
             answers = answers[-1:]
         spans, exact = [], True
         for i in answers:
-            asked = self.render(messages[:i], tools, prompt=True)
+            try:
+                asked = self.render(messages[:i], tools, prompt=True)
+            except TemplateRefused:
+                # A greeting before the user's first turn: a model that cannot be asked for it is not taught it.
+                if any(message["role"] == "user" for message in messages[:i]):
+                    raise
+                continue
             start = _common_prefix(asked, text)
             exact = exact and start == len(asked)
             end = self._answer_end(text, messages, i, tools)
             if end <= start:
                 raise TemplateRefused(f"the template writes nothing for the answer in turn {i + 1}")
             spans.append((start, end))
+        if not spans:
+            raise TemplateRefused("no answer comes after a turn that it can be asked with")
         return Rendered(text, tuple(spans), exact)
 
     def _answer_end(

@@ -1,25 +1,36 @@
 """Rows into tokens, with the trained ones marked.
 
-Tensor legend: a row is ``ids`` (its tokens) and ``trained`` (one boolean a token: is the model taught to write it).
+A row goes through four steps: its bytes are decoded, its columns read as a conversation or a document, the
+conversation rendered by the chat template, the text encoded. Each step may refuse it with a reason.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from tokenizers import Tokenizer
 
 from stoker.data import formats
-from stoker.data.chat import BUILT_IN, ChatTemplate, Rendered, TemplateRefused, compile_template
+from stoker.data.batch import Batch, Columns, Span, Tokenised
+from stoker.data.chat import (
+    BUILT_IN,
+    ChatTemplate,
+    Rendered,
+    TemplateRefused,
+    as_template_message,
+    compile_template,
+)
+from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.record import Preference, Raw, Rejected, Text
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
+
+__all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
 Cut = Literal["cut", "drop", "split"]
 
@@ -43,14 +54,17 @@ class TextCodec:
     vocabulary: int
 
     @cached_property
+    def encoder(self) -> Encoder:
+        """Encodes texts; made once in each process."""
+        return Encoder(self.definition)
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        tokenizer = Tokenizer.from_str(self.definition)
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+        """The tokenizer itself, without truncation and padding."""
+        return self.encoder.tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "tokenizer"}
+        return {k: v for k, v in self.__dict__.items() if k != "encoder"}
 
     def for_template(self, name: str, base: Path) -> TextCodec:
         """The codec with another chat template: ``auto`` (its own), a built-in name or a Jinja file.
@@ -58,28 +72,36 @@ class TextCodec:
         Raises:
             UserError: when there is no such template, or it is not valid Jinja.
         """
-        if name == "auto":
-            return self
-        source = BUILT_IN.get(name)
-        if source is None:
-            path = base / name
-            if not path.is_file():
-                known = ", ".join(["auto", *BUILT_IN])
-                raise UserError(f"there is no chat template {name!r}: write one of {known}, or the path of a .jinja file")
-            source = path.read_text(encoding="utf-8")
+        source = self.template.source if name == "auto" else BUILT_IN.get(name) or _template_file(name, base)
         try:
             compile_template(source)
         except ValueError as error:
-            raise UserError(f"{name}: {error}") from error
+            raise UserError(
+                Problem(str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others")
+            ) from error
         return replace(self, template=replace(self.template, source=source))
 
     @cached_property
     def fingerprint(self) -> str:
+        """Digest of everything here that decides tokens."""
         digest = hashlib.blake2b(digest_size=16)
         parts = (self.definition, self.template.source, repr(self.template.special_tokens))
         for part in (*parts, repr(sorted(self.stop_ids)), repr(self.end_id)):
             digest.update(part.encode() + b"\x00")
         return digest.hexdigest()
+
+
+def _template_file(name: str, base: Path) -> str:
+    path = base / name
+    if not path.is_file():
+        known = ", ".join(["auto", *BUILT_IN])
+        raise UserError(
+            Problem(f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file")
+        )
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(Problem(f"the chat template cannot be read: {error}", file=name)) from error
 
 
 @dataclass(frozen=True)
@@ -94,45 +116,8 @@ class RowSettings:
 
 
 @dataclass(frozen=True)
-class Tokenised:
-    """One training sequence out of a row.
-
-    Attributes:
-        ids: token ids, shape (length,).
-        trained: which of them are trained, shape (length,).
-        source, row: where the row stands, as the reader counts.
-        cut: whether tokens of the row were left out.
-        stops: whether its last trained token is a stop token.
-        exact_prefix: whether the prompt, as it will be served, is an exact prefix.
-    """
-
-    ids: np.ndarray
-    trained: np.ndarray
-    source: str
-    row: int
-    cut: bool = False
-    stops: bool = False
-    exact_prefix: bool = True
-
-    @property
-    def digest(self) -> int:
-        """64 bits of the content: equal rows have equal digests."""
-        return int.from_bytes(hashlib.blake2b(self.ids.tobytes(), digest_size=8).digest(), "little")
-
-
-@dataclass
-class Batch:
-    """What a chunk of rows became."""
-
-    rows_in: int = 0
-    rows: list[Tokenised] = field(default_factory=list)
-    dropped: list[Rejected] = field(default_factory=list)
-    rows_cut: int = 0
-    rows_split: int = 0
-
-
-@dataclass(frozen=True)
 class _Pending:
+    place: int  # in the chunk
     raw: Raw
     text: str
     rendered: Rendered | None
@@ -140,132 +125,147 @@ class _Pending:
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> Batch:
     """Decodes, parses, renders and encodes a chunk of rows. Every row comes out as tokens or as a reason."""
-    out = Batch()
+    out, columns = Batch(), Columns()
+    dropped: dict[int, Rejected] = {}
     pending: list[_Pending] = []
-    for raw in raws:
+    names = dict(settings.columns)
+    for place, raw in enumerate(raws):
         out.rows_in += 1
-        item = _prepare(raw, codec, settings)
+        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names)
         if isinstance(item, Rejected):
-            out.dropped.append(item)
+            dropped[place] = item
         else:
             pending.append(item)
-    for plain in (True, False):
-        group = [p for p in pending if (p.rendered is None) == plain]
-        # Only conversations need to know which characters a token covers; without, encoding is faster.
-        encode = codec.tokenizer.encode_batch_fast if plain else codec.tokenizer.encode_batch
-        encodings = encode([p.text for p in group], add_special_tokens=plain) if group else []
-        for item, encoding in zip(group, encodings, strict=True):
-            _finish(item, encoding, codec, settings, out)
+    for item, (ids, trained, exact) in zip(pending, _encode(pending, codec), strict=True):
+        windows, reason = fit(len(ids), trained, settings.seq_len, settings.too_long)
+        if reason:
+            dropped[item.place] = Rejected(item.raw.source, item.raw.row, reason)
+            continue
+        too_long = len(ids) > settings.seq_len
+        cut = too_long and settings.too_long == "cut"
+        out.rows_cut += cut
+        out.rows_split += too_long and not cut
+        for first, last in windows:
+            spans = _within(trained, first, last)
+            columns.add(
+                ids[first:last],
+                spans,
+                (item.raw.source, item.raw.row),
+                stops=ids[first + spans[-1][1] - 1] in codec.stop_ids,
+                cut=cut,
+                continues=(first, last) != windows[-1],
+                exact=exact,
+            )
+    columns.into(out)
+    out.dropped = [rejected for _, rejected in sorted(dropped.items())]
     return out
 
 
-def _prepare(raw: Raw | Rejected, codec: TextCodec, settings: RowSettings) -> _Pending | Rejected:
-    if isinstance(raw, Rejected):
-        return raw
+def _prepare(
+    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str]
+) -> _Pending | Rejected:
     value = decode(raw)
     if isinstance(value, Rejected):
         return value
-    example = formats.parse(value, settings.format, dict(settings.columns))
+    example = formats.parse(value, settings.format, names)
+    if isinstance(example, Text):
+        return _Pending(place, raw, example.text, None)
+    if isinstance(example, Preference):
+        example = "chosen/rejected pairs are not for this task"
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)
-    if isinstance(example, Text):
-        return _Pending(raw, example.text, None)
-    if isinstance(example, Preference):
-        return Rejected(raw.source, raw.row, "chosen/rejected pairs are not for this task")
     try:
         messages = [as_template_message(m) for m in example.messages]
         rendered = codec.template.render_trained(messages, example.tools, train_on=settings.train_on)
     except TemplateRefused as error:
         return Rejected(raw.source, raw.row, f"the chat template refuses it: {error}")
-    return _Pending(raw, rendered.text, rendered)
+    return _Pending(place, raw, rendered.text, rendered)
 
 
-def as_template_message(message: Any) -> dict[str, Any]:
-    """A message as chat templates read it."""
-    return {"role": message.role, "content": message.content, **message.extra}
+def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
+    """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
+    texts = [item.text for item in pending if item.rendered is None]
+    documents = iter(codec.encoder.encode_document(texts))
+    chats = [item.rendered for item in pending if item.rendered is not None]
+    places = [[place for span in rendered.spans for place in span] for rendered in chats]
+    encoded = iter(zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True))
+    found: list[tuple[list[int], list[Span], bool]] = []
+    for item in pending:
+        if item.rendered is not None:
+            tokens, rendered = next(encoded)
+            spans, whole = mark_trained(tokens, codec.stop_ids)
+            exact = whole and rendered.exact_prefix and _same_when_asked(tokens, rendered, codec)
+            found.append((tokens[0], spans, exact))
+            continue
+        ids = next(documents)
+        if codec.end_id is not None and ids[-1:] != [codec.end_id]:
+            ids.append(codec.end_id)
+        found.append((ids, [(0, len(ids))], True))
+    return found
 
 
-def _finish(item: _Pending, encoding: Any, codec: TextCodec, settings: RowSettings, out: Batch) -> None:
-    ids = np.asarray(encoding.ids, dtype=np.uint32)
-    exact = True
-    if item.rendered is None:
-        if codec.end_id is not None:
-            ids = np.append(ids, np.uint32(codec.end_id))
-        trained = np.ones(len(ids), dtype=bool)
-    else:
-        trained, whole = mark_trained(ids, encoding.offsets, item.rendered.spans, codec.stop_ids)
-        exact = whole and item.rendered.exact_prefix
-    pieces, reason = fit(ids, trained, settings.seq_len, settings.too_long)
-    if reason:
-        out.dropped.append(Rejected(item.raw.source, item.raw.row, reason))
-        return
-    cut = settings.too_long == "cut" and len(ids) > settings.seq_len
-    out.rows_cut += cut
-    out.rows_split += len(ids) > settings.seq_len and not cut
-    for piece_ids, piece_trained in pieces:
-        last = piece_ids[np.flatnonzero(piece_trained)[-1]]
-        out.rows.append(
-            Tokenised(
-                piece_ids, piece_trained, item.raw.source, item.raw.row, cut, int(last) in codec.stop_ids, exact
-            )
-        )
-
-
-def mark_trained(
-    ids: np.ndarray, offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]], stop_ids: frozenset[int]
-) -> tuple[np.ndarray, bool]:
-    """Trained tokens from trained characters.
+def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
+    """Spans of trained tokens from where the spans of trained characters begin and end.
 
     A span is trained up to its last stop token: what a template writes behind it (a line feed, say) is never
     written by the model. A token that reaches over the start of a span belongs to the prompt.
 
     Args:
-        ids: token ids, shape (length,).
-        offsets: (start, end) in characters of each token.
-        spans: (start, end) in characters of each answer.
+        encoded: the ids of a text, and the places of its answers' (start, end, start, end ...).
         stop_ids: tokens that end an answer.
 
     Returns:
-        The mask, shape (length,), and whether no token reaches over a span's start.
+        The spans, and whether no token reaches over a span's start.
     """
-    places = np.asarray(offsets, dtype=np.int64).reshape(-1, 2)
-    starts, ends = places[:, 0], places[:, 1]
-    trained = np.zeros(len(ids), dtype=bool)
-    exact = True
-    is_stop = np.isin(ids, list(stop_ids))
-    for start, end in spans:
-        first = int(np.searchsorted(starts, start, side="left"))
-        stop = int(np.searchsorted(starts, end, side="left"))
-        exact = exact and not (first > 0 and ends[first - 1] > start)
-        stops = np.flatnonzero(is_stop[first:stop])
-        trained[first : first + int(stops[-1]) + 1 if stops.size else stop] = True
-    return trained, exact
+    ids, places = encoded
+    spans, exact = [], True
+    for (first, over), (end, _) in zip(places[::2], places[1::2], strict=True):
+        exact = exact and not over
+        last = next((i + 1 for i in range(end - 1, first - 1, -1) if ids[i] in stop_ids), end)
+        if last > first:
+            spans.append((first, last))
+    return spans, exact
 
 
-def fit(ids: np.ndarray, trained: np.ndarray, seq_len: int, too_long: Cut) -> tuple[list[tuple[np.ndarray, np.ndarray]], str]:
-    """The sequences of at most ``seq_len`` tokens that a row gives, or the reason why it gives none.
+def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> bool:
+    """Whether prompts that end in several white spaces have the tokens that they have before an answer.
 
-    The first token of a sequence is never predicted, so a sequence must have a trained token after it.
+    Everywhere else a boundary between tokens is enough: what stands left of it was merged by itself. But how a
+    run of white space is cut may hang on whether something follows it.
     """
-    if len(ids) <= seq_len:
-        pieces = [(ids, trained)]
+    ids, places = encoded
+    for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):
+        if rendered.text[max(0, start - 2) : start].isspace() and start > 1:
+            asked = codec.encoder.encode_whole(rendered.text[:start])
+            if asked != ids[:first]:
+                return False
+    return True
+
+
+def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
+    """The windows of at most ``seq_len`` tokens that a row of ``length`` tokens gives, or why it gives none.
+
+    The first token of a sequence is never predicted, so a window must have a trained token after its first.
+    Windows of a split row overlap by one token, so that every token but the row's first is predicted once.
+    """
+    if length <= seq_len:
+        windows = [(0, length)]
     elif too_long == "drop":
-        return [], f"too long: {len(ids)} tokens, seq_len is {seq_len}"
+        return [], f"too long: {length} tokens, seq_len is {seq_len}"
     elif too_long == "cut":
-        pieces = [(ids[:seq_len], trained[:seq_len])]
+        windows = [(0, seq_len)]
     else:
-        pieces = list(_split(ids, trained, seq_len))
-    kept = [(i, t) for i, t in pieces if t[1:].any()]
+        windows = [(i, min(length, i + seq_len)) for i in range(0, length - 1, seq_len - 1)]
+    kept = [(a, b) for a, b in windows if any(max(first, a + 1) < min(last, b) for first, last in trained)]
     if kept:
         return kept, ""
-    if len(ids) > seq_len:
-        return [], f"nothing left to train on after {seq_len} tokens"
-    return [], "too short: nothing to predict" if len(ids) < 2 else "nothing to train on"
+    if length > seq_len:
+        return [], f"nothing left to train on: its first {seq_len} of {length} tokens have no answer"
+    return [], "too short: nothing to predict" if length < 2 else "nothing to train on"
 
 
-def _split(ids: np.ndarray, trained: np.ndarray, seq_len: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Pieces that overlap by one token, so that every token but the first is predicted exactly once."""
-    for start in range(0, len(ids) - 1, seq_len - 1):
-        piece = trained[start : start + seq_len].copy()
-        piece[0] = piece[0] and start == 0
-        yield ids[start : start + seq_len], piece
+def _within(trained: Sequence[Span], first: int, last: int) -> list[Span]:
+    """Trained spans inside of a window, counted from its start. A later window's first token was predicted before."""
+    begin = first + 1 if first else 0
+    clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]
+    return [(a, b) for a, b in clipped if a < b]

@@ -1,7 +1,8 @@
 """Packed attention: many documents in one row, none of which sees another.
 
-A micro-batch is laid out as one row without padding. Position ids restart at each document; attention runs
-document by document, so its cost is the sum of the squares of their lengths and no mask is ever built.
+A micro-batch is laid out as one row without padding (see rows.py). Position ids restart at each document;
+attention runs segment by segment, so its cost is the sum of the squares of their lengths and no mask of the
+whole row is ever built.
 transformers hands its queries, keys and values to `packed_attention` through its own attention interface.
 
 Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,18 +23,30 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from stoker.models.rows import Segment
+
 NAME = "stoker_packed"
-_lengths: ContextVar[tuple[int, ...] | None] = ContextVar("document_lengths", default=None)
+
+
+@dataclass(frozen=True)
+class _PackedRow:
+    """The row at hand, and the masks of its segments: made in the first layer, used in all."""
+
+    segments: tuple[Segment, ...]
+    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+
+
+_row: ContextVar[_PackedRow | None] = ContextVar("packed_row", default=None)
 
 
 @contextmanager
-def documents(lengths: Sequence[int] | None) -> Iterator[None]:
-    """Within it, a row is documents of these lengths. Must enclose the backward pass too: recompute attends again."""
-    token = _lengths.set(tuple(lengths) if lengths is not None else None)
+def segments(layout: Sequence[Segment] | None) -> Iterator[None]:
+    """Within it, rows are laid out so. Must enclose the backward pass too: recompute attends again."""
+    token = _row.set(_PackedRow(tuple(layout)) if layout is not None else None)
     try:
         yield
     finally:
-        _lengths.reset(token)
+        _row.reset(token)
 
 
 def packed_attention(
@@ -46,9 +60,9 @@ def packed_attention(
     sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each document; outside of `documents`, transformers' own scaled-dot-product attention."""
-    lengths = _lengths.get()
-    if lengths is None:
+    """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own attention."""
+    row = _row.get()
+    if row is None:
         return sdpa_attention_forward(
             module, query_BHTK, key_BGTK, value_BGTK, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -56,11 +70,11 @@ def packed_attention(
         raise NotImplementedError("packed attention has no soft cap and no sinks")  # found by the probe, see layout.py
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
-    for q, k, v in zip(
-        query_BHTK.split(lengths, 2), key_BGTK.split(lengths, 2), value_BGTK.split(lengths, 2), strict=True
-    ):
-        banded = sliding_window is not None and q.shape[2] > sliding_window
-        mask = _band(q.shape[2], sliding_window, q.device) if banded and sliding_window else None
+    for s in row.segments:
+        q = query_BHTK.narrow(2, s.start, s.length)
+        k, v = (_with_prefix(x, s) for x in (key_BGTK, value_BGTK))
+        bounded = sliding_window is not None and k.shape[2] > sliding_window
+        mask = _visible(row, s, sliding_window if bounded else None, q.device) if s.prefix_length or bounded else None
         parts.append(
             F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
@@ -69,14 +83,29 @@ def packed_attention(
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """Which keys a query sees under a sliding window, shape (length, length)."""
-    distance = torch.arange(length, device=device)[:, None] - torch.arange(length, device=device)[None, :]
-    return (distance >= 0) & (distance < window)
+def _with_prefix(x_BGTK: Tensor, s: Segment) -> Tensor:
+    own = x_BGTK.narrow(2, s.start, s.length)
+    if not s.prefix_length:
+        return own
+    return torch.cat((x_BGTK.narrow(2, s.prefix_start, s.prefix_length), own), dim=2)
+
+
+def _visible(row: _PackedRow, s: Segment, window: int | None, device: torch.device) -> Tensor:
+    key = (s.length, s.prefix_length, window)
+    if key not in row.masks:
+        row.masks[key] = visible(s, window, device)
+    return row.masks[key]
+
+
+def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
+    """Which keys (prefix, then own) a query of a segment sees, shape (length, prefix_length + length)."""
+    query = torch.arange(s.length, device=device)[:, None] + s.prefix_length
+    distance = query - torch.arange(s.prefix_length + s.length, device=device)[None, :]
+    return (distance >= 0) & (distance < window) if window is not None else distance >= 0
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
-    return None if _lengths.get() is not None else sdpa_mask(*arguments, **options)
+    return None if _row.get() is not None else sdpa_mask(*arguments, **options)
 
 
 def register() -> None:

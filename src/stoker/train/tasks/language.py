@@ -15,7 +15,8 @@ from torch import nn
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.models import packed
-from stoker.models.layout import Inputs, LanguageModel
+from stoker.models.layout import LanguageModel
+from stoker.models.rows import Inputs
 from stoker.train.task import Loss, Part
 
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
@@ -51,13 +52,13 @@ class LanguageTask:
         """Documents as forward passes."""
         rows = [(d.row.ids, d.row.trained) for d in documents]
         return [
-            Part(inputs, targets=len(inputs.targets), tokens=inputs.ids.numel())
+            Part(inputs, targets=len(inputs.targets), tokens=inputs.tokens)
             for inputs in self.language.lay_out(rows, self.device)
         ]
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
-        return packed.documents(part.inputs.lengths)
+        return packed.segments(part.inputs.segments)
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)

