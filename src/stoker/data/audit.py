@@ -1,14 +1,15 @@
-"""The audit: what of the data is trained on, what is not and why; and the gate that bad data does not pass."""
+"""The audit: what of the data is trained on, what is not and why; and the gate that keeps bad data out."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from stoker.data.cache import ShardSummary
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.record import Rejected
 from stoker.data.tokenise import TextCodec
@@ -45,14 +46,16 @@ class Audit:
         sequences: training sequences before packing, held-out ones included.
         tokens, trained_tokens: of all sequences; a sequence's first token is never trained.
         stop_token_trained: whether an answer ends with a trained stop token.
-        stop_missing: sequences that were not cut and whose answer does not end with a stop token.
+        stop_missing: rows that were not cut and whose last answer does not end with a stop token.
         duplicates: sequences that another one equals.
-        overlap: training sequences that are also in ``evaluate.data``.
-        prompt_not_prefix: sequences whose prompt, as served, is not an exact prefix.
+        overlap: training sequences that the model is also evaluated on.
+        prompt_not_prefix: rows with a prompt that, as served, is not an exact prefix.
         held_out: sequences held out for evaluation.
         length_histogram: tokens up to (a power of two) -> sequences.
         longest, mean: of the lengths in tokens.
         samples: a few sequences.
+        formats: the format of each source, by name.
+        evaluation_rows: (read, dropped) of ``evaluate.data``.
         problems: what the gate refuses; empty where training may begin.
         complete: false while a stream is still being tokenised: then it speaks of what has come so far.
     """
@@ -78,6 +81,7 @@ class Audit:
     mean: float
     samples: tuple[Sample, ...]
     formats: dict[str, str]
+    evaluation_rows: tuple[int, int]
     complete: bool
     problems: tuple[Problem, ...] = field(default=())
 
@@ -103,28 +107,40 @@ class Audit:
             "held_out": self.held_out,
             "length_histogram": {str(k): v for k, v in self.length_histogram.items()},
             "samples": [
-                {"source": s.source, "row": s.row, "tokens": list(s.tokens), "ids": list(s.ids), "trained": list(s.trained)}
+                {
+                    "source": s.source,
+                    "row": s.row,
+                    "tokens": list(s.tokens),
+                    "ids": list(s.ids),
+                    "trained": list(s.trained),
+                }
                 for s in self.samples
             ],
             "formats": self.formats,
+            "evaluation": {"rows_in": self.evaluation_rows[0], "rows_dropped": self.evaluation_rows[1]},
             "complete": self.complete,
-            "errors": [str(p.message) for p in self.problems],
+            "errors": [problem_json(problem) for problem in self.problems],
         }
+
+
+def problem_json(problem: Problem) -> dict[str, Any]:
+    """A problem as other programs read it."""
+    return asdict(problem)
 
 
 def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SAMPLES) -> Audit:
     """Adds up what tokenising counted. Nothing is tokenised again: the caches hold all that is needed."""
     caches = [source.cache for source in corpus.sources]
     summaries = [summary for cache in caches for summary in cache.summaries]
-    lengths = np.concatenate([cache.column("length") for cache in caches])
-    digests = np.concatenate([cache.column("digest") for cache in caches])
-    stops = np.concatenate([cache.column("stops") for cache in caches])
-    cut = np.concatenate([cache.column("cut") for cache in caches])
-    exact = np.concatenate([cache.column("exact") for cache in caches])
-    evaluation = [source.cache.column("digest") for source in corpus.evaluation]
-    dropped = [d for summary in summaries for d in summary.dropped]
-    reasons = sum((Counter(s.reasons) for s in summaries), Counter())
+
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([cache.column(name) for cache in caches])
+
+    lengths, digests, stops = column("length"), column("digest"), column("stops")
+    last = ~column("continues")  # the last sequence of each row
+    reasons = _reasons(summaries)
     rows_in, rows_dropped = sum(s.rows_in for s in summaries), sum(reasons.values())
+    evaluation = [s for source in corpus.evaluation for s in source.cache.summaries]
     return Audit(
         rows_in=rows_in,
         rows_used=rows_in - rows_dropped,
@@ -132,44 +148,91 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         rows_split=sum(s.rows_split for s in summaries),
         rows_dropped=rows_dropped,
         reasons=dict(reasons.most_common()),
-        dropped=tuple(dropped[:DROPPED_SHOWN]),
+        dropped=tuple(d for s in summaries for d in s.dropped)[:DROPPED_SHOWN],
         sequences=len(lengths),
         tokens=int(lengths.sum()),
         trained_tokens=sum(s.trained for s in summaries),
         stop_token_trained=bool(stops.any()),
-        stop_missing=int((~stops & ~cut).sum()),
+        stop_missing=int((last & ~stops & ~column("cut")).sum()),
         duplicates=len(digests) - len(np.unique(digests)),
-        overlap=int(np.isin(digests, np.concatenate(evaluation)).sum()) if evaluation else 0,
-        prompt_not_prefix=int((~exact).sum()),
+        overlap=_overlap(corpus),
+        prompt_not_prefix=int((last & ~column("exact")).sum()),
         held_out=sum(int(mask.sum()) for mask in corpus.held_out),
         length_histogram=_histogram(lengths),
         longest=int(lengths.max(initial=0)),
         mean=float(lengths.mean()) if len(lengths) else 0.0,
         samples=tuple(_samples(corpus, codec, samples)),
         formats={source.source.name: source.format for source in corpus.sources},
+        evaluation_rows=(sum(s.rows_in for s in evaluation), sum(_reasons(evaluation).values())),
         complete=all(cache.complete for cache in caches),
         problems=tuple(_gate(corpus, loaded)),
     )
 
 
+def _reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
+    """How many rows were dropped for which reason."""
+    return sum((Counter(s.reasons) for s in summaries), Counter())
+
+
+def _overlap(corpus: Corpus) -> int:
+    """Sequences that are trained on and evaluated on, whether held out or of ``evaluate.data``."""
+    trained, evaluated = [], [source.cache.column("digest") for source in corpus.evaluation]
+    for source, mask in zip(corpus.sources, corpus.held_out, strict=True):
+        digests = source.cache.column("digest")
+        held_out = np.zeros(len(digests), dtype=bool)  # a stream may have grown since it was opened
+        held_out[: len(mask)] = mask
+        trained.append(digests[~held_out])
+        evaluated.append(digests[held_out])
+    return int(np.isin(np.concatenate(trained), np.concatenate(evaluated)).sum())
+
+
 def _histogram(lengths: np.ndarray) -> dict[int, int]:
     """Sequences by the power of two that holds them."""
     bounds = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
-    return {int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)}
+    return {
+        int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)
+    }
 
 
 def _samples(corpus: Corpus, codec: TextCodec, count: int) -> list[Sample]:
     """Sequences spread evenly over the sources."""
-    found = []
-    for source in corpus.sources:
-        share = max(1, count // len(corpus.sources))
-        rows = np.unique(np.linspace(0, max(0, source.cache.ready - 1), share).astype(int)) if source.cache.ready else []
-        for row in rows:
-            entry, (file, number) = source.cache[int(row)], source.cache.origin(int(row))
-            ids = tuple(int(i) for i in entry.ids)
-            trained = (False, *(bool(t) for t in entry.trained[1:]))
-            found.append(Sample(file, number, token_texts(codec, ids), ids, trained))
-    return found[:count] if count else []
+    found: list[Sample] = []
+    for i, source in enumerate(corpus.sources):
+        share = (count + i) // len(corpus.sources)
+        ready = source.cache.ready
+        rows = np.unique(np.linspace(0, ready - 1, share).astype(int)) if ready and share else ()
+        found += [_sample(source, int(row), codec) for row in rows]
+    return found
+
+
+def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> Sample:
+    row, (file, number) = source.cache[index], source.cache.origin(index)
+    ids = tuple(row.ids.tolist())
+    trained = (False, *row.trained[1:].tolist())
+    return Sample(file, number, token_texts(codec, ids), ids, trained)
+
+
+def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[Sample], list[Rejected]]:
+    """The sequences of one row, or why it was dropped.
+
+    Args:
+        file: the name of a source as the job has it, or a file's, its folders left out or not.
+        row: as the reader counts.
+    """
+    found: list[Sample] = []
+    dropped: list[Rejected] = []
+    for source in (*corpus.sources, *corpus.evaluation):
+        cache, any_file = source.cache, file in (source.source.name, source.block.path)
+        for index in np.flatnonzero(cache.column("row") == row):
+            if any_file or _names(file, cache.origin(int(index))[0]):
+                found.append(_sample(source, int(index), codec))
+        for summary in cache.summaries:
+            dropped += [d for d in summary.dropped if d.row == row and (any_file or _names(file, d.source))]
+    return found, dropped
+
+
+def _names(name: str, file: str) -> bool:
+    return file == name or file.endswith(f"/{name}")
 
 
 def token_texts(codec: TextCodec, ids: Sequence[int]) -> tuple[str, ...]:
@@ -193,33 +256,32 @@ def _gate(corpus: Corpus, loaded: LoadedJob) -> list[Problem]:
     problems = []
     for i, source in enumerate(corpus.sources):
         problems += _source_gate(source, f"data[{i}]", loaded)
+    for i, source in enumerate(corpus.evaluation):
+        problems += _source_gate(source, f"evaluate.data[{i}]", loaded)
     return problems
 
 
 def _source_gate(source: TokenisedSource, key: str, loaded: LoadedJob) -> list[Problem]:
-    name, summaries, cache = source.source.name, source.cache.summaries, source.cache
-    rows_in = sum(s.rows_in for s in summaries)
-    dropped = sum(sum(s.reasons.values()) for s in summaries)
+    name, cache = source.source.name, source.cache
+    summaries = cache.summaries
+    rows_in, reasons = sum(s.rows_in for s in summaries), _reasons(summaries)
+    dropped = sum(reasons.values())
+    most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
     if not sum(s.trained for s in summaries):
-        return [loaded.problem(f"{key}.path", f"{name}: nothing of it would be trained", "look at the rows with `stoker data`")]
+        message = f"{name}: nothing of it would be trained, all of its {rows_in} rows are dropped: {most}"
+        return [loaded.problem(f"{key}.path", message, "mend the rows; `stoker data` names each")]
     problems = []
     if dropped > source.block.max_dropped * rows_in:
-        reasons = sum((Counter(s.reasons) for s in summaries), Counter())
-        most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
-        problems.append(
-            loaded.problem(
-                f"{key}.path",
-                f"{name}: {dropped} of {rows_in} rows are dropped ({dropped / rows_in:.1%}, at most "
-                f"{source.block.max_dropped:.1%} are allowed): {most}",
-                "mend the rows, or raise data[].max_dropped",
-            )
+        message = (
+            f"{name}: {dropped} of {rows_in} rows are dropped ({dropped / rows_in:.1%}, at most "
+            f"{source.block.max_dropped:.1%} are allowed): {most}"
         )
-    if source.format != "text" and not cache.column("stops").any() and not cache.column("cut").all():
-        problems.append(
-            loaded.problem(
-                f"{key}.template",
-                f"{name}: the stop token is never trained, so the model would never learn to end an answer",
-                "use a template that writes the end token behind an answer (data[].template: chatml or plain)",
-            )
-        )
+        problems.append(loaded.problem(f"{key}.path", message, f"mend the rows, or raise {key}.max_dropped"))
+    if source.format != "text" and not cache.column("stops").any():
+        message = f"{name}: the stop token is never trained, so the model would never learn to end an answer"
+        if cache.column("cut").all():
+            advice = "every row is cut before its answer ends: raise train.seq_len"
+        else:
+            advice = f"take a template that writes it behind an answer, such as {key}.template: plain"
+        problems.append(loaded.problem(f"{key}.template", message, advice))
     return problems

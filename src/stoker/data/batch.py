@@ -1,4 +1,4 @@
-"""A chunk of rows as tokens, in columns: few large arrays travel between processes faster than many small ones."""
+"""A chunk of rows as tokens, in columns: few large arrays travel between processes faster than many."""
 
 from __future__ import annotations
 

@@ -3,44 +3,61 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 from stoker.data import formats
+from stoker.data.batch import Batch
 from stoker.data.cache import ShardWriter, TokenCache, cache_key, lock, write_json
 from stoker.data.readers import decode
 from stoker.data.record import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
-from stoker.data.tokenise import Batch, RowSettings, TextCodec, tokenise
-from stoker.errors import UserError
+from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.errors import Problem, RunFailed, UserError
 
 CHUNK_ROWS = 512
+CHUNK_BYTES = 4 << 20  # of rows that are long
 SMALL = 4 << 20  # bytes: below, starting worker processes takes longer than the tokenising
-LOOKED_AT = 200  # rows read to find the format
+LOOKED_AT = 200  # sound rows read to find the format
+UNREADABLE = "unreadable"  # the format of a source without a sound row
 
 Report = Callable[[str, int, int], None]
 """Called with (source, rows read, tokens written) as a build goes on."""
 
 
 def find_format(source: Source, columns: Mapping[str, str]) -> str:
-    """The format of a source, from its first sound rows.
+    """The format of a source, from its first sound rows; `UNREADABLE` where every row is broken.
 
     Raises:
-        UserError: when there is no sound row, or the columns fit no format.
+        UserError: when there is no row at all, or the columns fit no format.
     """
-    values, rejected = [], []
-    for raw in islice(source.rows(), LOOKED_AT):
+    values: list[dict[str, Any] | str] = []
+    rows = 0
+    for raw in source.rows():
+        rows += 1
         value = decode(raw) if isinstance(raw, Raw) else raw
-        (rejected if isinstance(value, Rejected) else values).append(value)
+        if not isinstance(value, Rejected):
+            values.append(value)
+            if len(values) == LOOKED_AT:
+                break
+    if not rows:
+        raise UserError(Problem(f"{source.name} is empty", "give a source that holds at least one row"))
     if not values:
-        first = f"; the first row: {rejected[0].reason}" if rejected else ""
-        raise UserError(f"{source.name} holds no readable row{first}")
-    return formats.detect([v for v in values if not isinstance(v, Rejected)], columns)
+        return UNREADABLE
+    try:
+        return formats.detect(values, columns)
+    except UserError as error:
+        raise UserError(
+            *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)
+        ) from error
 
 
 _worker_codec: TextCodec
@@ -48,8 +65,9 @@ _worker_settings: RowSettings
 
 
 def _start_worker(codec: TextCodec, settings: RowSettings) -> None:
-    global _worker_codec, _worker_settings  # noqa: PLW0603 - a worker process is set up once
+    global _worker_codec, _worker_settings  # a worker process is set up once
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
     _worker_codec, _worker_settings = codec, settings
 
 
@@ -58,23 +76,50 @@ def _work(chunk: list[Raw | Rejected]) -> Batch:
 
 
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
-    iterator = iter(rows)
-    while chunk := list(islice(iterator, CHUNK_ROWS)):
+    """Rows in groups that hang on nothing but the rows: shards end where a group ends."""
+    chunk: list[Raw | Rejected] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += _size(row)
+        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
         yield chunk
 
 
-def _batches(source: Source, skip: int, codec: TextCodec, settings: RowSettings, workers: int) -> Iterator[Batch]:
+def _size(row: Raw | Rejected) -> int:
+    if isinstance(row, Rejected):
+        return 0
+    values = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    return sum(len(value) for value in values if isinstance(value, str | bytes))
+
+
+def _batches(
+    source: Source, skip: int, codec: TextCodec, settings: RowSettings, workers: int, *, behind: bool = False
+) -> Iterator[Batch]:
+    """The source's batches in order, tokenised by this process and ``workers - 1`` others.
+
+    Where the build runs ``behind`` a training, this process only hands out the work.
+    """
     chunks = _chunks(islice(source.rows(), skip, None))
+    others = workers if behind else workers - 1
     if workers == 1 or source.size_bytes < SMALL:
         for chunk in chunks:
             yield tokenise(chunk, codec, settings)
         return
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (codec, settings)) as pool:
+    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings)) as pool:
         waiting: deque[Future[Batch]] = deque()
         try:
             for chunk in chunks:
-                waiting.append(pool.submit(_work, chunk))
-                if len(waiting) > 3 * workers:  # bounds what is held in memory
+                if behind or sum(not future.done() for future in waiting) < 2 * others:
+                    waiting.append(pool.submit(_work, chunk))
+                else:
+                    waiting.append(Future())
+                    waiting[-1].set_result(tokenise(chunk, codec, settings))
+                # Memory has a bound; this process waits for the others only when it is reached.
+                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -89,25 +134,44 @@ def available_cores() -> int:
 
 
 def _build(
-    folder: Path, source: Source, codec: TextCodec, settings: RowSettings, report: Report | None, stop: threading.Event
+    folder: Path,
+    source: Source,
+    codec: TextCodec,
+    settings: RowSettings,
+    *,
+    report: Report | None,
+    stop: threading.Event | None = None,
 ) -> None:
-    with lock(folder):
-        if (folder / "complete.json").exists():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        done = TokenCache(folder)  # whole shards of a build that was killed
-        read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
-        writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
-        for batch in _batches(source, read, codec, settings, available_cores()):
-            if stop.is_set():
+    """Builds the cache in ``folder``; behind a running training where there is an event to stop it by."""
+    try:
+        with lock(folder):
+            if (folder / "complete.json").exists():
                 return
-            writer.add(batch)
-            read += batch.rows_in
-            tokens += sum(len(row.ids) for row in batch.rows)
-            if report:
-                report(source.name, read, tokens)
-        writer.flush()
-        write_json(folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format})
+            folder.mkdir(parents=True, exist_ok=True)
+            done = TokenCache(folder)  # whole shards of a build that was killed
+            read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
+            writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
+            cores = available_cores()
+            for batch in _batches(source, read, codec, settings, cores, behind=stop is not None):
+                if stop is not None and stop.is_set():
+                    return
+                writer.add(batch)
+                read += batch.rows_in
+                tokens += len(batch.ids)
+                if report:
+                    report(source.name, read, tokens)
+            writer.flush()
+            write_json(
+                folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format}
+            )
+    except OSError as error:
+        advice = "free some space, or set STOKER_CACHE to another folder"
+        raise RunFailed(
+            Problem(f"the token cache cannot be written: {error.strerror or error}", advice, file=str(folder))
+        ) from error
+    except BrokenExecutor as error:
+        message = f"{source.name}: a process that tokenised was killed, perhaps for want of memory"
+        raise RunFailed(Problem(message, "run the same command again: it goes on from there")) from error
 
 
 def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
@@ -115,15 +179,19 @@ def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
     return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
 
 
-def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
+def open_cache(
+    source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None
+) -> TokenCache:
     """The cache of a source, built first where it is not there."""
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
-        _build(folder, source, codec, settings, report, threading.Event())
+        _build(folder, source, codec, settings, report=report)
     return TokenCache(folder)
 
 
-def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
+def open_stream(
+    source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None
+) -> TokenCache:
     """The cache of a source while it is being built: returns once the first shard can be read."""
     folder = cache_path(source, codec, settings)
     if (folder / "complete.json").exists():
@@ -133,7 +201,7 @@ def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report:
 
     def body() -> None:
         try:
-            _build(folder, source, codec, settings, report, stop)
+            _build(folder, source, codec, settings, report=report, stop=stop)
         except BaseException as error:
             errors.append(error)
 

@@ -1,8 +1,8 @@
 """Tokens on disk: memory-mapped, keyed by content, written shard by shard, never built twice.
 
 A cache is a folder named by the digest of everything that decides its content: the bytes of the source, the
-tokenizer, the template and the settings. A shard becomes visible when its ``.json`` is renamed into place, so a
-killed build leaves whole shards only, and the next build goes on behind them.
+tokenizer, the template and the settings. A shard becomes visible when its ``.json`` is renamed into place, so
+a killed build leaves whole shards only, and the next build goes on behind them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,23 @@ from stoker.data.batch import INDEX, Batch
 from stoker.data.record import Rejected
 from stoker.data.tokenise import RowSettings, TextCodec
 
-__all__ = ["FORMAT", "INDEX", "Row", "ShardSummary", "ShardWriter", "TokenCache", "cache_key", "lock", "write_json"]
+__all__ = [
+    "FORMAT",
+    "INDEX",
+    "Row",
+    "ShardSummary",
+    "ShardWriter",
+    "TokenCache",
+    "cache_key",
+    "lock",
+    "write_json",
+]
 
 FORMAT = 1  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
+
 
 def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
     """The digest that names a cache."""
@@ -119,7 +130,7 @@ class ShardWriter:
 
 def reason_kind(reason: str) -> str:
     """The stable phrase that a reason begins with: what is counted together."""
-    return reason.split(":")[0]
+    return reason.split(":", maxsplit=1)[0]
 
 
 def _renumbered(batch: Batch, number_of: dict[str, int]) -> np.ndarray:
@@ -253,7 +264,7 @@ class TokenCache:
         return self.summaries[shard].files[int(entry["file"])], int(entry["row"])
 
     def column(self, name: str) -> np.ndarray:
-        """One column of the index over all rows ready now: ``length``, ``trained``, ``digest``, ``stops`` ..."""
+        """One column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
         if not self._indices:
             return np.zeros(0, dtype=INDEX[name])
         return np.concatenate([index[name] for index in self._indices])

@@ -12,25 +12,28 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stoker.data.record import Message
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PLAIN = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
     "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
 )
@@ -60,6 +63,15 @@ class _Generation(Extension):
         return caller()
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way for what is asked most: a loop keeps back only private names."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is LoopContext:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+
 def _refuse(message: str) -> None:
     raise TemplateRefused(message)
 
@@ -75,23 +87,25 @@ def compile_template(source: str) -> jinja2.Template:
     Raises:
         ValueError: when the template is not valid Jinja.
     """
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     try:
-        return environment.from_string(source)
+        template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
+    template.globals = dict(
+        template.globals
+    )  # each rendering copies them, and a chain of maps is slow to copy
+    return template
 
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the standard
 
 
 def as_template_message(message: Message) -> dict[str, Any]:
-    """A message as chat templates read it, with what servers mend: the names of reasoning, arguments as objects."""
+    """A message as chat templates read it: reasoning under its names, arguments as objects."""
     as_read: dict[str, Any] = {"role": message.role, "content": message.content}
     if not message.extra:
         return as_read
@@ -108,7 +122,7 @@ def _with_arguments(call: Any) -> Any:
     """A tool call whose arguments, where they are JSON in a string, are the object that it says."""
     function = call.get("function") if isinstance(call, Mapping) else None
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(arguments, str):
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
         return call
     try:
         parsed = json.loads(arguments)
@@ -139,8 +153,16 @@ class ChatTemplate:
     source: str
     special_tokens: tuple[tuple[str, str], ...] = ()
 
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return dict(self.special_tokens)
+
     def render(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, prompt: bool = False
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        prompt: bool = False,
     ) -> str:
         """The text of the messages; with ``prompt``, up to where the model has to go on.
 
@@ -149,11 +171,13 @@ class ChatTemplate:
         """
         try:
             return compile_template(self.source).render(
-                messages=messages,
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=prompt,
-                **dict(self.special_tokens),
+                {
+                    **self._names,
+                    "messages": messages,
+                    "tools": list(tools) if tools else None,
+                    "documents": None,
+                    "add_generation_prompt": prompt,
+                }
             )
         except TemplateRefused:
             raise
@@ -161,7 +185,11 @@ class ChatTemplate:
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
 
     def render_trained(
-        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None, *, train_on: str = "all"
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        train_on: str = "all",
     ) -> Rendered:
         """The text, and where its answers lie.
 
@@ -182,7 +210,7 @@ class ChatTemplate:
             try:
                 asked = self.render(messages[:i], tools, prompt=True)
             except TemplateRefused:
-                # A greeting before the user's first turn: a model that cannot be asked for it is not taught it.
+                # A greeting before the user's first turn: it cannot be asked for, so it is not taught.
                 if any(message["role"] == "user" for message in messages[:i]):
                     raise
                 continue
@@ -199,10 +227,10 @@ class ChatTemplate:
     def _answer_end(
         self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
     ) -> int:
-        """Where the answer of turn i ends: where the text of the turns up to it ends, if that is a prefix of the whole.
+        """Where the answer of turn i ends: with the text of the turns up to it, where the whole begins so.
 
-        Some templates write a turn otherwise when others follow (a thinking block is taken out of the past). Then
-        a rendering that differs only by one more character in the answer shows where its content ends, in the
+        Some templates write a turn otherwise when others follow (thinking is taken out of the past). Then a
+        rendering that differs only by one more character in the answer shows where its content ends, in the
         whole and in the turns up to it; what follows the content there closes the turn here too.
         """
         if i == len(messages) - 1:

@@ -1,9 +1,9 @@
-"""The job's data, ready to train on: sources -> token caches -> mixture -> sequences, and the held-out rows."""
+"""The job's data, ready to train on: sources, token caches, mixture, sequences, and the held-out rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,8 @@ from stoker.data.mix import pattern_counts, proportional, temperature_shares, we
 from stoker.data.sequences import Document, Selection, Sequences, Stream, hold_out
 from stoker.data.sources import Source, open_source
 from stoker.data.tokenise import RowSettings, TextCodec
-from stoker.errors import UserError
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job.load import LoadedJob
 from stoker.job.schema import Job, SourceBlock
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
@@ -69,30 +70,76 @@ class Corpus:
 
 
 def open_corpus(
-    job: Job, codec: TextCodec, *, seq_len: int, base: Path | None = None, report: Report | None = None
+    job: Job,
+    codec: TextCodec,
+    *,
+    seq_len: int,
+    base: Path | None = None,
+    report: Report | None = None,
+    loaded: LoadedJob | None = None,
 ) -> Corpus:
     """Opens, and where needed tokenises, the data of a resolved language job.
 
+    A source of which nothing can be trained on is opened too: the audit says so, with the reasons.
+
+    Args:
+        seq_len: tokens of the longest sequence.
+        base: the folder that relative paths start from.
+        report: told of the progress.
+        loaded: where the job's keys stand, so that problems can name the place.
+
     Raises:
-        UserError: a source cannot be read, its columns fit no format, or nothing of it can be trained on.
+        UserError: sources cannot be read or their columns fit no format; all of them are named.
     """
     base = base or Path.cwd()
-    sources = tuple(tokenise_source(b, job, codec, seq_len, base, report, may_stream=True) for b in job.data)
-    evaluation = tuple(
-        tokenise_source(b, job, codec, seq_len, base, report, may_stream=False) for b in job.evaluate.data
-    )
-    fraction = job.evaluate.fraction
-    assert fraction != "auto", "the job is resolved before its data is opened"
-    held_out = []
-    for source in sources:
-        digests = source.cache.column("digest")
-        # A stream is not held out from: what comes later cannot be compared with what has been trained on.
-        held_out.append(np.zeros(len(digests), bool) if source.streams else hold_out(digests, fraction))
+    blocks = [(f"data[{i}]", block, True) for i, block in enumerate(job.data)]
+    blocks += [(f"evaluate.data[{i}]", block, False) for i, block in enumerate(job.evaluate.data)]
+    opened: list[TokenisedSource] = []
+    problems: list[Problem] = []
+    for key, block, may_stream in blocks:
+        try:
+            opened.append(tokenise_source(block, job, codec, seq_len, base, report, may_stream=may_stream))
+        except RunFailed:
+            raise
+        except UserError as error:
+            problems += [_located(problem, f"{key}.path", loaded) for problem in error.problems]
+    if problems:
+        for source in opened:
+            source.cache.close()
+        raise UserError(*problems)
+    sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
+    assert job.evaluate.fraction != "auto", "the job is resolved before its data is opened"
+    held_out = _held_out(sources, job.evaluate.fraction)
     capacity = seq_len if job.train.pack else None
-    return Corpus(sources, tuple(held_out), evaluation, _sequences(job, sources, held_out, capacity))
+    return Corpus(sources, held_out, evaluation, _sequences(job, sources, held_out, capacity))
 
 
-def tokenise_source(
+def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
+    """A problem at its key in the job, unless it stands in a file of data."""
+    if problem.file:
+        return problem
+    if loaded is None:
+        return replace(problem, key=key)
+    return loaded.problem(key, problem.message, problem.suggestion)
+
+
+def _held_out(sources: Sequence[TokenisedSource], fraction: float) -> tuple[np.ndarray, ...]:
+    """Of each source, the mask of held-out rows: some of its own, and what equals one of another source."""
+    masks, digests = [], []
+    for source in sources:
+        digests.append(source.cache.column("digest"))
+        # A stream is not held out from: what comes later cannot be compared with what has been trained on.
+        masks.append(np.zeros(len(digests[-1]), bool) if source.streams else hold_out(digests[-1], fraction))
+    if len(sources) > 1 and fraction > 0:
+        chosen = np.concatenate([d[mask] for d, mask in zip(digests, masks, strict=True)])
+        for i, source in enumerate(sources):
+            too = np.isin(digests[i], chosen)
+            if not source.streams and not too.all():
+                masks[i] |= too
+    return tuple(masks)
+
+
+def tokenise_source(  # noqa: PLR0917 - the same parts as open_corpus, in its order
     block: SourceBlock,
     job: Job,
     codec: TextCodec,
@@ -110,9 +157,16 @@ def tokenise_source(
     settings = RowSettings(found, tuple(sorted(block.columns.items())), block.train_on, too_long, seq_len)
     wanted = source.size_bytes > STREAM_ABOVE if block.stream == "auto" else block.stream
     streams = bool(wanted) and may_stream and job.steps is not None
-    if block.stream is True and job.steps is None:
-        raise UserError(f"{block.path} is streamed, so its rows are not counted beforehand: give `steps`, not `epochs`")
-    cache = (open_stream if streams else open_cache)(source, codec.for_template(block.template, base), settings, report)
+    if block.stream is True and may_stream and job.steps is None:
+        raise UserError(
+            Problem(
+                f"{block.path} is streamed, so its rows are not counted beforehand",
+                "give `steps`, not `epochs`",
+            )
+        )
+    if found != "text":  # documents are not rendered
+        codec = codec.for_template(block.template, base)
+    cache = (open_stream if streams else open_cache)(source, codec, settings, report)
     return TokenisedSource(block, source, found, cache, streams)
 
 
@@ -123,16 +177,19 @@ def _sequences(
         Stream(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask))
         for s, mask in zip(sources, held_out, strict=True)
     ]
-    for s, r in zip(sources, rows, strict=True):
-        if (s.cache.ready if s.streams else r.rows) == 0:
-            reasons = ", ".join(sorted({d.reason for d in s.cache.summaries[0].dropped})[:3]) if s.cache.summaries else ""
-            raise UserError(f"{s.source.name} has no row to train on" + (f" ({reasons})" if reasons else ""))
     caches = [s.cache for s in sources]
-    shares: Sequence[float] | None = [s.block.weight for s in sources if s.block.weight is not None] or None
     endless = any(s.streams for s in sources)
-    sizes = [max(1, s.source.size_bytes) for s in sources] if endless else [r.rows for r in rows]
+    sizes = [(r.cache.ready if s.streams else r.rows) for s, r in zip(sources, rows, strict=True)]
+    weights = [s.block.weight for s in sources]
+    shares: Sequence[float] | None = None
+    if any(weight is not None for weight in weights):
+        shares = [weight or 0.0 for weight in weights]
+    if endless:  # how many rows a stream will have is not known; how many bytes is
+        sizes = [max(1, s.source.size_bytes) if size else 0 for s, size in zip(sources, sizes, strict=True)]
     if shares is None and job.mix.temperature is not None:
         shares = temperature_shares(sizes, job.mix.temperature)
+    if shares is not None:  # nothing can be drawn of a source that gives no row
+        shares = [share if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
     if endless:
         mixture = weighted(rows, shares or sizes, job.seed, STREAM_PATTERN)
     elif shares is None:
@@ -143,7 +200,7 @@ def _sequences(
 
 
 def epochs_per_source(corpus: Corpus, sequences: int) -> list[tuple[str, int, float]]:
-    """(name, draws, passes) of each source after so many sequences: what a mixture really does to small sources."""
+    """(name, draws, passes) of each source after so many sequences: what a mixture does to small sources."""
     mixture = corpus.sequences.mixture
     draws = corpus.sequences.draws_of(sequences)
     counts = pattern_counts(mixture.counts, draws) if draws >= len(mixture.counts) else mixture.counts

@@ -1,12 +1,12 @@
 """Text into token ids, exactly as the tokenizer says, with each word looked at once.
 
-Byte-level BPE tokenizers cut a text into words by a pattern and merge inside of each word alone. So the tokens of
-a text are those of its words, and a word that was seen before need not be merged again: a dictionary answers
-several times faster than the pattern and the merges. That holds for the patterns named here; a tokenizer of
-another build, or a text outside of what the reasoning below covers, goes through the tokenizer as a whole.
+Byte-level BPE tokenizers part a text into words by a pattern and merge inside of each word alone. So the
+tokens of a text are those of its words, and a word seen before need not be merged again: a dictionary answers
+several times faster than the pattern and the merges. A tokenizer of another build, or a text outside of what
+the reasoning below covers, goes through the tokenizer as a whole.
 
-Where a text may be cut: between a character that is no white space and a space that is followed by one. In all
-of `PATTERNS` white space begins a word or is a word, and what follows it decides only about more than one of them.
+Where a text may be cut: between a character that is no white space and a space that such a one follows. In
+all of `PATTERNS` white space begins a word or is one; what follows only decides how several are parted.
 """
 
 from __future__ import annotations
@@ -15,30 +15,18 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
-from stoker.data.batch import Span
+from stoker.data.patterns import cuts_at_words
 
 REMEMBERED = 1 << 18  # words: about 60 MB
 LONGEST_WORD = 256  # characters; longer ones hardly come again
 CHECKED = 64  # texts of each process that are also encoded as a whole
 
 _CUT = re.compile(r"(?<=\S)(?= \S)")
-_TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-PATTERNS = frozenset(
-    {
-        # GPT-2, cl100k and Llama 3, Qwen 2
-        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        _LETTERS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL,
-        _LETTERS + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*" + _TAIL,
-    }
-)
-
 Encoded = tuple[list[int], list[tuple[int, bool]]]
-"""The ids of a text and, of each place asked for, (tokens that begin before it, whether one reaches over it)."""
+"""The ids of a text and, of each place, (tokens that begin before it, whether one reaches over it)."""
 
 
 class _HardlyWords(Exception):
@@ -78,7 +66,7 @@ class Encoder:
         return [[*before, *ids, *after] for ids, _ in self.encode(texts, [()] * len(texts))]
 
     def encode(self, texts: Sequence[str], places: Sequence[Sequence[int]]) -> list[Encoded]:
-        """The ids of texts, nothing added, and where places of each (rising, in characters) fall among them."""
+        """The ids of texts, nothing added, and where places of each (in characters, rising) fall."""
         found: list[Encoded | None] = [None] * len(texts)
         if self.remembers:
             again = []
@@ -147,7 +135,7 @@ class Encoder:
                     at.append((len(ids), True))
                     asked += 1
             elif segment:
-                inside = []
+                inside: list[int] = []
                 while asked < len(places) and places[asked] < end:
                     inside.append(places[asked] - begin)
                     asked += 1
@@ -238,7 +226,12 @@ class Encoder:
         ):
             self._whole[word] = encoding.ids
             inner = word[1:]
-            if word[0] == " " and inner and " " not in inner and not (inner[0].isspace() or inner[-1].isspace()):
+            if (
+                word[0] == " "
+                and inner
+                and " " not in inner
+                and not (inner[0].isspace() or inner[-1].isspace())
+            ):
                 self._after_space[inner] = encoding.ids
 
 
@@ -251,10 +244,16 @@ def find_place(encoding: Encoding, place: int, length: int) -> tuple[int, bool]:
             at += 1
             continue
         first = token
-        while token < len(encoding) and encoding.token_to_chars(token)[0] < place:
+        while token < len(encoding) and _begin(encoding, token) < place:
             token += 1
         return token, token > first
     return len(encoding), False
+
+
+def _begin(encoding: Encoding, token: int) -> int:
+    span: tuple[int, int] | None = encoding.token_to_chars(token)
+    assert span is not None, "an encoding without added tokens stands for text throughout"
+    return span[0]
 
 
 def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
@@ -265,37 +264,3 @@ def _added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
         if whole[i : i + len(bare)] == bare:
             return whole[:i], whole[i + len(bare) :]
     return None
-
-
-def cuts_at_words(definition: dict[str, Any]) -> bool:
-    """Whether a tokenizer, given as the content of its ``tokenizer.json``, is of the kind described above."""
-    model, normalizer = definition["model"], definition.get("normalizer")
-    if model.get("type") != "BPE" or model.get("dropout"):
-        return False
-    if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-        return False
-    if normalizer is not None and normalizer.get("type") != "NFC":
-        return False
-    added = definition.get("added_tokens") or []
-    if any(token.get(name) for token in added for name in ("lstrip", "rstrip", "single_word")):
-        return False
-    kinds = {bool(token.get("normalized")) for token in added}
-    contents = [token["content"] for token in added]
-    # Tokens of the two kinds are looked for one kind after the other: only where none holds another is that one.
-    if len(kinds) == 2 and any(a != b and a in b for a in contents for b in contents):
-        return False
-    before = definition.get("pre_tokenizer") or {}
-    steps = before.get("pretokenizers", [before])
-    # Without a pattern a whole text is one word.
-    cuts = any(step.get("type") == "Split" or step.get("use_regex", True) for step in steps if step.get("type") != "Digits")
-    return cuts and steps[-1].get("type") == "ByteLevel" and all(map(_keeps_words, steps))
-
-
-def _keeps_words(step: dict[str, Any]) -> bool:
-    kind = step.get("type")
-    if kind == "ByteLevel":
-        return not step.get("add_prefix_space")
-    if kind == "Split":
-        pattern = step.get("pattern", {}).get("Regex")
-        return pattern in PATTERNS and step.get("behavior") == "Isolated" and not step.get("invert")
-    return kind == "Digits"

@@ -1,19 +1,26 @@
 """Several sources as one stream of draws, by size, weight or temperature.
 
-The stream repeats a pattern. A pattern has ``counts[s]`` draws of source s, shuffled by (seed, pattern number).
-The j-th draw of a source is the j-th row of its own shuffled epochs: a source is never repeated before all of
-its rows were drawn, whatever its weight.
+The stream repeats a pattern. A pattern has ``counts[s]`` draws of source s, shuffled by (seed, pattern
+number). The j-th draw of a source is the j-th row of its own shuffled epochs: no row is repeated before all
+rows of its source were drawn, whatever the weights.
+
+Which draw of its source a slot is has two answers. Where a pattern takes every row once, the shuffle itself
+numbers them: a closed form, at any size. Where a pattern may take a row twice, the draws must follow in the
+order of the slots, so such a pattern is short and is laid out as a table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from stoker.data.order import permute, stream_key
+
+PATTERN = 1 << 16  # draws over which weights hold: a share is met to 1 in 65,536, and the table takes 1 MB
 
 
 class RowSource(Protocol):
@@ -38,21 +45,40 @@ def shuffled_epochs(draws: np.ndarray, size: int, key: int) -> np.ndarray:
 
 
 def pattern_counts(shares: Sequence[float], length: int) -> tuple[int, ...]:
-    """``length`` draws split by shares: the largest-remainder method, every source with a share at least once."""
+    """``length`` draws split by shares: largest remainders, and every source with a share at least once.
+
+    They sum to ``length``, or to the number of sources with a share where that is more.
+    """
     total = float(sum(shares))
+    if total <= 0:
+        return (0,) * len(shares)
     exact = [length * share / total for share in shares]
     counts = [max(1, int(x)) if share > 0 else 0 for x, share in zip(exact, shares, strict=True)]
     by_remainder = sorted(range(len(shares)), key=lambda s: counts[s] - exact[s])
     for s in by_remainder:
         if sum(counts) >= length:
             break
-        counts[s] += 1
+        counts[s] += 1 if shares[s] > 0 else 0
+    while sum(counts) > length and max(counts) > 1:  # what rare sources got more, the best served give
+        most = max((s for s in range(len(counts)) if counts[s] > 1), key=lambda s: counts[s] - exact[s])
+        counts[most] -= 1
     return tuple(counts)
 
 
 def temperature_shares(sizes: Sequence[int], temperature: float) -> tuple[float, ...]:
-    """Shares proportional to size^(1/temperature) (mT5, Xue et al. 2021, section 3.1, with alpha = 1/temperature)."""
-    return tuple(float(size) ** (1.0 / temperature) for size in sizes)
+    """Shares proportional to size^(1/temperature) (mT5, Xue et al. 2021, section 3.1: alpha is 1/T)."""
+    return tuple(float(size) ** (1.0 / temperature) if size else 0.0 for size in sizes)
+
+
+@lru_cache(maxsize=8)
+def _table(counts: tuple[int, ...], key: int) -> tuple[np.ndarray, np.ndarray]:
+    """(source, which draw of it in this pattern) of each slot of a pattern."""
+    size = sum(counts)
+    sources = np.repeat(np.arange(len(counts)), counts)[permute(np.arange(size), size, key)]
+    nth = np.empty(size, dtype=np.int64)
+    for s, count in enumerate(counts):
+        nth[sources == s] = np.arange(count)
+    return sources, nth
 
 
 @dataclass(frozen=True)
@@ -63,40 +89,55 @@ class Mixture:
         sources: what is drawn from.
         counts: draws of each source in one pattern.
         seed: the job's seed.
+        epoch: draws in one epoch.
+        repeats: whether one pattern may draw a row twice.
     """
 
     sources: tuple[RowSource, ...]
     counts: tuple[int, ...]
     seed: int
+    epoch: int
+    repeats: bool
 
-    @property
+    @cached_property
     def pattern(self) -> int:
-        """Draws in one pattern: an epoch, where sources are not streamed."""
+        """Draws in one pattern."""
         return sum(self.counts)
 
     def draws(self, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(sources, rows) of these draws of the run, each of the shape of ``slots``."""
         numbers, positions = np.divmod(np.asarray(slots, dtype=np.int64), self.pattern)
-        starts = np.cumsum((0, *self.counts))
-        shuffled = np.empty(len(numbers), dtype=np.int64)
+        sources, nth = np.empty_like(numbers), np.empty_like(numbers)
         for number in np.unique(numbers):
             here = numbers == number
-            shuffled[here] = permute(positions[here], self.pattern, stream_key(self.seed, 1, int(number)))
-        sources = np.searchsorted(starts, shuffled, side="right") - 1
-        rows = np.empty(len(numbers), dtype=np.int64)
+            sources[here], nth[here] = self._in_pattern(int(number), positions[here])
+        rows = np.empty_like(numbers)
         for s, source in enumerate(self.sources):
             here = sources == s
             if here.any():
-                nth = numbers[here] * self.counts[s] + shuffled[here] - starts[s]
-                rows[here] = source.nth_rows(nth, stream_key(self.seed, 2, s))
+                draws = numbers[here] * self.counts[s] + nth[here]
+                rows[here] = source.nth_rows(draws, stream_key(self.seed, 2, s))
         return sources, rows
+
+    def _in_pattern(self, number: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(source, which draw of it in this pattern) of positions in a pattern."""
+        key = stream_key(self.seed, 1, number)
+        if self.repeats:
+            sources, nth = _table(self.counts, key)
+            return sources[positions], nth[positions]
+        shuffled = permute(positions, self.pattern, key)
+        starts = np.cumsum((0, *self.counts))
+        sources = np.searchsorted(starts, shuffled, side="right") - 1
+        return sources, shuffled - starts[sources]
 
 
 def proportional(sources: Sequence[RowSource], seed: int) -> Mixture:
     """Every row of every source exactly once an epoch."""
-    return Mixture(tuple(sources), tuple(source.rows for source in sources), seed)
+    counts = tuple(source.rows for source in sources)
+    return Mixture(tuple(sources), counts, seed, sum(counts), repeats=False)
 
 
 def weighted(sources: Sequence[RowSource], shares: Sequence[float], seed: int, length: int) -> Mixture:
-    """Sources drawn by shares; an epoch is ``length`` draws."""
-    return Mixture(tuple(sources), pattern_counts(shares, length), seed)
+    """Sources drawn by shares; an epoch is ``length`` draws, the shares hold over each `PATTERN` of them."""
+    counts = pattern_counts(shares, min(length, PATTERN))
+    return Mixture(tuple(sources), counts, seed, max(length, sum(counts)), repeats=True)

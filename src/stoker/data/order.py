@@ -6,6 +6,8 @@ Nothing about the order is kept in memory or in a checkpoint. Whoever knows the 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 _ROUNDS = 6
@@ -13,7 +15,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the incremen
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """SplitMix64's finaliser: every bit of the input changes about half of the output's bits (Steele et al., 2014)."""
+    """SplitMix64's finaliser: each input bit changes about half of the output (Steele et al., 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -26,6 +28,11 @@ def stream_key(*parts: int) -> int:
         for part in parts:
             state = _mix((state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _MULTIPLIER + _MULTIPLIER)
     return int(state[0])
+
+
+@lru_cache(maxsize=256)
+def _round_keys(key: int) -> tuple[np.uint64, ...]:
+    return tuple(np.uint64(stream_key(key, r)) for r in range(_ROUNDS))
 
 
 def permute(indices: np.ndarray | int, size: int, key: int) -> np.ndarray:
@@ -45,7 +52,7 @@ def permute(indices: np.ndarray | int, size: int, key: int) -> np.ndarray:
     half_bits = max(1, ((max(size, 2) - 1).bit_length() + 1) // 2)
     mask = np.uint64((1 << half_bits) - 1)
     shift = np.uint64(half_bits)
-    round_keys = [np.uint64(stream_key(key, r)) for r in range(_ROUNDS)]
+    round_keys = _round_keys(key)
 
     def encrypt(v: np.ndarray) -> np.ndarray:
         left, right = v >> shift, v & mask

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
+import numpy as np
+
 from stoker.data.order import permute, stream_key
 
 WINDOW = 1024  # draws packed together: at a mean of a fifth of the capacity this leaves about 1 % empty
@@ -40,7 +42,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def pack_window(lengths: Sequence[int], capacity: int, key: int) -> list[list[int]]:
-    """The sequences of one window, in a shuffled order, so that full and half-empty ones are spread evenly."""
+    """The sequences of one window, in a shuffled order, so that full and half-empty ones are mixed."""
     bins = best_fit(lengths, capacity)
-    order = permute(range(len(bins)), len(bins), stream_key(key)) if bins else []
+    order = permute(np.arange(len(bins)), len(bins), stream_key(key))
     return [sorted(bins[int(i)]) for i in order]

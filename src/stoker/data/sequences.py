@@ -1,4 +1,4 @@
-"""The sequences of a run: the n-th is the same whatever the batch size, the number of processes or the restarts.
+"""The sequences of a run: the n-th is the same at any batch size, number of processes and restarts.
 
 A sequence is one row, or with packing several rows that fill it. The only data state of a run is how many
 sequences it has consumed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import lru_cache
 from math import floor
 
 import numpy as np
@@ -18,6 +18,9 @@ from stoker.data.cache import Row, TokenCache
 from stoker.data.mix import Mixture, shuffled_epochs
 from stoker.data.order import permute, stream_key
 from stoker.data.pack import WINDOW, pack_window
+
+BLOCK = 64  # draws looked up together where sequences are not packed
+Draws = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -61,16 +64,17 @@ class Stream:
         return self.cache.rows
 
     def nth_rows(self, draws: np.ndarray, key: int) -> np.ndarray:
-        return np.array([self._nth_row(int(draw), key) for draw in draws], dtype=np.int64)
-
-    def _nth_row(self, draw: int, key: int) -> int:
-        epoch, index = 0, draw
-        if not self.cache.wait_for(index):
-            epoch, index = divmod(draw, self.cache.rows)
-        starts = self.cache.starts
-        shard = bisect_right(starts, index) - 1
-        size = starts[shard + 1] - starts[shard]
-        return starts[shard] + int(permute(index - starts[shard], size, stream_key(key, epoch, shard))[0])
+        epochs, indices = np.zeros_like(draws), draws
+        if not self.cache.wait_for(int(draws.max(initial=0))):
+            epochs, indices = np.divmod(draws, self.cache.rows)
+        starts = np.asarray(self.cache.starts)
+        shards = np.searchsorted(starts, indices, side="right") - 1
+        rows = np.empty(len(draws), dtype=np.int64)
+        for epoch, shard in set(zip(epochs.tolist(), shards.tolist(), strict=True)):
+            here = (epochs == epoch) & (shards == shard)
+            start, size = int(starts[shard]), int(starts[shard + 1] - starts[shard])
+            rows[here] = start + permute(indices[here] - start, size, stream_key(key, epoch, shard))
+        return rows
 
 
 class Sequences:
@@ -89,54 +93,71 @@ class Sequences:
         self.caches = tuple(caches)
         self.mixture = mixture
         self.capacity = capacity
-        self.epoch_rows = None if endless else mixture.pattern
-        self._windows: list[list[list[int]]] = []  # of each window, the slots of each sequence
+        self.epoch_rows = None if endless else mixture.epoch
         self._ends: list[int] = []  # sequences up to the end of each window
-        self._slots = 0  # draws that the windows have used up
+        self._slots: list[int] = [0]  # draws up to the start of each window, and behind the last
+        # What a window holds is a function of its number: only the last ones are kept.
+        self._window = lru_cache(maxsize=4)(self._make_window)
+        self._block = lru_cache(maxsize=4)(self._make_block)
 
     def total(self, epochs: float) -> int:
         """Sequences in so many epochs (a part of an epoch counts its draws)."""
         assert self.epoch_rows is not None, "a stream has no epochs"
         draws = floor(self.epoch_rows * epochs + 1e-9)
-        if self.capacity is None:
+        if self.capacity is None or not draws:
             return draws
-        while self._slots < draws:
+        while self._slots[-1] < draws:
             self._next_window()
-        drawn = list(accumulate(sum(map(len, window)) for window in self._windows))
-        return self._ends[bisect_left(drawn, draws)] if draws else 0
+        return self._ends[bisect_left(self._slots, draws) - 1]
 
     def draws_of(self, sequences: int) -> int:
         """Rows drawn for the first so many sequences (of a packed window, all of its rows)."""
-        if self.capacity is None:
+        if self.capacity is None or not sequences:
             return sequences
         while not self._ends or self._ends[-1] < sequences:
             self._next_window()
-        return sum(len(slots) for window in self._windows[: bisect_left(self._ends, sequences) + 1] for slots in window)
+        return self._slots[bisect_left(self._ends, sequences) + 1]
 
     def __getitem__(self, index: int) -> list[Document]:
+        if index < 0 or not self.mixture.pattern:
+            raise IndexError(f"sequence {index}: there are none")
         if self.capacity is None:
-            return self._documents([index])
+            sources, rows = self._block(index // BLOCK)
+            return self._documents((sources, rows), [index % BLOCK])
         while not self._ends or self._ends[-1] <= index:
             self._next_window()
-        window = bisect_right(self._ends, index)
-        before = self._ends[window - 1] if window else 0
-        return self._documents(self._windows[window][index - before])
+        number = bisect_right(self._ends, index)
+        before = self._ends[number - 1] if number else 0
+        draws, packed = self._window(number)
+        return self._documents(draws, packed[index - before])
 
-    def _documents(self, slots: Sequence[int]) -> list[Document]:
-        sources, rows = self.mixture.draws(np.asarray(slots))
-        return [Document(self.caches[s][r], int(s), int(r)) for s, r in zip(sources, rows, strict=True)]
+    def _documents(self, draws: Draws, places: Sequence[int]) -> list[Document]:
+        sources, rows = draws
+        found = [(int(sources[i]), int(rows[i])) for i in places]
+        return [Document(self.caches[s][r], s, r) for s, r in found]
+
+    def _make_block(self, number: int) -> Draws:
+        return self.mixture.draws(np.arange(number * BLOCK, (number + 1) * BLOCK))
 
     def _next_window(self) -> None:
-        assert self.capacity is not None
-        size = WINDOW
+        if not self.mixture.pattern:
+            raise IndexError("there are no sequences")
+        start, size = self._slots[-1], WINDOW
         if self.epoch_rows is not None:  # a window never reaches over the end of an epoch
-            size = min(size, self.epoch_rows - self._slots % self.epoch_rows)
-        sources, rows = self.mixture.draws(np.arange(self._slots, self._slots + size))
-        lengths = [self.caches[s].length(int(r)) for s, r in zip(sources, rows, strict=True)]
-        packed = pack_window(lengths, self.capacity, stream_key(self.mixture.seed, 3, len(self._windows)))
-        self._windows.append([[self._slots + i for i in sequence] for sequence in packed])
+            size = min(size, self.epoch_rows - start % self.epoch_rows)
+        self._slots.append(start + size)
+        _, packed = self._window(len(self._ends))
         self._ends.append((self._ends[-1] if self._ends else 0) + len(packed))
-        self._slots += size
+
+    def _make_window(self, number: int) -> tuple[Draws, list[list[int]]]:
+        """The draws of a window, and the places among them of each of its sequences."""
+        assert self.capacity is not None
+        sources, rows = self.mixture.draws(np.arange(self._slots[number], self._slots[number + 1]))
+        lengths = np.empty(len(rows), dtype=np.int64)
+        for s, cache in enumerate(self.caches):
+            lengths[sources == s] = cache.lengths(rows[sources == s])
+        packed = pack_window(lengths.tolist(), self.capacity, stream_key(self.mixture.seed, 3, number))
+        return (sources, rows), packed
 
     def origin(self, document: Document) -> tuple[str, int]:
         """(file, row number) of a document, for people."""
@@ -144,15 +165,26 @@ class Sequences:
 
 
 def hold_out(digests: np.ndarray, fraction: float) -> np.ndarray:
-    """A mask of the rows held out for evaluation: about ``fraction`` of them, at least one.
+    """A mask of the rows held out for evaluation: about ``fraction`` of them, at least one where that can be.
 
-    Rows are chosen by their content, so equal rows fall on the same side and a held-out row is never trained on
-    under another number.
+    Rows are chosen by their content, so equal rows fall on the same side and a held-out row is never trained
+    on under another number. Contents too frequent to fit into the fraction stay on the side of training.
+
+    Args:
+        digests: of each row, shape (rows,).
+        fraction: between 0 and 1.
     """
+    none = np.zeros(len(digests), dtype=bool)
     if fraction <= 0 or len(digests) < 2:
-        return np.zeros(len(digests), dtype=bool)
-    scrambled = permute(digests % (1 << 32), 1 << 32, stream_key(0x5EED))
-    order = np.lexsort((digests, scrambled))
-    wanted = min(len(digests) - 1, max(1, round(fraction * len(digests))))
-    mask = np.isin(digests, digests[order[:wanted]])  # with their duplicates
-    return mask if not mask.all() else np.zeros(len(digests), dtype=bool)
+        return none
+    contents, row_of, times = np.unique(digests, return_inverse=True, return_counts=True)
+    if len(contents) < 2:
+        return none
+    scrambled = permute(contents % (1 << 32), 1 << 32, stream_key(0x5EED))
+    order = np.lexsort((contents, scrambled))
+    wanted = min(len(digests) - 1, max(1, round(fraction * len(digests)), int(times.min())))
+    order = order[times[order] <= wanted]
+    chosen = np.zeros(len(contents), dtype=bool)
+    chosen[order[np.cumsum(times[order]) <= wanted]] = True
+    mask = chosen[row_of]
+    return none if mask.all() else mask

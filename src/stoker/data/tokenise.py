@@ -77,7 +77,9 @@ class TextCodec:
             compile_template(source)
         except ValueError as error:
             raise UserError(
-                Problem(str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others")
+                Problem(
+                    str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others"
+                )
             ) from error
         return replace(self, template=replace(self.template, source=source))
 
@@ -96,7 +98,9 @@ def _template_file(name: str, base: Path) -> str:
     if not path.is_file():
         known = ", ".join(["auto", *BUILT_IN])
         raise UserError(
-            Problem(f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file")
+            Problem(
+                f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file"
+            )
         )
     try:
         return path.read_text(encoding="utf-8")
@@ -188,7 +192,9 @@ def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[in
     documents = iter(codec.encoder.encode_document(texts))
     chats = [item.rendered for item in pending if item.rendered is not None]
     places = [[place for span in rendered.spans for place in span] for rendered in chats]
-    encoded = iter(zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True))
+    encoded = iter(
+        zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True)
+    )
     found: list[tuple[list[int], list[Span], bool]] = []
     for item in pending:
         if item.rendered is not None:
@@ -230,8 +236,8 @@ def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span]
 def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> bool:
     """Whether prompts that end in several white spaces have the tokens that they have before an answer.
 
-    Everywhere else a boundary between tokens is enough: what stands left of it was merged by itself. But how a
-    run of white space is cut may hang on whether something follows it.
+    Everywhere else a boundary between tokens is enough: what stands left of it was merged by itself. But how
+    a run of white space is cut may hang on whether something follows it.
     """
     ids, places = encoded
     for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):
@@ -265,7 +271,7 @@ def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tu
 
 
 def _within(trained: Sequence[Span], first: int, last: int) -> list[Span]:
-    """Trained spans inside of a window, counted from its start. A later window's first token was predicted before."""
+    """Trained spans of a window, counted from its start; a later one's first token was predicted before."""
     begin = first + 1 if first else 0
     clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]
     return [(a, b) for a, b in clipped if a < b]

@@ -14,13 +14,15 @@ from stoker.data.sources import Source
 from stoker.job.schema import SourceBlock
 
 SPECIAL = ("<|endoftext|>", "<|pad|>")
-LEARNT_FROM = 64 << 20  # characters a source: merges found on more text differ little, and learning takes minutes
+LEARNT_FROM = (
+    64 << 20
+)  # characters a source: merges found on more text differ little, and learning takes minutes
 
 
 def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -> Tokenizer:
     """A byte-level BPE of ``size`` ids: 256 bytes (nothing is unknown), the special tokens, the merges.
 
-    Pieces are found as GPT-2 finds them (Radford et al., 2019), so llama.cpp and every other reader knows them.
+    Words are found as GPT-2 finds them (Radford et al., 2019), so llama.cpp and other readers know them.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

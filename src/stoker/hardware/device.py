@@ -83,7 +83,7 @@ def peak_resident() -> float:
 
 
 def choose_device(precision: str = "auto") -> Device:
-    """The device of this process and its precision; ``auto`` takes the fastest arithmetic that trains without care.
+    """The device of this process and its precision; ``auto`` takes the fastest that trains without care.
 
     bfloat16 needs hardware for it: on a processor without, it is about 20 times slower than float32.
     """
@@ -96,7 +96,9 @@ def choose_device(precision: str = "auto") -> Device:
         return Device(kind, "fp16", "this GPU has no bfloat16, so float16 with loss scaling")
     if kind == "cpu" and has_bf16_matrix_units():
         return Device(kind, "bf16", "this processor has matrix units for bfloat16 (AMX)")
-    return Device(kind, "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here")
+    return Device(
+        kind, "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here"
+    )
 
 
 def has_bf16_matrix_units() -> bool:

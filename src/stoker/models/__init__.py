@@ -1,1 +1,1 @@
-"""Models: where their weights come from, how they are loaded, adapters, the packed attention and the chunked loss."""
+"""Models: where they come from, how they are loaded, adapters, the packed attention and the chunked loss."""

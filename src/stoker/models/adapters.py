@@ -47,7 +47,9 @@ def _check_targets(model: nn.Module, targets: list[str]) -> None:
         if not any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules()):
             near = get_close_matches(target, sorted(linear), 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UserError(f"tune.targets: the model has no layer {target!r}; {hint}it has {', '.join(sorted(linear))}")
+            raise UserError(
+                f"tune.targets: the model has no layer {target!r}; {hint}it has {', '.join(sorted(linear))}"
+            )
 
 
 def _has_weight_matrix(module: nn.Module) -> bool:

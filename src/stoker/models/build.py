@@ -11,6 +11,7 @@ from stoker.hardware.device import Device
 from stoker.job.schema import Job
 from stoker.models.adapters import add_adapter
 from stoker.models.load import load_model
+from stoker.models.lora import fuse_lora
 
 
 def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
@@ -25,4 +26,5 @@ def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = N
     if job.tune.method != "full":
         torch.manual_seed(job.seed)
         model = add_adapter(model, job.tune)  # type: ignore[arg-type]
+        fuse_lora(model)
     return model.train()

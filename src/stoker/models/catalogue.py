@@ -31,7 +31,7 @@ class Packaged:
 
 @dataclass(frozen=True)
 class Scratch:
-    """The shape of a Llama that is trained from random weights, with a vocabulary learnt from its own data."""
+    """The shape of a Llama trained from random weights, with a vocabulary learnt from its own data."""
 
     vocabulary: int
     width: int

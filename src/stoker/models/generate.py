@@ -37,7 +37,9 @@ def stream_answer(
 
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     ids = torch.tensor([list(prompt_ids)], device=next(model.parameters()).device)
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    sampling: dict[str, Any] = (
+        {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    )
     failed: list[BaseException] = []
 
     def work() -> None:

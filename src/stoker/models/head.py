@@ -39,7 +39,13 @@ class Head:
             (sum of the losses, float32 scalar with gradient; count of correct predictions, int64 scalar).
         """
         return _ChunkedCrossEntropy.apply(  # type: ignore[no-any-return]
-            hidden_ND, self.linear.weight, self.linear.bias, target_N, self.scale, self.softcap
+            hidden_ND,
+            self.linear.weight,
+            self.linear.bias,
+            target_N,
+            self.scale,
+            self.softcap,
+            torch.is_grad_enabled(),
         )
 
 
@@ -61,7 +67,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Computes the gradient of the hidden states (and of a trained head) together with the loss.
 
     The gradient of a cross entropy with respect to its logits is softmax - onehot; it needs only the chunk's
-    own logits, so each chunk is finished before the next begins and nothing is recomputed in the backward pass.
+    own logits, so each chunk is finished before the next begins, and the backward pass computes
+    nothing again.
     """
 
     @staticmethod
@@ -73,8 +80,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         target_N: Tensor,
         scale: float,
         softcap: float | None,
+        grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
     ) -> tuple[Tensor, Tensor]:
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        wants_hidden, wants_weight, wants_bias = (
+            grad_enabled and wanted for wanted in ctx.needs_input_grad[:3]
+        )
+        wants_any = wants_hidden or wants_weight or wants_bias
         weight = weight_VD.to(hidden_ND.dtype)
         bias = bias_V.to(hidden_ND.dtype) if bias_V is not None else None
         rows = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
@@ -92,11 +103,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             top_C, best_C = logits_CV.max(dim=1, keepdim=True)
             correct += (best_C == t_C).sum()
             picked_C = logits_CV.gather(1, t_C)
-            slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and (wants_hidden or wants_weight) else None
+            slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and wants_any else None
             p_CV = logits_CV.sub_(top_C).exp_() if softcap is None else (logits_CV - top_C).exp_()
             total_C = p_CV.sum(dim=1, keepdim=True)
             loss += (total_C.log() + top_C - picked_C).sum()
-            if not (wants_hidden or wants_weight):
+            if not wants_any:
                 continue
             p_CV.div_(total_C).scatter_add_(1, t_C, torch.full_like(total_C, -1.0))
             if slope_CV is not None:
@@ -123,6 +134,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             hidden.mul_(grad_loss) if hidden is not None else None,
             weight.mul_(grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
             bias.mul_(grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
+            None,
             None,
             None,
             None,

@@ -1,4 +1,4 @@
-"""How documents are laid out for a model: packed into one row where the model keeps them apart, in padded rows where not.
+"""How documents are laid out for a model: packed into one row where it keeps them apart, else in padded rows.
 
 Whether a model keeps packed documents apart is not believed but tried, once at the start of a run, on the
 model itself: a few short documents in one row must give the hidden states that each gives alone.
@@ -6,8 +6,10 @@ model itself: a few short documents in one row must give the hidden states that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +18,15 @@ from transformers import PreTrainedModel
 
 from stoker.models import packed
 from stoker.models.head import Head, head_of
-from stoker.models.rows import Inputs, Row, groups_by_length, pack, pad
+from stoker.models.rows import Inputs, Row, Segment, groups_by_length, pack, pad
 
-TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # relative, by precision; a leak shows as 5e-2 and more
+TOLERANCE = {
+    torch.bfloat16: 3e-2,
+    torch.float16: 5e-3,
+}  # relative, by precision; a leak shows as 5e-2 and more
+LEAK = 0.2  # and at most this part of what a leak would change
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,9 @@ class LanguageModel:
     packs: bool
 
     def hidden(self, inputs: Inputs) -> Tensor:
-        """The last hidden states, shape (B, T, D)."""
+        """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
+        if self.model.base_model is self.model:
+            return self.model(**_arguments(inputs)).logits  # type: ignore[no-any-return]
         return self.model.base_model(**_arguments(inputs)).last_hidden_state  # type: ignore[no-any-return]
 
     def loss(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -44,7 +54,8 @@ class LanguageModel:
         if self.head is not None:
             hidden = self.hidden(inputs)
             return self.head.loss(hidden.flatten(0, 1)[inputs.predict], inputs.targets)
-        logits = self.model(**_arguments(inputs)).logits.flatten(0, 1)[inputs.predict].float()
+        logits = self.model(**_arguments(inputs)).logits.flatten(0, 1)[inputs.predict]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         loss = nn.functional.cross_entropy(logits, inputs.targets, reduction="sum")
         return loss, (logits.argmax(-1) == inputs.targets).sum()
 
@@ -77,7 +88,7 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 @torch.no_grad()
 def lay_out_for(model: PreTrainedModel) -> LanguageModel:
-    """Tries packed attention and the separate head on the model; keeps each where it gives what the model gives."""
+    """Tries packed attention and the separate head; keeps each where it gives what the model gives."""
     training = model.training
     model.eval()
     try:
@@ -99,6 +110,8 @@ def _probe_rows(model: PreTrainedModel) -> list[Row]:
 
 
 def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
+    if model.base_model is model:
+        return False
     inputs = pad(_probe_rows(model)[:1], model.device)
     own = model(input_ids=inputs.ids, use_cache=False).logits[0]
     hidden = model.base_model(input_ids=inputs.ids, use_cache=False).last_hidden_state[0]
@@ -106,25 +119,62 @@ def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
 
 
 def _isolates(model: PreTrainedModel) -> bool:
+    """Whether documents packed into one row get the hidden states that each gets alone."""
+    if not _known_masks(model):
+        return False
     before = model.config._attn_implementation
     rows = _probe_rows(model)
     whole = LanguageModel(model, None, True)
     try:
-        alone = []
-        for row in rows:
-            one = pad([row], model.device)
-            alone.append(whole.hidden(one).flatten(0, 1)[one.predict])
-        packed.register()
-        model.set_attn_implementation(packed.NAME)
-        inputs = pack(rows, model.device, share=True)
-        with packed.segments(inputs.segments):
-            together = whole.hidden(inputs).flatten(0, 1)[inputs.predict]
-        isolated = _close(together, torch.cat(alone))
+        with _short_windows(model):
+            alone = torch.cat([_predicting(whole, pad([row], model.device)) for row in rows])
+            packed.register()
+            model.set_attn_implementation(packed.NAME)
+            inputs = pack(rows, model.device, share=True)
+            with packed.segments(inputs.segments):
+                together = _predicting(whole, inputs)
+            one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
+            with packed.segments(one_document.segments):
+                leaking = _predicting(whole, one_document)
+        # Rounding must not pass for isolation: the difference has to be small beside that of a leak, too.
+        isolated = _close(together, alone) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         isolated = False  # this family does not take its attention or its positions from outside
     if not isolated and before is not None:
         model.set_attn_implementation(before)
     return isolated
+
+
+def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
+    """The hidden states at the predicting positions, shape (N, D)."""
+    return whole.hidden(inputs).flatten(0, 1)[inputs.predict]
+
+
+def _known_masks(model: PreTrainedModel) -> bool:
+    """Whether every layer is causal, over all or a sliding window. Others may differ in long documents only."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Within it sliding windows are shorter than the probe's documents, so that it sees what they do."""
+    holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    found = {
+        id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)
+    }
+    try:
+        for holder, _ in found.values():
+            holder.sliding_window = PROBE_WINDOW
+        yield
+    finally:
+        for holder, window in found.values():
+            holder.sliding_window = window
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).float().square().mean().sqrt())
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

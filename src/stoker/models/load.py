@@ -15,7 +15,12 @@ from stoker.models.source import locate
 
 
 def load_model(
-    block: ModelBlock, base: Path, *, seed: int, dtype: torch.dtype = torch.float32, stop_id: int | None = None
+    block: ModelBlock,
+    base: Path,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    stop_id: int | None = None,
 ) -> PreTrainedModel:
     """The model of a job, on the CPU (a quantised one where its library wants it), ready to be tuned.
 
@@ -45,7 +50,9 @@ def load_model(
             quantization_config=quantisation(block.quantise, dtype),
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
-        raise UserError(f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+        raise UserError(
+            f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}"
+        ) from error
     return model  # type: ignore[no-any-return]
 
 
@@ -68,7 +75,7 @@ def _from_scratch(name: str, seed: int, stop_id: int | None) -> LlamaForCausalLM
     return LlamaForCausalLM(config)
 
 
-def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]  # noqa: ANN201
+def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
     """transformers' quantisation settings of ``model.quantise``, or None."""
     if quantise == "none":
         return None
@@ -77,5 +84,8 @@ def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-
     if quantise == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,19 +35,22 @@ class _PackedRow:
     masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
 
 
-_row: ContextVar[_PackedRow | None] = ContextVar("packed_row", default=None)
+# The rows in work, the innermost last. A plain list and no context variable: on a GPU the backward pass, in
+# which recompute attends again, runs in threads of autograd's own, and those see no context.
+_rows: list[_PackedRow | None] = [None]
 
 
 @contextmanager
 def segments(layout: Sequence[Segment] | None) -> Iterator[None]:
     """Within it, rows are laid out so. Must enclose the backward pass too: recompute attends again."""
-    token = _row.set(_PackedRow(tuple(layout)) if layout is not None else None)
+    _rows.append(_PackedRow(tuple(layout)) if layout is not None else None)
     try:
         yield
     finally:
-        _row.reset(token)
+        _rows.pop()
 
 
+@torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
 def packed_attention(
     module: nn.Module,
     query_BHTK: Tensor,
@@ -58,28 +60,59 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own attention."""
-    row = _row.get()
+    """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own.
+
+    Args:
+        sliding_window: how many keys a query sees, its own included; None for all.
+        softcap: bound of the scores (Gemma 2).
+        s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
+    """
+    plain = softcap is None and s_aux is None  # what torch's fused kernels compute
+    row = _rows[-1]
     if row is None:
-        return sdpa_attention_forward(
-            module, query_BHTK, key_BGTK, value_BGTK, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
-    if options.get("softcap") is not None or options.get("s_aux") is not None:
-        raise NotImplementedError("packed attention has no soft cap and no sinks")  # found by the probe, see layout.py
+        if plain:
+            return sdpa_attention_forward(
+                module,
+                query_BHTK,
+                key_BGTK,
+                value_BGTK,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                **options,
+            )
+        keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
+        mask = attention_mask
+        if mask is None:
+            mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+        out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, dropout, scaling, softcap, s_aux)
+        return out.transpose(1, 2), None
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
     for s in row.segments:
         q = query_BHTK.narrow(2, s.start, s.length)
         k, v = (_with_prefix(x, s) for x in (key_BGTK, value_BGTK))
-        bounded = sliding_window is not None and k.shape[2] > sliding_window
-        mask = _visible(row, s, sliding_window if bounded else None, q.device) if s.prefix_length or bounded else None
-        parts.append(
-            F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        window = sliding_window if sliding_window is not None and k.shape[2] > sliding_window else None
+        masked = s.prefix_length or window is not None or not plain
+        mask = _visible(row, s, window, q.device) if masked else None
+        if plain:
+            part = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=grouped,
             )
-        )
+        else:
+            part = scored_attention(q, k, v, mask, dropout, scaling, softcap, s_aux)
+        parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 
@@ -104,8 +137,45 @@ def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
     return (distance >= 0) & (distance < window) if window is not None else distance >= 0
 
 
+def scored_attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """Attention with its scores written out, for what the fused kernels do not compute; shape (B, H, T, K).
+
+    The mask is true, or 0, where a query sees a key. A sink takes its share of the softmax and adds nothing.
+    """
+    heads = q_BHTK.shape[1]
+    k_BHTK, v_BHTK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTK))
+    scores = q_BHTK @ k_BHTK.transpose(2, 3) * (q_BHTK.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        mask = mask[..., : k_BHTK.shape[2]]
+        scores = (
+            scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            if mask.dtype == torch.bool
+            else scores + mask
+        )
+    if sinks_H is not None:
+        sinks = (
+            sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
+        )
+        weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return F.dropout(weights.to(v_BHTK.dtype), dropout, training=dropout > 0) @ v_BHTK
+
+
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
-    return None if _row.get() is not None else sdpa_mask(*arguments, **options)
+    return None if _rows[-1] is not None else sdpa_mask(*arguments, **options)
 
 
 def register() -> None:

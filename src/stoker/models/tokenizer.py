@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.cache import lock
+from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
 from stoker.data.tokenise import TextCodec
 from stoker.data.vocabulary import learn_vocabulary
@@ -33,10 +33,12 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     if source is None and (base / name / "tokenizer.json").is_file():
         source = ModelSource("folder", str(base / name))
     if source is None:
-        raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder with tokenizer.json, or a catalogue name")
+        raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
         return _learnt(job, source.where, base)
-    return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
+    return load_tokenizer_from(
+        source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision
+    )
 
 
 def load_tokenizer_from(
@@ -47,7 +49,9 @@ def load_tokenizer_from(
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            where, trust_remote_code=trust_remote_code, revision=revision
+        )
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"the tokenizer of {source.where} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
@@ -60,7 +64,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and kept in the cache."""
+    """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     vocabulary = catalogue.SCRATCH[size].vocabulary
@@ -73,7 +77,10 @@ def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
         if not (folder / "tokenizer.json").exists():
             learnt = learn_vocabulary(list(zip(sources, job.data, strict=True)), vocabulary)
             fast = PreTrainedTokenizerFast(
-                tokenizer_object=learnt, eos_token="<|endoftext|>", pad_token="<|pad|>", clean_up_tokenization_spaces=False
+                tokenizer_object=learnt,
+                eos_token="<|endoftext|>",
+                pad_token="<|pad|>",
+                clean_up_tokenization_spaces=False,
             )
             fast.save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
@@ -90,7 +97,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> fr
 
 
 def served_stop_ids(tokenizer: PreTrainedTokenizerFast, source: ModelSource | None) -> frozenset[int]:
-    """Stop tokens as a server would take them: also those of ``generation_config.json`` where there is one."""
+    """Stop tokens as a server takes them: also those of ``generation_config.json`` where there is one."""
     from transformers import GenerationConfig
 
     eos: object = None

@@ -1,4 +1,4 @@
-"""Recompute: keep each block's input only, and compute the rest again in the backward pass (Chen et al., 2016)."""
+"""Recompute: keep each block's input only, compute the rest again in the backward pass (Chen et al., 2016)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.parallel.blocks import blocks_of
 
 
 def recompute_blocks(model: nn.Module) -> int:
-    """Makes every block recompute; says how many there are. Random numbers (dropout) are drawn the same again.
+    """Makes every block recompute, with the same random numbers (dropout); says how many there are.
 
     Raises:
         UserError: the model has no list of blocks.

@@ -1,4 +1,4 @@
-"""The loop: samples -> parts -> gradients -> step -> metrics, evaluation, checkpoints. One loop for every task."""
+"""The loop: samples -> parts -> gradients -> step -> metrics, evaluation, checkpoints. One for every task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.store import State, Store
+from stoker.checkpoint.store import DamagedError, State, Store
 from stoker.checkpoint.weights import restore_weights, saved_buffers, trainable
 from stoker.data.order import stream_key
 from stoker.errors import RunFailed
@@ -102,16 +102,31 @@ class Loop:
         self.progress = Progress()
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.parameters = list(trainable(task.model).values())
+        self.writer: MetricsWriter | None = None
         self._signal: int | None = None
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; says from which step the run goes on (0: from the start)."""
+        """Restores the newest checkpoint, if any; says from which step the run goes on (0: from the start).
+
+        A damaged one is put aside, and the one before it is taken.
+
+        Raises:
+            RunFailed: none of the checkpoints can be read.
+        """
         steps = self.store.steps()
-        if not steps:
-            return 0
-        state = self.store.load(steps[-1])
-        self._restore(state)
-        return self.progress.step
+        for step in reversed(steps):
+            try:
+                state = self.store.load(step)
+            except DamagedError as error:
+                aside = self.store.put_aside(step)
+                self.folder.event("damaged", step=step, error=str(error), aside=str(aside))
+                self.display.note(f"{error}; it is now {aside.name}, and the one before it is taken")
+            else:
+                self._restore(state)
+                return self.progress.step
+        if steps:
+            raise RunFailed(f"no checkpoint in {self.store.folder} can be read; to start anew write --fresh")
+        return 0
 
     def run(self) -> Outcome:
         """Trains to the end, or until a signal asks to stop.
@@ -125,33 +140,34 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            writer = MetricsWriter(self.folder)
+            self.writer = MetricsWriter(self.folder)
             try:
                 while self.progress.step < self.plan.steps and self._signal is None:
                     metrics = self._step(self.progress.step + 1)
-                    writer.write(metrics)
+                    self.writer.write(metrics)
                     self.on_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
+                if self.progress.step:
+                    self._save()
             finally:
-                writer.close()
+                self.writer.close()
             finished = self.progress.step >= self.plan.steps
-            if self.progress.step:
-                self._save()
         return Outcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
 
-    # -- one step ------------------------------------------------------------------------------------------------
+    # -- one step ----------------------------------------------------------------------------------------------
 
     def _step(self, step: int) -> StepMetrics:
         begin = time.perf_counter()
         self._seed(step)
-        first, last = self._samples_of(step)
+        first, last = self._next_samples()
         micro_batches = [
-            self.task.parts(i, min(i + self.plan.micro_batch, last)) for i in range(first, last, self.plan.micro_batch)
+            self.task.parts(i, min(i + self.plan.micro_batch, last))
+            for i in range(first, last, self.plan.micro_batch)
         ]
         parts = [part for micro_batch in micro_batches for part in micro_batch]
         # Normalised by the targets of the whole step: accumulation and padding cannot change the gradient.
-        targets = sum(part.targets for part in parts)
+        targets = max(1, sum(part.targets for part in parts))
         self.optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), dtype=torch.float64, device=self._metric_device)
         for part in parts:
@@ -177,8 +193,9 @@ class Loop:
             step, loss, grad_norm, lr, tokens, targets, tokens / seconds, self.device.peak_memory(), seconds
         )
 
-    def _samples_of(self, step: int) -> tuple[int, int]:
-        return (step - 1) * self.plan.batch, min(step * self.plan.batch, self.plan.samples)
+    def _next_samples(self) -> tuple[int, int]:
+        first = self.progress.samples
+        return first, min(first + self.plan.batch, self.plan.samples)
 
     def _forward_backward(self, part: Part, targets: int) -> torch.Tensor:
         with self.task.around(part):
@@ -205,13 +222,17 @@ class Loop:
     def _fail(self, step: int, loss: float, grad_norm: float, first: int, last: int) -> None:
         rows = self.task.describe_samples(first, last)
         self.folder.event("not_finite", step=step, loss=str(loss), grad_norm=str(grad_norm), rows=rows)
-        shown = ", ".join(rows[:SHOWN_ROWS]) + (f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else "")
+        shown = ", ".join(rows[:SHOWN_ROWS]) + (
+            f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
+        )
         saved = self.store.steps()[-1:]
-        back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
+        back = (
+            f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
+        )
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {grad_norm}"
         raise RunFailed(f"step {step}: {what}; the batch was {shown}; {back}. A lower train.lr often helps")
 
-    # -- between steps -------------------------------------------------------------------------------------------
+    # -- between steps -----------------------------------------------------------------------------------------
 
     def _after_step(self, step: int) -> Evaluation | None:
         evaluation = None
@@ -245,6 +266,8 @@ class Loop:
     def _save(self) -> None:
         if self.progress.step in self.store.steps():
             return
+        if self.writer is not None:
+            self.writer.flush()
         seconds = self.store.save(self._state())
         self.store.retain(self.plan.keep, self.progress.best_step if self.plan.keep_best else None)
         self.folder.event("saved", step=self.progress.step, seconds=round(seconds, 3))
@@ -261,20 +284,24 @@ class Loop:
 
     def _restore(self, state: State) -> None:
         restore_weights(self.task.model, state)
-        moments = {k.removeprefix("optimizer/"): t for k, t in state.tensors.items() if k.startswith("optimizer/")}
+        moments = {
+            k.removeprefix("optimizer/"): t for k, t in state.tensors.items() if k.startswith("optimizer/")
+        }
         restore_optimizer(self.task.model, self.optimizer, moments, state.numbers["optimizer"])
         self.scaler.load_state_dict(state.numbers["scaler"])
         self.progress = Progress(**state.numbers["progress"])
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; a second one ends it at once."""
+        """The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; a second one at once."""
 
         def ask(number: int, _: Any) -> None:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = number
-            self.display.note("stopping after this step ... (once more to stop at once, without a checkpoint)")
+            self.display.note(
+                "stopping after this step ... (once more to stop at once, without a checkpoint)"
+            )
 
         try:
             before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

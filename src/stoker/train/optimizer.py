@@ -32,7 +32,9 @@ def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:
     return SGD(groups, lr=train.lr, momentum=train.beta1)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def optimizer_tensors(
+    model: nn.Module, optimizer: Optimizer
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The optimizer's state by parameter name: its tensors, and the numbers among them."""
     tensors, numbers = {}, {}
     for name, parameter in trainable(model).items():
@@ -52,8 +54,8 @@ def restore_optimizer(
     for full, value in {**tensors, **numbers}.items():
         name, key = full.rsplit("/", 1)
         parameter = parameters[name]
-        if isinstance(value, torch.Tensor) and value.dim():
-            value = value.to(parameter.device)
-        elif isinstance(value, torch.Tensor) and key == "step" and optimizer.defaults.get("fused"):
+        if (isinstance(value, torch.Tensor) and value.dim()) or (
+            isinstance(value, torch.Tensor) and key == "step" and optimizer.defaults.get("fused")
+        ):
             value = value.to(parameter.device)
         optimizer.state[parameter][key] = value

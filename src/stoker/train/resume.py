@@ -5,13 +5,27 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from stoker.errors import UserError
+from stoker.job.load import load_job
 from stoker.job.schema import Job
 from stoker.runs.folder import RunFolder
 
-MAY_CHANGE = ("steps", "epochs", "output", "target", "evaluate.every", "checkpoint", "train.tensorboard", "train.compile")
+# How long, how often and in which layout: none of these changes what a step computes.
+MAY_CHANGE = (
+    "steps",
+    "epochs",
+    "output",
+    "target",
+    "evaluate.every",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.best",
+    "parallel",
+    "train.micro_batch",
+    "train.accumulation",
+    "train.tensorboard",
+    "train.compile",
+)
 
 
 def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
@@ -20,22 +34,38 @@ def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *,
     Raises:
         UserError: another job trained here, or the data has changed since.
     """
-    if not resuming or not folder.job.is_file():
+    how = "give another `output`, or --fresh to put the old run aside and start anew"
+    if not folder.job.is_file():
+        if resuming:
+            raise UserError(f"the checkpoints of {folder.path} are there, and its job.yaml is not: {how}")
         return
-    before = YAML(typ="safe").load(folder.job.read_text(encoding="utf-8"))
-    old, new = _flat(Job.model_validate(before).model_dump()), _flat(job.model_dump())
+    try:
+        before = load_job(folder.job).job
+    except UserError as error:
+        raise UserError(
+            f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}"
+        ) from error
+    if not resuming and before.checkpoint.to == job.checkpoint.to:
+        return  # it ended before its first checkpoint
+    old, new = _flat(before.model_dump()), _flat(job.model_dump())
     differing = [
         f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key) and not any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
     ]
-    how = "give another `output`, or --fresh to put the old run aside and start anew"
     if differing:
         raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
-    was = json.loads(folder.environment.read_text(encoding="utf-8")).get("data", {}) if folder.environment.is_file() else {}
-    changed = [name for name in was if fingerprints.get(name) != was[name]]
+    changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
+
+
+def _data_of(folder: RunFolder) -> dict[str, str]:
+    """The fingerprints that the run recorded; empty where its record is lost."""
+    try:
+        return dict(json.loads(folder.environment.read_text(encoding="utf-8"))["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
@@ -45,4 +75,8 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         items = dict(enumerate(value)).items()  # type: ignore[assignment]
     else:
         return {prefix: value}
-    return {k: v for name, item in items for k, v in _flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}
+    return {
+        k: v
+        for name, item in items
+        for k, v in _flat(item, f"{prefix}.{name}" if prefix else str(name)).items()
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from stoker.checkpoint.weights import trainable
 from stoker.data.audit import Audit, audit
 from stoker.data.build import Report
 from stoker.data.corpus import Corpus, open_corpus
-from stoker.errors import CannotRun, UserError
+from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.hardware.device import Device, choose_device
 from stoker.job.load import LoadedJob
 from stoker.job.render import dump_job
@@ -30,14 +31,14 @@ from stoker.models.text import TextSide, open_text_side
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.recompute import recompute_blocks
 from stoker.runs.folder import RunFolder
-from stoker.train.loop import Loop, Outcome, Plan
+from stoker.train.loop import Loop, Outcome, Plan, Progress
 from stoker.train.optimizer import build_optimizer
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
 from stoker.train.schedule import Schedule, warmup_steps
 from stoker.train.task import Task
 from stoker.train.tasks.language import LanguageTask
-from stoker.train.tasks.module import ModuleTask
+from stoker.train.tasks.module import ModuleTask, fingerprint_of
 
 PACKAGES = ("stoker", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
 
@@ -96,7 +97,10 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
     model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     if len(text.tokenizer) > unwrap(model).get_input_embeddings().weight.shape[0]:
         raise UserError(
-            loaded.problem("model.tokenizer", f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary")
+            loaded.problem(
+                "model.tokenizer",
+                f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary",
+            )
         )
     language = lay_out_for(unwrap(model))
     task = LanguageTask(model, language, corpus, device.torch)
@@ -104,7 +108,9 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
     facts = {
         "model": f"{job.model.name}: {describe_parameters(model)}",
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
-        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
+        "rows": "laid end to end, each attending to itself"
+        if language.packs
+        else "padded, grouped by length",
         "loss": "chunked, trained positions only" if language.head else "over the model's own logits",
     }
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
@@ -121,18 +127,26 @@ def _prepare_module(loaded: LoadedJob, device: Device, base: Path, report: Repor
     )
     torch.manual_seed(job.seed)
     model = import_path(block.model, "module.model", loaded)(**block.arguments)
+    if not isinstance(model, nn.Module):
+        message = f"module.model: {block.model} gives a {type(model).__name__}, not a torch.nn.Module"
+        raise UserError(loaded.problem("module.model", message))
     loss = import_path(block.loss, "module.loss", loaded)
     data = import_path(block.data, "module.data", loaded)()
     held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
     return prepare_module(job, model, loss, data, held_out, device)
 
 
-def prepare_module(job: Job, model: nn.Module, loss: Any, data: Any, held_out: Any, device: Device) -> Prepared:
+def prepare_module(
+    job: Job, model: nn.Module, loss: Any, data: Any, held_out: Any, device: Device
+) -> Prepared:
     """The same for a module that is at hand."""
     model = model.to(device.torch)
+    if not trainable(model):
+        raise UserError(f"{type(model).__name__} has no parameter that is trained")
     task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch)
     apply_to_blocks(job, model)
-    return Prepared(job, task, device, {"model": f"{type(model).__name__}: {describe_parameters(model)}"}, {})
+    facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
+    return Prepared(job, task, device, facts, {"data": fingerprint_of(task.data)})
 
 
 def apply_to_blocks(job: Job, model: nn.Module) -> None:
@@ -146,29 +160,53 @@ def apply_to_blocks(job: Job, model: nn.Module) -> None:
 def describe_parameters(model: nn.Module) -> str:
     """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
     trained = sum(p.numel() for p in trainable(model).values())
-    total = sum(p.numel() for p in model.parameters())
+    total = max(1, sum(p.numel() for p in model.parameters()))
     return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"
 
 
-def plan_of(job: Job, task: Task) -> Plan:
+def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
     """Every number of the run, derived from the resolved job and the size of its data.
+
+    Args:
+        done: what an earlier part of the run has done. Its last step may have been smaller than a batch, at
+            the end of an epoch that was the last one then.
 
     Raises:
         UserError: the data gives not even one sample.
     """
     train = job.train
     assert train.batch != "auto" and train.micro_batch != "auto"
+    done = done or Progress()
     if job.steps is not None:
-        steps, samples = job.steps, job.steps * train.batch
+        steps = job.steps
+        samples = done.samples + max(0, steps - done.step) * train.batch
     else:
         samples = task.epoch_samples(job.epochs or 1.0)
-        steps = -(-samples // train.batch)
+        steps = done.step + max(0, -(-(samples - done.samples) // train.batch))
     if steps == 0:
         raise UserError("epochs: so small a part of the data holds no sample")
     every = job.evaluate.every if job.evaluate.every != "auto" else max(1, steps // 10)
     save = job.checkpoint.every if job.checkpoint.every != "auto" else min(500, max(1, steps // 5))
     return Plan(
-        steps, samples, train.batch, train.micro_batch, train.clip, job.seed, every, save, job.checkpoint.keep, job.checkpoint.best
+        steps,
+        samples,
+        train.batch,
+        train.micro_batch,
+        train.clip,
+        job.seed,
+        every,
+        save,
+        job.checkpoint.keep,
+        job.checkpoint.best,
+    )
+
+
+def schedule_of(job: Job, plan: Plan) -> Schedule:
+    """The learning rate of each of the plan's steps."""
+    lr = job.train.lr
+    assert lr != "auto"
+    return Schedule(
+        lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr
     )
 
 
@@ -178,19 +216,28 @@ def start(
     """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped."""
     job, task = prepared.job, prepared.task
     plan = plan_of(job, task)
-    lr = job.train.lr
-    assert lr != "auto"
-    schedule = Schedule(lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr)
     store = Store(base / job.checkpoint.to if job.checkpoint.to else folder.checkpoints)
     store.clean()
     check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps()))
     display = display or Display(plan.steps, task.unit, quiet=quiet)
-    loop = Loop(task, build_optimizer(task.model, job.train), schedule, plan, prepared.device, folder, store, display)
+    optimizer = build_optimizer(task.model, job.train)
+    loop = Loop(task, optimizer, schedule_of(job, plan), plan, prepared.device, folder, store, display)
     resumed = loop.resume()
+    plan = loop.plan = plan_of(job, task, loop.progress)
+    schedule = loop.schedule = schedule_of(job, plan)
+    display.steps = plan.steps
     if resumed >= plan.steps:
-        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
+        if prepared.corpus:
+            prepared.corpus.close()
+        display.note(
+            f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh"
+        )
+        if (folder.read_events() or [{}])[-1].get(
+            "event"
+        ) != "done":  # killed between its last checkpoint and its end
+            folder.event("done", step=resumed)
         return Outcome("done", resumed, None, None, None), loop
-    folder.job.write_text(dump_job(job), encoding="utf-8")
+    folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared))
     facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
     for name, fact in facts.items():
@@ -198,7 +245,9 @@ def start(
     repeated = folder.forget_after(resumed)
     common = {"task": job.task, "model": job.model.name if job.model else "module", "steps": plan.steps}
     if resumed:
-        display.note(f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else ""))
+        display.note(
+            f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else "")
+        )
         folder.event("resumed", step=resumed, repeated=repeated, **common)
     else:
         folder.event("started", **common, plan=asdict(plan))
@@ -209,7 +258,9 @@ def start(
     try:
         outcome = loop.run()
     except BaseException as error:
-        folder.event("failed", step=loop.progress.step, error=f"{type(error).__name__}: {error}")
+        name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        with suppress(RunFailed):  # the disk may be what failed
+            folder.event(name, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
         raise
     finally:
         if prepared.corpus:
@@ -221,8 +272,10 @@ def start(
 def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, str]:
     device, checked = prepared.device, prepared.audit
     facts = {
-        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
-        "steps": f"{plan.steps} of {plan.batch} sequences ({plan.micro_batch} at a time), {plan.samples} in all; "
+        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, "
+        f"{device.precision}: {device.why}",
+        "steps": f"{plan.steps} of {plan.batch} sequences ({plan.micro_batch} at a time), "
+        f"{plan.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",
         "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
     }
@@ -238,7 +291,11 @@ def environment(prepared: Prepared) -> dict[str, Any]:
     """What decides a run beside its job: versions, device, revision, data."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "device": {"type": prepared.device.type, "name": prepared.device.name, "threads": torch.get_num_threads()},
+        "device": {
+            "type": prepared.device.type,
+            "name": prepared.device.name,
+            "threads": torch.get_num_threads(),
+        },
         "precision": {"chosen": prepared.device.precision, "why": prepared.device.why},
         "platform": platform.platform(),
         "git": _git_revision(),
@@ -259,7 +316,11 @@ def _git_revision() -> str | None:
     """The revision of the folder that the job is run from, with ``+changes`` where it is not clean."""
     try:
         run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes"], capture_output=True, text=True, timeout=5, check=True
+            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

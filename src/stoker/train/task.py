@@ -27,14 +27,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a part, summed over its targets, and how many targets were predicted right (None: not countable)."""
+    """The loss of a part, summed over its targets, and how many were predicted right (None: not countable)."""
 
     total: Tensor
     correct: Tensor | None
 
 
 class Task(Protocol):
-    """Samples and their loss. Samples are numbered over the whole run; the same number is always the same sample."""
+    """Samples and their loss. Samples are numbered over the whole run; a number is always the same sample."""
 
     model: nn.Module
     unit: str  # what a target is: "token" or "sample"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -27,7 +28,7 @@ class ModuleTask:
     Args:
         model: outputs = model(inputs).
         loss: loss(outputs, targets), the mean over the samples.
-        data: a map-style dataset of (inputs, targets), or a tuple of tensors with the samples in their first dimension.
+        data: a map-style dataset of (inputs, targets), or a tuple of tensors whose first dimension is the sample.
         evaluation: the same, held out.
         seed: of the order.
         device: where the model lies.
@@ -36,7 +37,14 @@ class ModuleTask:
     unit = "sample"
 
     def __init__(
-        self, model: nn.Module, loss: LossFunction, data: Any, evaluation: Any, *, seed: int, device: torch.device
+        self,
+        model: nn.Module,
+        loss: LossFunction,
+        data: Any,
+        evaluation: Any,
+        *,
+        seed: int,
+        device: torch.device,
     ) -> None:
         self.model, self.loss_function, self.seed, self.device = model, loss, seed, device
         self.data = as_dataset(data, "data")
@@ -48,8 +56,12 @@ class ModuleTask:
     def _indices(self, first: int, last: int) -> np.ndarray:
         size = len(self.data)  # type: ignore[arg-type]
         epochs, positions = np.divmod(np.arange(first, last), size)
-        keys = [stream_key(self.seed, 1, int(epoch)) for epoch in epochs]
-        return np.array([permute(int(p), size, key)[0] for p, key in zip(positions, keys, strict=True)], dtype=np.int64)
+        return np.concatenate(
+            [
+                permute(positions[epochs == e], size, stream_key(self.seed, 1, int(e)))
+                for e in np.unique(epochs)
+            ]
+        )
 
     def parts(self, first: int, last: int) -> list[Part]:
         return [self._part(self.data, self._indices(first, last))]
@@ -65,6 +77,15 @@ class ModuleTask:
         inputs, targets = part.inputs  # type: ignore[misc]
         outputs = self.model(inputs)
         mean = self.loss_function(outputs, targets)
+        if not isinstance(mean, Tensor) or mean.dim():
+            shape = (
+                f"a tensor of shape {tuple(mean.shape)}"
+                if isinstance(mean, Tensor)
+                else f"a {type(mean).__name__}"
+            )
+            raise UserError(
+                f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}"
+            )
         return Loss(mean * part.targets, _correct(outputs, targets))
 
     def evaluation(self) -> Iterator[Part]:
@@ -86,14 +107,27 @@ def as_dataset(data: Any, name: str) -> Dataset:
     """
     if isinstance(data, tuple) and data and all(isinstance(t, Tensor) for t in data):
         data = TensorDataset(*data)
+    kind = type(data).__name__
     if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):
-        raise UserError(f"{name} must be a dataset with len() and [index], or a tuple of tensors, not {type(data).__name__}")
+        raise UserError(f"{name} must be a dataset with len() and [index], or a tuple of tensors, not {kind}")
     if len(data) == 0:
         raise UserError(f"{name} holds no samples")
     sample = data[0]
     if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise UserError(f"a sample of {name} must be (inputs, targets), not {type(sample).__name__}")
     return data  # type: ignore[return-value]
+
+
+def fingerprint_of(data: Dataset) -> str:
+    """What tells one dataset from another without reading it: its size, and its content where it is tensors."""
+    size = f"{len(data)} samples"  # type: ignore[arg-type]
+    if not isinstance(data, TensorDataset):
+        return size
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in data.tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return f"{size}, {digest.hexdigest()}"
 
 
 def _correct(outputs: Any, targets: Any) -> Tensor | None:
@@ -109,4 +143,6 @@ def _to(value: Any, device: torch.device) -> Any:
         return value.to(device)
     if isinstance(value, dict):
         return {k: _to(v, device) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
+        return type(value)(*(_to(v, device) for v in value))
     return type(value)(_to(v, device) for v in value) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,230 @@
+"""Audit a job's data: every row used, cut or dropped and why; what the model sees, trained tokens marked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.cli.preflight import preflight
+from stoker.errors import Problem, UserError
+from stoker.job import LoadedJob, load_job
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from stoker.data.audit import Audit, Sample
+    from stoker.data.record import Rejected
+
+SAMPLES = 3
+PLACES = 20  # rows named for each reason
+BAR = 40  # characters of the longest bar
+TRAINED = "bold green"
+OPEN, CLOSE = "⟦", "⟧"  # around trained text where there is no colour
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker data``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument("--json", action="store_true", help="print the audit as JSON, and nothing else")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, metavar="N", help=f"sequences shown (default: {SAMPLES})"
+    )
+    parser.add_argument(
+        "--rows",
+        action="append",
+        default=[],
+        metavar="SOURCE:ROW",
+        help="show this row instead, or why it was dropped; may be given several times",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Audit and print; returns 2 where the data must not be trained on as it is."""
+    try:
+        audit, dropped = _audit(arguments)
+    except UserError as error:
+        if not arguments.json:
+            raise
+        from stoker.data.audit import problem_json
+
+        answer = {"ok": False, "errors": [problem_json(problem) for problem in error.problems]}
+        print(json.dumps(answer, ensure_ascii=False))
+        return error.exit_code
+    if arguments.json:
+        print(json.dumps(audit.as_json(), ensure_ascii=False))
+    else:
+        _print(audit, dropped)
+    sys.stdout.flush()
+    for problem in audit.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return UserError.exit_code if audit.problems else 0
+
+
+def _audit(arguments: argparse.Namespace) -> tuple[Audit, list[Rejected]]:
+    """The audit, with the samples that were asked for, and those asked-for rows that were dropped."""
+    from dataclasses import replace
+
+    wanted = [_place(text) for text in arguments.rows]
+    if arguments.samples < 0:
+        raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
+    loaded = load_job(arguments.job, arguments.overrides)
+    if loaded.job.task == "module":
+        message = "`task: module` brings its own dataset: there are no rows to audit"
+        raise UserError(loaded.problem("task", message, "`stoker data` is for pretrain and sft"))
+    problems = preflight(loaded)
+    if problems:
+        raise UserError(*problems)
+    audit, found, dropped = _open(loaded, wanted, 0 if wanted else arguments.samples)
+    return (replace(audit, samples=tuple(found)) if wanted else audit), dropped
+
+
+def _place(text: str) -> tuple[str, int]:
+    source, _, row = text.rpartition(":")
+    if not source or not row.isdecimal():
+        raise UserError(Problem(f"--rows {text}: this names no row", "write it as my.jsonl:12"))
+    return source, int(row)
+
+
+def _open(
+    loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int
+) -> tuple[Audit, list[Sample], list[Rejected]]:
+    from stoker.cli.report import TokeniseReport, quiet_libraries
+
+    quiet_libraries()
+    from stoker.data.audit import audit, samples_of
+    from stoker.data.corpus import open_corpus
+    from stoker.models.text import open_text_side
+
+    base = Path.cwd()
+    text = open_text_side(loaded, base)
+    found: list[Sample] = []
+    dropped: list[Rejected] = []
+    with TokeniseReport() as report:
+        corpus = open_corpus(
+            loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded
+        )
+        try:
+            for source in corpus.sources:
+                _ = source.cache.rows  # of a stream, every row is looked at too
+        finally:
+            corpus.close()
+    for file, row in wanted:
+        sequences, rejected = samples_of(corpus, text.codec, file, row)
+        if not sequences and not rejected:
+            names = ", ".join(source.source.name for source in (*corpus.sources, *corpus.evaluation))
+            raise UserError(Problem(f"--rows {file}:{row}: there is no such row", f"the sources are {names}"))
+        found += sequences
+        dropped += rejected
+    return audit(corpus, text.codec, loaded, samples), found, dropped
+
+
+def _print(audit: Audit, dropped: list[Rejected]) -> None:
+    from rich.console import Console
+
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for label, value in _counts(audit):
+        console.print(f"{label:<20} {value}")
+    _print_reasons(audit, console)
+    _print_histogram(audit, console)
+    for rejected in dropped:
+        console.print(f"\n{rejected.source}:{rejected.row}: dropped: {visible(rejected.reason)}")
+    if not audit.samples:
+        return
+    console.print()
+    if console.is_terminal:
+        console.print(_legend())
+    else:
+        console.print(f"trained tokens stand between {OPEN} and {CLOSE}")
+    for sample in audit.samples:
+        trained = sum(sample.trained)
+        console.print(f"\n--- {sample.source}:{sample.row}: {len(sample.ids)} tokens, {trained} trained")
+        console.print(coloured(sample) if console.is_terminal else bracketed(sample))
+
+
+def _counts(audit: Audit) -> list[tuple[str, str]]:
+    """The table of the audit: what, how many."""
+    share = audit.trained_tokens / audit.tokens if audit.tokens else 0.0
+    dropped = audit.rows_dropped / audit.rows_in if audit.rows_in else 0.0
+    prefix = "an exact prefix of the whole in every row"
+    if audit.prompt_not_prefix:
+        prefix = f"not an exact prefix of the whole in {audit.prompt_not_prefix:,} rows"
+    stop = "trained" if audit.stop_token_trained else "never trained"
+    if audit.stop_token_trained and audit.stop_missing:
+        stop = f"trained, but missing behind the last answer of {audit.stop_missing:,} rows"
+    counts = [(name, f"format {format_}") for name, format_ in audit.formats.items()]
+    counts += [
+        ("rows in", f"{audit.rows_in:,}"),
+        ("rows used", f"{audit.rows_used:,}"),
+        ("rows cut", f"{audit.rows_cut:,}"),
+        ("rows split", f"{audit.rows_split:,}"),
+        ("rows dropped", f"{audit.rows_dropped:,} ({dropped:.1%})"),
+        ("sequences", f"{audit.sequences:,}, {audit.held_out:,} of them held out"),
+        ("tokens", f"{audit.tokens:,}; {audit.mean:.1f} a sequence, the longest has {audit.longest:,}"),
+        ("trained tokens", f"{audit.trained_tokens:,} ({share:.1%})"),
+        ("stop token", stop),
+        ("prompts", prefix),
+        ("duplicates", f"{audit.duplicates:,}"),
+        ("evaluated too", f"{audit.overlap:,} training sequences"),
+    ]
+    rows, lost = audit.evaluation_rows
+    return [*counts, ("evaluation rows", f"{rows:,}, {lost:,} dropped")] if rows else counts
+
+
+def _print_reasons(audit: Audit, console: Console) -> None:
+    from stoker.data.cache import reason_kind
+
+    for reason, count in audit.reasons.items():
+        console.print(f"\ndropped: {visible(reason)} ({count:,})")
+        here = [rejected for rejected in audit.dropped if reason_kind(rejected.reason) == reason]
+        for rejected in here[:PLACES]:
+            detail = rejected.reason.removeprefix(reason).removeprefix(":").strip()
+            console.print(f"  {rejected.source}:{rejected.row}" + (f"  {visible(detail)}" if detail else ""))
+        if count > PLACES:
+            console.print(f"  and {count - min(len(here), PLACES):,} more")
+
+
+def _print_histogram(audit: Audit, console: Console) -> None:
+    if not audit.length_histogram:
+        return
+    console.print("\ntokens up to   sequences")
+    most = max(audit.length_histogram.values())
+    for bound, count in audit.length_histogram.items():
+        console.print(f"{bound:>12,}   {count:>9,}  {'█' * max(1, round(BAR * count / most))}")
+
+
+def _legend() -> Text:
+    from rich.text import Text
+
+    return Text.assemble("tokens in ", ("green", TRAINED), " are trained, ", ("dim", "dim"), " ones are not")
+
+
+def coloured(sample: Sample) -> Text:
+    """The sequence for a terminal: trained tokens in colour."""
+    from rich.text import Text
+
+    parts = zip(sample.tokens, sample.trained, strict=True)
+    return Text.assemble(*((visible(token), TRAINED if trained else "dim") for token, trained in parts))
+
+
+def bracketed(sample: Sample) -> str:
+    """The sequence for a pipe: trained text between brackets."""
+    out: list[str] = []
+    inside = False
+    for token, trained in zip(sample.tokens, sample.trained, strict=True):
+        if trained != inside:
+            out.append(OPEN if trained else CLOSE)
+            inside = trained
+        out.append(visible(token))
+    return "".join([*out, CLOSE if inside else ""])
+
+
+def visible(text: str) -> str:
+    """Text without characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)

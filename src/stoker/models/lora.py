@@ -1,0 +1,86 @@
+"""LoRA's forward and backward pass in the fewest matrix products and the least memory.
+
+peft computes ``W x + scaling * B(A(x))`` as separate modules: two passes over the full output for the scaling and
+the sum, and autograd keeps what each needs. Here the scaling is applied to the narrow ``A(x)`` and the product with
+``B`` is added into ``W x`` in place; what is kept is ``x`` and ``A(x)``. The mathematics, the parameters and the file
+format are peft's.
+
+Shapes: N tokens, I input width, O output width, R rank.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+
+
+class _LoraLinear(torch.autograd.Function):
+    """y = x W^T + b + scaling * (x A^T) B^T, with W and b frozen."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cuda")
+    def forward(
+        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scaling: float
+    ) -> Tensor:
+        narrow_NR = torch.mm(x_NI, a_RI.T).mul_(scaling)
+        y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
+        ctx.save_for_backward(x_NI, narrow_NR, weight_OI, a_RI, b_OR)
+        ctx.scaling = scaling
+        return y_NO.addmm_(narrow_NR, b_OR.T)
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cuda")
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x_NI, narrow_NR, weight_OI, a_RI, b_OR = ctx.saved_tensors
+        back_NR = torch.mm(grad_NO, b_OR).mul_(ctx.scaling)
+        grad_x = torch.mm(grad_NO, weight_OI).addmm_(back_NR, a_RI) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
+
+
+def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    base = layer.base_layer
+    plain = (
+        not layer.disable_adapters
+        and not layer.merged
+        and not arguments
+        and not options
+        and layer.active_adapters == [name]
+        and not torch.is_autocast_enabled(x.device.type)
+    )
+    if not plain:
+        return type(layer).forward(layer, x, *arguments, **options)  # type: ignore[no-any-return]
+    y = _LoraLinear.apply(
+        x.reshape(-1, x.shape[-1]),
+        base.weight,
+        base.bias,
+        layer.lora_A[name].weight,
+        layer.lora_B[name].weight,
+        layer.scaling[name],
+    )
+    return y.view(*x.shape[:-1], y.shape[-1])  # type: ignore[no-any-return]
+
+
+def fuse_lora(model: nn.Module) -> int:
+    """Gives every plain LoRA layer of a model the fused pass; says how many there are.
+
+    Plain is: one adapter, no dropout, no DoRA, a base of floating-point weights that is an ordinary linear layer.
+    All others keep peft's own.
+    """
+    fused = 0
+    for layer in model.modules():
+        if type(layer) is not LoraLinear or type(layer.base_layer) is not nn.Linear:
+            continue
+        names = list(layer.lora_A)
+        if len(names) != 1 or any(layer.use_dora.values()) or layer.fan_in_fan_out:
+            continue
+        name = names[0]
+        same = layer.base_layer.weight.dtype == layer.lora_A[name].weight.dtype
+        if not same or not isinstance(layer.lora_dropout[name], nn.Identity) or layer.lora_bias.get(name, False):
+            continue
+        layer.forward = partial(_forward, layer, name)  # type: ignore[method-assign]
+        fused += 1
+    return fused

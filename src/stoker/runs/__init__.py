@@ -1,0 +1,1 @@
+"""Runs: a run is a folder (job, environment, events, metrics, checkpoints) that every verb only reads."""

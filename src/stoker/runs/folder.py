@@ -1,0 +1,243 @@
+"""A run is a folder.
+
+job.yaml            the job as it was resolved on the machine
+environment.json    versions, device, git revision, data fingerprint
+metrics.jsonl       one object a step
+events.jsonl        what happened: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
+checkpoints/        step-00000060/ ...
+tensorboard/        where train.tensorboard asks for it
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from filelock import FileLock, Timeout
+
+from stoker.errors import RunFailed, UserError
+
+PATIENCE = 0.5  # seconds; whoever lists the runs holds the lock for an instant
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One line of ``metrics.jsonl``.
+
+    Attributes:
+        loss: mean over the step's trained tokens (samples, for a module).
+        grad_norm: L2 norm of the gradient before clipping.
+        lr: learning rate of the step.
+        tokens: tokens that went through the model.
+        trained_tokens: tokens with a loss.
+        tokens_per_s: ``tokens / seconds``.
+        memory_gib: largest memory so far, GiB: of the device, or of the process on a CPU.
+        seconds: wall time of the step.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens: int
+    trained_tokens: int
+    tokens_per_s: float
+    memory_gib: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run, and how they are written."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @contextmanager
+    def take(self) -> Iterator[None]:
+        """Within it no other process trains in this folder, which is made where it is not there.
+
+        Raises:
+            UserError: another process is training in it, or there can be no such folder.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / ".lock", timeout=PATIENCE)
+            lock.acquire()
+        except Timeout as error:
+            raise UserError(
+                f"another process is training in {self.path}; wait for it, or give another `output`"
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"output: {self.path} cannot be written ({error.strerror}); give another `output`"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def is_taken(self) -> bool:
+        """Whether a process is training in it."""
+        path = self.path / ".lock"
+        if not path.exists():
+            return False
+        try:
+            with FileLock(path, blocking=False):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # a folder of somebody else's, that may only be read
+            return False
+
+    def event(self, event: str, **values: Any) -> None:
+        """Appends one event with its time (seconds since 1970)."""
+        with writing(self.events), self.events.open("a+b") as file:
+            if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
+                file.write(b"\n")
+            file.write(_line({"time": round(time.time(), 3), "event": event, **values}).encode())
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """All events, oldest first."""
+        return list(read_lines(self.events))
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All metrics, one a step."""
+        return list(read_lines(self.metrics))
+
+    def forget_after(self, step: int) -> int:
+        """Drops the metrics of steps that a resumed run is going to repeat; says how many there were."""
+        lines = self.read_metrics()
+        kept = "".join(_line(line) for line in lines if line["step"] <= step)
+        if (
+            self.metrics.is_file() and kept.encode() != self.metrics.read_bytes()
+        ):  # also where half a line is left
+            self._replace(self.metrics, kept)
+        return sum(line["step"] > step for line in lines)
+
+    def write_job(self, text: str) -> None:
+        """Writes ``job.yaml``."""
+        self._replace(self.job, text)
+
+    def write_environment(self, environment: dict[str, Any]) -> None:
+        """Writes ``environment.json``."""
+        self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
+
+    def _replace(self, path: Path, text: str) -> None:
+        """Writes a file so that it is either the old one or the new one, whole."""
+        temporary = path.with_suffix(".partial")
+        with writing(path):
+            try:
+                with temporary.open("w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(path)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+
+
+class MetricsWriter:
+    """Appends to ``metrics.jsonl``, a whole line at a time."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._path = folder.metrics
+        with writing(self._path):
+            self._file = self._path.open("ab", buffering=0)
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Appends a line.
+
+        Raises:
+            RunFailed: the disk is full or cannot be written.
+        """
+        line = _line(asdict(metrics)).encode()
+        with writing(self._path):
+            while line:  # a disk that is filling up takes a part of it; the next write then says so
+                line = line[self._file.write(line) :]
+
+    def flush(self) -> None:
+        """Puts everything on the disk, so that a checkpoint never outlives the metrics before it."""
+        with writing(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Within it an error of the disk becomes one that a user can read."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(
+            f"{path} cannot be written ({error.strerror}); earlier checkpoints are untouched. "
+            "Make room and run the same command to go on"
+        ) from error
+
+
+def _line(values: dict[str, Any]) -> str:
+    """A line of JSON; what JSON has no number for (infinity after an overflow) is null."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(plain, ensure_ascii=False) + "\n"
+
+
+def _ends_in_newline(file: IO[bytes]) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON Lines file; a last line that a killed process left unfinished is passed over."""
+    if not path.is_file():
+        return
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            yield value
+
+
+def put_aside(path: Path) -> Path:
+    """Renames a run's folder to the first free ``NAME.1``, ``NAME.2`` ...; says to which.
+
+    Raises:
+        UserError: a process is training in it.
+    """
+    if RunFolder(path).is_taken():
+        raise UserError(f"another process is training in {path}; wait for it, or give another `output`")
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    os.rename(path, aside)
+    return aside

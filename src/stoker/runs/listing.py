@@ -1,0 +1,68 @@
+"""The runs below a folder, each with where it stands."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.runs.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run at a glance.
+
+    Attributes:
+        state: ``running``, ``done``, ``stopped`` (goes on with the same command), ``failed`` or ``interrupted``
+            (killed).
+        step, steps: reached, and in all; 0 where not known yet.
+        loss, held_out_loss: the newest of each.
+        age: seconds since the last sign of life.
+    """
+
+    path: str
+    state: str
+    task: str
+    model: str
+    step: int
+    steps: int
+    loss: float | None
+    held_out_loss: float | None
+    age: float
+
+
+def list_runs(root: Path) -> list[RunSummary]:
+    """Every run in or below ``root``, the newest first."""
+    folders = {events.parent for events in root.glob("**/events.jsonl")} if root.is_dir() else set()
+    return sorted((summarise(RunFolder(folder)) for folder in folders), key=lambda run: run.age)
+
+
+def summarise(folder: RunFolder) -> RunSummary:
+    """Where a run stands, from its events and metrics alone."""
+    events, metrics = folder.read_events(), folder.read_metrics()
+    started = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
+    held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]
+    last = metrics[-1] if metrics else {}
+    newest = max(
+        (p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time()
+    )
+    return RunSummary(
+        path=str(folder.path),
+        state=_state(folder, events),
+        task=str(started.get("task", "")),
+        model=str(started.get("model", "")),
+        step=int(last.get("step", 0)),
+        steps=int(started.get("steps", 0)),
+        loss=last.get("loss"),
+        held_out_loss=held_out[-1] if held_out else None,
+        age=time.time() - newest,
+    )
+
+
+def _state(folder: RunFolder, events: list[dict[str, Any]]) -> str:
+    if folder.is_taken():
+        return "running"
+    last = events[-1].get("event") if events else ""
+    return last if last in ("done", "stopped", "failed") else "interrupted"

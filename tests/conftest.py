@@ -1,0 +1,81 @@
+"""Shared by all tests: a cache folder of their own, and tiny tokenizers built in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker.data.chat import BUILT_IN, ChatTemplate
+from stoker.data.tokenise import TextCodec
+
+LEARNT_FROM = [
+    "What is the capital of France? The capital of France is Paris.",
+    "user\nassistant\nsystem\n### Instruction:\n### Response:\n",
+    "Write a poem about the sea, please. The sea is blue and the wind is cold.",
+    "How are you today? I am well, thank you. You are a helpful assistant.",
+] * 4
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads or fills the cache of the person who runs it."""
+    before = os.environ.get("STOKER_CACHE")
+    os.environ["STOKER_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["STOKER_CACHE"]
+    else:
+        os.environ["STOKER_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A byte-level BPE of 400 ids with the special tokens of ChatML."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(LEARNT_FROM, trainer)
+    return tokenizer
+
+
+CodecOf = Callable[..., TextCodec]
+
+
+@pytest.fixture(scope="session")
+def codec_of(tokenizer: Tokenizer) -> CodecOf:
+    """Makes the codec of a template (its source, or the name of a built-in one) and a stop token."""
+
+    def make(template: str = "chatml", stop: str = "<|im_end|>", own: Tokenizer | None = None) -> TextCodec:
+        backend = own or tokenizer
+        names = (("bos_token", "<|im_start|>"), ("eos_token", stop))
+        return TextCodec(
+            definition=backend.to_str(),
+            template=ChatTemplate(BUILT_IN.get(template, template), names),
+            stop_ids=frozenset({backend.token_to_id(stop)}),
+            end_id=backend.token_to_id(stop),
+            vocabulary=backend.get_vocab_size(),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chatml(codec_of: CodecOf) -> TextCodec:
+    """A codec with the ChatML template, whose stop token is ``<|im_end|>``."""
+    return codec_of("chatml")
+
+
+@pytest.fixture(scope="session")
+def codec(codec_of: CodecOf) -> TextCodec:
+    """A codec as of a tokenizer without a template: the stated default."""
+    return codec_of("plain", "<|endoftext|>")
