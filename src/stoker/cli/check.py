@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.preflight import preflight
+from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
-from stoker.job import LoadedJob, load_job
+from stoker.job import LoadedJob
 from stoker.job.document import read_text
 from stoker.job.keys import KeyPath, dotted
 from stoker.job.render import job_lines
@@ -48,10 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)
-        loaded = load_job(arguments.job, arguments.overrides)
-        problems = preflight(loaded)
-        if problems:
-            raise UserError(*problems)
+        loaded = open_job(arguments.job, arguments.overrides)
     except UserError as error:
         if not arguments.json:
             raise

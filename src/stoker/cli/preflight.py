@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from stoker.errors import Problem
-from stoker.job import LoadedJob
+from stoker.errors import Problem, UserError
+from stoker.job import LoadedJob, load_job
+from stoker.job.load import JobError, place
+
+
+def open_job(path: str, overrides: Sequence[str]) -> LoadedJob:
+    """The job, with its model and sources looked for.
+
+    Raises:
+        UserError: with the problems of the file and of what it names, all at once.
+    """
+    try:
+        loaded = load_job(path, overrides)
+        problems: list[Problem] = []
+    except JobError as error:
+        loaded, problems = error.sound, list(error.problems)
+    problems += preflight(loaded)
+    if problems:
+        raise UserError(*sorted(problems, key=place))
+    return loaded
 
 
 def preflight(loaded: LoadedJob) -> list[Problem]:

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.preflight import preflight
-from stoker.errors import UserError
-from stoker.job import LoadedJob, load_job
+from stoker.cli.preflight import open_job
+from stoker.job import LoadedJob
 
 if TYPE_CHECKING:
     from stoker.train.loop import Loop, Outcome
@@ -30,10 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0 when done, 128 + signal when asked to stop before."""
     base = Path.cwd()
-    loaded = load_job(arguments.job, arguments.overrides)
-    problems = preflight(loaded)
-    if problems:
-        raise UserError(*problems)
+    loaded = open_job(arguments.job, arguments.overrides)
     assert loaded.job.output is not None
     return _train(loaded, base, base / loaded.job.output, arguments)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import torch
+from torch import dtype
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Device:
         return torch.cuda.get_device_name() if self.type == "cuda" else processor_name()
 
     @property
-    def autocast_dtype(self) -> torch.dtype | None:
+    def autocast_dtype(self) -> dtype | None:
         """The type of matrix products under autocast; None without autocast."""
         return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 

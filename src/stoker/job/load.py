@@ -35,6 +35,14 @@ class LoadedJob:
         return self.document.problem(parse_key(key), message, suggestion)
 
 
+class JobError(UserError):
+    """A job with problems. ``sound`` is what is left of it without them, unresolved, for checks of other rooms."""
+
+    def __init__(self, *problems: Problem | str, sound: LoadedJob) -> None:
+        super().__init__(*problems)
+        self.sound = sound
+
+
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
     """Read, check and resolve a job. Raises UserError with all problems, in the order of the file."""
     return check_document(read_document(path), overrides)
@@ -55,7 +63,7 @@ def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedJ
     if isinstance(document.data.get("version"), bool):  # true equals 1, but is no version
         problems.append(document.problem(("version",), "`version` must be 1, not true", "write 1"))
     if problems:
-        raise UserError(*sorted(problems, key=_position))
+        raise JobError(*sorted(problems, key=place), sound=LoadedJob(job, {}, document))
     resolved, origins = resolve(job, document)
     return LoadedJob(resolved, origins, document)
 
@@ -110,5 +118,6 @@ def _remove(data: dict[str, Any], path: KeyPath, wrong: set[KeyPath]) -> None:
     return None
 
 
-def _position(problem: Problem) -> tuple[bool, int, int]:
+def place(problem: Problem) -> tuple[bool, int, int]:
+    """What problems are sorted by: the file from its top, then the command line."""
     return problem.file == COMMAND_LINE, problem.line, problem.column

@@ -41,20 +41,21 @@ class Finding:
 def findings(error: ValidationError, document: Document) -> list[Finding]:
     """One finding for each wrong key. The members of a union all complain; the reader hears of it once."""
     found: dict[KeyPath, Finding] = {}
+    missing: set[KeyPath] = set()
     for item in error.errors(include_url=False, include_context=False):
         path = _written_path(item["loc"], document)
         if item["type"] == "missing":
-            found[(*path, item["loc"][-1])] = _missing((*path, item["loc"][-1]))
+            absent = (*path, item["loc"][-1])
+            missing.add(absent)
+            found[absent] = _missing(absent)
         elif item["type"] == "extra_forbidden":
             near = suggest_key(path[:-1], str(path[-1]))
             found[path] = Finding(path, f"unknown key `{dotted(path)}`", near.text, True, near.target)
         else:
             found.setdefault(path, _wrong(path, document))
     inner = {path[:end] for path in found for end in range(len(path))}
-    meant = {
-        finding.meant for finding in found.values()
-    }  # misspelt, which is told already, and so not missing
-    return [f for path, f in found.items() if path not in meant and (path not in inner or f.unknown)]
+    told = missing & {finding.meant for finding in found.values()}  # misspelt, and so not missing
+    return [f for path, f in found.items() if path not in told and (path not in inner or f.unknown)]
 
 
 def _written_path(loc: tuple[int | str, ...], document: Document) -> KeyPath:

@@ -38,7 +38,7 @@ def add_adapter(model: PreTrainedModel, tune: TuneBlock) -> PeftModel:
     """
     if isinstance(tune.targets, list):
         _check_targets(model, tune.targets)
-    return get_peft_model(model, lora_config(tune))  # type: ignore[return-value]
+    return get_peft_model(model, lora_config(tune))
 
 
 def _check_targets(model: nn.Module, targets: list[str]) -> None:

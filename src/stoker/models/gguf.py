@@ -39,7 +39,7 @@ def tokenizer_of_gguf(path: Path) -> Path:
                 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
             except (ValueError, KeyError, OSError) as error:
                 raise UserError(f"{path} cannot be read: {error}") from error
-            _restore_splitting(path, tokenizer)
+            _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
             _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
     return folder
 

@@ -38,7 +38,7 @@ class Head:
         Returns:
             (sum of the losses, float32 scalar with gradient; count of correct predictions, int64 scalar).
         """
-        return _ChunkedCrossEntropy.apply(  # type: ignore[no-any-return]
+        return _ChunkedCrossEntropy.apply(
             hidden_ND,
             self.linear.weight,
             self.linear.bias,
@@ -72,7 +72,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd passes by position
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
@@ -127,7 +127,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss, correct
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.grads
         ctx.grads = None
         return (

@@ -46,8 +46,8 @@ class LanguageModel:
     def hidden(self, inputs: Inputs) -> Tensor:
         """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
         if self.model.base_model is self.model:
-            return self.model(**_arguments(inputs)).logits  # type: ignore[no-any-return]
-        return self.model.base_model(**_arguments(inputs)).last_hidden_state  # type: ignore[no-any-return]
+            return self.model(**_arguments(inputs)).logits
+        return self.model.base_model(**_arguments(inputs)).last_hidden_state
 
     def loss(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """(summed cross entropy of the trained tokens, how many of them were the most likely token)."""
@@ -103,7 +103,9 @@ def lay_out_for(model: PreTrainedModel) -> LanguageModel:
 def _probe_rows(model: PreTrainedModel) -> list[Row]:
     """Three rows, two of which begin alike."""
     generator = np.random.default_rng(0)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    vocabulary = embedding.shape[0]
     a, b, c = (generator.integers(0, vocabulary, n).astype(np.uint32) for n in (14, 12, 7))
     b[:10] = a[:10]
     return [(ids, np.ones(len(ids), bool)) for ids in (a, b, c)]
@@ -151,7 +153,7 @@ def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
 
 
 def _known_masks(model: PreTrainedModel) -> bool:
-    """Whether every layer is causal, over all or a sliding window. Others may differ in long documents only."""
+    """Whether every layer is causal, over all or a sliding window. Others may differ only in long rows."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, set_seed
 
 from stoker.errors import UserError
@@ -38,7 +39,8 @@ def load_model(
     if source is None:
         raise UserError(f"there is no model {block.name!r}")
     if source.kind == "scratch":
-        return _from_scratch(source.where, seed, stop_id).to(dtype)
+        fresh: nn.Module = _from_scratch(source.where, seed, stop_id)
+        return fresh.to(dtype)  # type: ignore[return-value]
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
         model = AutoModelForCausalLM.from_pretrained(
@@ -53,7 +55,7 @@ def load_model(
         raise UserError(
             f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}"
         ) from error
-    return model  # type: ignore[no-any-return]
+    return model
 
 
 def _from_scratch(name: str, seed: int, stop_id: int | None) -> LlamaForCausalLM:

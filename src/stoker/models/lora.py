@@ -24,7 +24,13 @@ class _LoraLinear(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
     def forward(
-        ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scaling: float
+        ctx: Any,
+        x_NI: Tensor,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        a_RI: Tensor,
+        b_OR: Tensor,
+        scaling: float,
     ) -> Tensor:
         narrow_NR = torch.mm(x_NI, a_RI.T).mul_(scaling)
         y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
@@ -34,7 +40,7 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
-    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
         x_NI, narrow_NR, weight_OI, a_RI, b_OR = ctx.saved_tensors
         back_NR = torch.mm(grad_NO, b_OR).mul_(ctx.scaling)
         grad_x = torch.mm(grad_NO, weight_OI).addmm_(back_NR, a_RI) if ctx.needs_input_grad[0] else None
@@ -52,7 +58,7 @@ def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options
         and not torch.is_autocast_enabled(x.device.type)
     )
     if not plain:
-        return type(layer).forward(layer, x, *arguments, **options)  # type: ignore[no-any-return]
+        return type(layer).forward(layer, x, *arguments, **options)
     y = _LoraLinear.apply(
         x.reshape(-1, x.shape[-1]),
         base.weight,
@@ -61,7 +67,7 @@ def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options
         layer.lora_B[name].weight,
         layer.scaling[name],
     )
-    return y.view(*x.shape[:-1], y.shape[-1])  # type: ignore[no-any-return]
+    return y.view(*x.shape[:-1], y.shape[-1])
 
 
 def fuse_lora(model: nn.Module) -> int:
@@ -79,8 +85,12 @@ def fuse_lora(model: nn.Module) -> int:
             continue
         name = names[0]
         same = layer.base_layer.weight.dtype == layer.lora_A[name].weight.dtype
-        if not same or not isinstance(layer.lora_dropout[name], nn.Identity) or layer.lora_bias.get(name, False):
+        if (
+            not same
+            or not isinstance(layer.lora_dropout[name], nn.Identity)
+            or layer.lora_bias.get(name, False)
+        ):
             continue
-        layer.forward = partial(_forward, layer, name)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, name)
         fused += 1
     return fused

@@ -51,7 +51,7 @@ def segments(layout: Sequence[Segment] | None) -> Iterator[None]:
 
 
 @torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
-def packed_attention(
+def packed_attention(  # noqa: PLR0917 - transformers' own order
     module: nn.Module,
     query_BHTK: Tensor,
     key_BGTK: Tensor,
@@ -72,6 +72,7 @@ def packed_attention(
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
     """
     plain = softcap is None and s_aux is None  # what torch's fused kernels compute
+    how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
     row = _rows[-1]
     if row is None:
         if plain:
@@ -89,7 +90,7 @@ def packed_attention(
         mask = attention_mask
         if mask is None:
             mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
-        out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask, dropout, scaling, softcap, s_aux)
+        out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how)
         return out.transpose(1, 2), None
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
@@ -111,7 +112,7 @@ def packed_attention(
                 enable_gqa=grouped,
             )
         else:
-            part = scored_attention(q, k, v, mask, dropout, scaling, softcap, s_aux)
+            part = scored_attention(q, k, v, mask=mask, **how)
         parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
@@ -141,6 +142,7 @@ def scored_attention(
     q_BHTK: Tensor,
     k_BGTK: Tensor,
     v_BGTK: Tensor,
+    *,
     mask: Tensor | None,
     dropout: float,
     scaling: float | None,

@@ -1,8 +1,8 @@
 """How byte-level BPE tokenizers split text before merging, under the names that llama.cpp knows the rules by.
 
 llama.cpp stores only a name (``tokenizer.ggml.pre``); the regular expressions behind the names are compiled
-into it (``src/llama-vocab.cpp`` of ggml-org/llama.cpp). transformers ignores the name when it reads a GGUF and
-splits as GPT-2 does, which gives other tokens for digits and capitals than the model was trained on.
+into it (``src/llama-vocab.cpp`` of ggml-org/llama.cpp). transformers ignores the name when it reads a GGUF
+and splits as GPT-2 does, which gives other tokens for digits and capitals than the model was trained on.
 """
 
 from __future__ import annotations

@@ -100,9 +100,9 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        return f"{folder / 'config.json'} cannot be read: {error}", "save the model again"
+        config = error
     if not isinstance(config, dict):
-        return f"{folder / 'config.json'} is no model's configuration", "save the model again"
+        return f"{folder / 'config.json'} is no model's configuration ({config})", "save the model again"
     if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
         return (
             f"{folder} needs modelling code of its own, which could do anything here",
@@ -111,14 +111,11 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     if any(folder.glob("*.safetensors")):
         return None
     pickled = [p.name for pattern in PICKLED for p in folder.glob(pattern)]
-    if pickled and not block.allow_pickle:
-        return (
-            f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded",
-            "convert them to safetensors, or write model.allow_pickle: true if you trust them",
-        )
     if not pickled:
         return f"{folder} holds no weights", "give a folder with .safetensors files"
-    return None
+    what = f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded"
+    how = "convert them to safetensors, or write model.allow_pickle: true if you trust them"
+    return None if block.allow_pickle else (what, how)
 
 
 def _is_built_in(model_type: object) -> bool:

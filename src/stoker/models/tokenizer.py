@@ -56,7 +56,7 @@ def load_tokenizer_from(
         raise UserError(f"the tokenizer of {source.where} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
-    return tokenizer
+    return tokenizer  # type: ignore[return-value]  # it has just been looked at
 
 
 def _first_line(error: BaseException) -> str:
@@ -83,7 +83,7 @@ def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
                 clean_up_tokenization_spaces=False,
             )
             fast.save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Recompute: keep each block's input only, compute the rest again in the backward pass (Chen et al., 2016)."""
+"""Recompute: keep a block's input only, compute the rest again in the backward pass (Chen et al., 2016)."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def recompute_blocks(model: nn.Module) -> int:
     if not blocks:
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
     for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
     return len(blocks)

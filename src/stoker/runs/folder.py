@@ -239,5 +239,4 @@ def put_aside(path: Path) -> Path:
     number = 1
     while (aside := path.with_name(f"{path.name}.{number}")).exists():
         number += 1
-    os.rename(path, aside)
-    return aside
+    return path.rename(aside)

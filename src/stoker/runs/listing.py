@@ -15,7 +15,7 @@ class RunSummary:
     """One run at a glance.
 
     Attributes:
-        state: ``running``, ``done``, ``stopped`` (goes on with the same command), ``failed`` or ``interrupted``
+        state: ``running``, ``done``, ``stopped`` (goes on with the same command), ``failed``, ``interrupted``
             (killed).
         step, steps: reached, and in all; 0 where not known yet.
         loss, held_out_loss: the newest of each.
@@ -42,7 +42,9 @@ def list_runs(root: Path) -> list[RunSummary]:
 def summarise(folder: RunFolder) -> RunSummary:
     """Where a run stands, from its events and metrics alone."""
     events, metrics = folder.read_events(), folder.read_metrics()
-    started = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
+    started: dict[str, Any] = next(
+        (e for e in reversed(events) if e.get("event") in ("started", "resumed")), {}
+    )
     held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]
     last = metrics[-1] if metrics else {}
     newest = max(

@@ -34,7 +34,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(task: Task, device: Device, parts: Iterable[Part] | None = None) -> Evaluation | None:
-    """Evaluates on the held-out parts, or the given ones; None where there are none. The model stays as it was."""
+    """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
     training = task.model.training
     task.model.eval()
     total, correct, targets, counted = 0.0, 0, 0, True

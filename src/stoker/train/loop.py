@@ -87,6 +87,7 @@ class Loop:
     def __init__(
         self,
         task: Task,
+        *,
         optimizer: Optimizer,
         schedule: Schedule,
         plan: Plan,
@@ -155,7 +156,7 @@ class Loop:
             finished = self.progress.step >= self.plan.steps
         return Outcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
 
-    # -- one step ----------------------------------------------------------------------------------------------
+    # -- one step ------------------------------------------------------------------------------------------
 
     def _step(self, step: int) -> StepMetrics:
         begin = time.perf_counter()
@@ -232,7 +233,7 @@ class Loop:
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {grad_norm}"
         raise RunFailed(f"step {step}: {what}; the batch was {shown}; {back}. A lower train.lr often helps")
 
-    # -- between steps -----------------------------------------------------------------------------------------
+    # -- between steps -------------------------------------------------------------------------------------
 
     def _after_step(self, step: int) -> Evaluation | None:
         evaluation = None
@@ -293,7 +294,7 @@ class Loop:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; a second one at once."""
+        """The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; a second at once."""
 
         def ask(number: int, _: Any) -> None:
             if self._signal is not None:

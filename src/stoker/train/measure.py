@@ -87,8 +87,12 @@ def _documents(
         return documents, len(documents), 0
     like = tuned.job.data[0]
     block = SourceBlock(
-        path=data, format=form, template=like.template, train_on=like.train_on, too_long=like.too_long
-    )  # type: ignore[arg-type]
+        path=data,
+        format=form,  # type: ignore[arg-type]
+        template=like.template,
+        train_on=like.train_on,
+        too_long=like.too_long,
+    )
     source = tokenise_source(
         block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False
     )

@@ -54,8 +54,6 @@ def restore_optimizer(
     for full, value in {**tensors, **numbers}.items():
         name, key = full.rsplit("/", 1)
         parameter = parameters[name]
-        if (isinstance(value, torch.Tensor) and value.dim()) or (
-            isinstance(value, torch.Tensor) and key == "step" and optimizer.defaults.get("fused")
-        ):
-            value = value.to(parameter.device)
-        optimizer.state[parameter][key] = value
+        # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
+        moves = isinstance(value, torch.Tensor) and (value.dim() > 0 or optimizer.defaults.get("fused"))
+        optimizer.state[parameter][key] = value.to(parameter.device) if moves else value

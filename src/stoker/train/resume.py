@@ -72,7 +72,7 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
-        items = dict(enumerate(value)).items()  # type: ignore[assignment]
+        items = dict(enumerate(value)).items()
     else:
         return {prefix: value}
     return {

@@ -95,7 +95,9 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
         corpus.close()
         raise UserError(*checked.problems)
     model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
-    if len(text.tokenizer) > unwrap(model).get_input_embeddings().weight.shape[0]:
+    embedding = unwrap(model).get_input_embeddings().weight
+    assert isinstance(embedding, torch.Tensor)
+    if len(text.tokenizer) > embedding.shape[0]:
         raise UserError(
             loaded.problem(
                 "model.tokenizer",
@@ -133,11 +135,11 @@ def _prepare_module(loaded: LoadedJob, device: Device, base: Path, report: Repor
     loss = import_path(block.loss, "module.loss", loaded)
     data = import_path(block.data, "module.data", loaded)()
     held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
-    return prepare_module(job, model, loss, data, held_out, device)
+    return prepare_module(job, model, loss=loss, data=data, held_out=held_out, device=device)
 
 
 def prepare_module(
-    job: Job, model: nn.Module, loss: Any, data: Any, held_out: Any, device: Device
+    job: Job, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device
 ) -> Prepared:
     """The same for a module that is at hand."""
     model = model.to(device.torch)
@@ -221,7 +223,16 @@ def start(
     check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps()))
     display = display or Display(plan.steps, task.unit, quiet=quiet)
     optimizer = build_optimizer(task.model, job.train)
-    loop = Loop(task, optimizer, schedule_of(job, plan), plan, prepared.device, folder, store, display)
+    loop = Loop(
+        task,
+        optimizer=optimizer,
+        schedule=schedule_of(job, plan),
+        plan=plan,
+        device=prepared.device,
+        folder=folder,
+        store=store,
+        display=display,
+    )
     resumed = loop.resume()
     plan = loop.plan = plan_of(job, task, loop.progress)
     schedule = loop.schedule = schedule_of(job, plan)

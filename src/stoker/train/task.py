@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Loss:
-    """The loss of a part, summed over its targets, and how many were predicted right (None: not countable)."""
+    """A part's loss, summed over its targets, and how many were predicted right (None: not countable)."""
 
     total: Tensor
     correct: Tensor | None

@@ -28,7 +28,7 @@ class ModuleTask:
     Args:
         model: outputs = model(inputs).
         loss: loss(outputs, targets), the mean over the samples.
-        data: a map-style dataset of (inputs, targets), or a tuple of tensors whose first dimension is the sample.
+        data: a map-style dataset of (inputs, targets), or a tuple of tensors, sample by sample.
         evaluation: the same, held out.
         seed: of the order.
         device: where the model lies.
@@ -74,7 +74,8 @@ class ModuleTask:
         return nullcontext()
 
     def loss(self, part: Part) -> Loss:
-        inputs, targets = part.inputs  # type: ignore[misc]
+        assert isinstance(part.inputs, tuple)
+        inputs, targets = part.inputs
         outputs = self.model(inputs)
         mean = self.loss_function(outputs, targets)
         if not isinstance(mean, Tensor) or mean.dim():
@@ -112,21 +113,21 @@ def as_dataset(data: Any, name: str) -> Dataset:
         raise UserError(f"{name} must be a dataset with len() and [index], or a tuple of tensors, not {kind}")
     if len(data) == 0:
         raise UserError(f"{name} holds no samples")
-    sample = data[0]
+    sample = data[0]  # type: ignore[index]
     if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
         raise UserError(f"a sample of {name} must be (inputs, targets), not {type(sample).__name__}")
     return data  # type: ignore[return-value]
 
 
 def fingerprint_of(data: Dataset) -> str:
-    """What tells one dataset from another without reading it: its size, and its content where it is tensors."""
+    """What tells a dataset from another without reading it: its size, and its content if it is tensors."""
     size = f"{len(data)} samples"  # type: ignore[arg-type]
     if not isinstance(data, TensorDataset):
         return size
     digest = hashlib.blake2b(digest_size=16)
     for tensor in data.tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return f"{size}, {digest.hexdigest()}"
 
 
