@@ -29,7 +29,7 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
     set_here = {key for key, origin in loaded.origins.items() if origin.source == "file"}
     assert set_here <= {
         "version", "task", "model.name", "data[0].path", "tune.method", "steps", "epochs", "train.lr",
-        "train.batch", "module.model", "module.loss", "module.data", "module.evaluate",
+        "train.batch", "module.model", "module.loss", "module.data", "module.evaluate", "evaluate.every",
     }  # fmt: skip
 
 

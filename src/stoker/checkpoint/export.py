@@ -122,7 +122,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     assert isinstance(tuned.model, PeftModel)
     tuned.model.peft_config["default"].base_model_name_or_path = base_of(tuned, base)
-    tuned.model.save_pretrained(folder)
+    tuned.model.save_pretrained(str(folder))
     served_tokenizer(tuned).save_pretrained(folder)
     return folder
 

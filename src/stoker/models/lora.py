@@ -91,6 +91,6 @@ def fuse_lora(model: nn.Module) -> int:
             or layer.lora_bias.get(name, False)
         ):
             continue
-        layer.forward = partial(_forward, layer, name)
+        layer.forward = partial(_forward, layer, name)  # type: ignore[method-assign]
         fused += 1
     return fused
