@@ -1,4 +1,4 @@
-"""Chat templates against transformers' own rendering, and the spans of answers against what people would mark."""
+"""Chat templates against transformers' own rendering, and spans of answers against what people would mark."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ THINKING = """{%- if tools %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 NO_SYSTEM = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
     "{% for message in messages %}"
     "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
     "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
@@ -94,7 +95,9 @@ CONVERSATIONS = [
 def peer(tokenizer: Tokenizer) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -198,7 +201,7 @@ def test_a_prompt_that_is_not_a_prefix_is_said() -> None:
 
 
 def test_a_greeting_that_cannot_be_asked_for_is_not_trained() -> None:
-    asks = "{% if not messages or messages[0].role != 'user' %}{{ raise_exception('ask') if not messages }}{% endif %}"
+    asks = "{% if not messages %}{{ raise_exception('ask') }}{% endif %}"
     template = ChatTemplate(asks + BUILT_IN["chatml"], NAMES)
     rendered = template.render_trained([YES, USER, RAIN])
     assert [rendered.text[a:b] for a, b in rendered.spans] == [RAIN["content"] + "<|im_end|>\n"]
@@ -215,7 +218,10 @@ def test_a_greeting_that_cannot_be_asked_for_is_not_trained() -> None:
         ("{{ 1 / 0 }}", "ZeroDivisionError"),
         ("{{ messages.append(1) }}", "SecurityError"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
-        ("{% for m in messages %}{{ m.role if m.role == 'user' }}{% endfor %}", "writes nothing for the answer"),
+        (
+            "{% for m in messages %}{{ m.role if m.role == 'user' }}{% endfor %}",
+            "writes nothing for the answer",
+        ),
     ],
 )
 def test_what_a_template_raises_is_a_reason(template: str, reason: str) -> None:

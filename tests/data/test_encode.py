@@ -26,7 +26,7 @@ from stoker.data.patterns import PATTERNS, cuts_at_words
 
 LEARNT_FROM = [
     "The quick brown fox jumps over 1234 lazy dogs, isn't it?  Two  spaces. x = {\n    y: 2\n}\n\n\n### End",
-    "Größe naïve e\u0301 日本語の文 👩\u200d👩\u200d👧 it's I'LL   tab\there\r\nnew \u00a0line assistant\nHello",
+    "Größe naïve e\u0301 日本語の文 👩\u200d👧 it's I'LL   tab\there\r\nnew \u00a0line assistant\nHello",
 ] * 6
 
 
@@ -59,7 +59,9 @@ def metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+    )
     tokenizer.train_from_iterator(LEARNT_FROM, trainer)
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     return tokenizer
@@ -73,7 +75,22 @@ FAMILIES = {
 } | {f"pattern {i}": built(byte_level(pattern)) for i, pattern in enumerate(sorted(PATTERNS))}
 WORDS = [
     *(" ", "  ", "   ", "\n", "\n\n", " \n ", "\t", "\r\n", "\u00a0", "\u2003", "\u0301", "\x1c", "\x85"),
-    *("fox", "'s", "'LL", "12", "3", "日本", "👩", "é", ".", "...", "={", "<|im_start|>", "<|im_end|>", "<|im|>"),
+    *(
+        "fox",
+        "'s",
+        "'LL",
+        "12",
+        "3",
+        "日本",
+        "👩",
+        "é",
+        ".",
+        "...",
+        "={",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|im|>",
+    ),
     *("<think>", "<|im", "assistant", "Hello", "ß", "\u200d", "\u180e", "a\u0308"),
 ]
 TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=14).map("".join)
@@ -93,7 +110,9 @@ def wanted(tokenizer: Tokenizer, text: str, places: list[int]) -> encode.Encoded
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), data=st.data())
-def test_ids_and_places_are_those_of_the_tokenizer(family: str, texts: list[str], data: st.DataObject) -> None:
+def test_ids_and_places_are_those_of_the_tokenizer(
+    family: str, texts: list[str], data: st.DataObject
+) -> None:
     encoder = ENCODERS[family]
     places = [sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4))) for text in texts]
     for _ in range(2):  # unknown words, then known ones

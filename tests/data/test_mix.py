@@ -1,4 +1,4 @@
-"""Mixtures against their definitions: counts, weights, temperature, and rows that come once before any comes twice."""
+"""Mixtures against their definitions: counts, weights, temperature, and no row twice before all came once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data.mix import Mixture, pattern_counts, proportional, shuffled_epochs, temperature_shares, weighted
+from stoker.data.mix import (
+    Mixture,
+    pattern_counts,
+    proportional,
+    shuffled_epochs,
+    temperature_shares,
+    weighted,
+)
 
 SIZES = st.lists(st.integers(min_value=1, max_value=300), min_size=1, max_size=5)
 
@@ -48,7 +55,10 @@ def test_epochs_and_seeds_differ() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    sizes=SIZES, seed=st.integers(min_value=0, max_value=99), length=st.integers(min_value=1, max_value=700), data=st.data()
+    sizes=SIZES,
+    seed=st.integers(min_value=0, max_value=99),
+    length=st.integers(min_value=1, max_value=700),
+    data=st.data(),
 )
 def test_no_row_comes_again_before_all_of_its_source_came(
     sizes: list[int], seed: int, length: int, data: st.DataObject
@@ -84,9 +94,7 @@ def test_weights_of_a_large_corpus_are_met_to_one_in_a_thousand() -> None:
     assert np.bincount(sources) / mixture.epoch == pytest.approx([0.9, 0.1], abs=1e-3)
 
 
-@given(
-    shares=st.lists(st.floats(0, 1000), min_size=1, max_size=8).filter(any), length=st.integers(1, 10_000)
-)
+@given(shares=st.lists(st.floats(0, 1000), min_size=1, max_size=8).filter(any), length=st.integers(1, 10_000))
 def test_counts_are_the_shares_rounded(shares: list[float], length: int) -> None:
     counts = pattern_counts(shares, length)
     given_share = [share > 0 for share in shares]
@@ -98,7 +106,8 @@ def test_counts_are_the_shares_rounded(shares: list[float], length: int) -> None
 
 
 @given(
-    sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=6), temperature=st.floats(min_value=0.5, max_value=20)
+    sizes=st.lists(st.integers(1, 10**9), min_size=1, max_size=6),
+    temperature=st.floats(min_value=0.5, max_value=20),
 )
 def test_temperature_against_the_formula(sizes: list[int], temperature: float) -> None:
     """p_i = (n_i / N)^(1/T) / sum_j (n_j / N)^(1/T)."""

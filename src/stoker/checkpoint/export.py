@@ -74,7 +74,10 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     assert tuned.job.model is not None
     if export.format != "adapter" and tuned.job.model.quantise != "none":
         raise UserError("the base is quantised, and merging into it would round the tuning away: write --format adapter")
-    if export.format == "gguf" and (problem := gguf_problem(unwrap(tuned.model).config.to_dict())):
+    model = unwrap(tuned.model)
+    # A model from scratch has never been saved, so its configuration does not name its class yet.
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    if export.format == "gguf" and (problem := gguf_problem(config)):
         raise UserError(f"this model cannot become a GGUF file: {problem}")
 
 

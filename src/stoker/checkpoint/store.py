@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from stoker.errors import RunFailed
@@ -88,7 +89,7 @@ class Store:
             _flush_folder(partial)
             partial.rename(target)
             _flush_folder(self.folder)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
             shutil.rmtree(partial, ignore_errors=True)
             raise self._explain(error, state.step) from error
         except BaseException:  # a second Ctrl-C
@@ -96,7 +97,7 @@ class Store:
             raise
         return time.perf_counter() - begin
 
-    def _explain(self, error: Exception, step: int) -> Exception:
+    def _explain(self, error: BaseException, step: int) -> BaseException:
         cause = _os_error(error)
         if cause is None:
             return error
@@ -139,7 +140,7 @@ class Store:
             return State(numbers.pop("step"), tensors, numbers)
         except (MemoryError, torch.OutOfMemoryError):
             raise
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             reason = str(_innermost(error)).strip().split("\n")[0]
             raise DamagedError(f"the checkpoint {path} is damaged: {reason}") from error
 

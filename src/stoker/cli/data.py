@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.preflight import preflight
+from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
-from stoker.job import LoadedJob, load_job
+from stoker.job import LoadedJob
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,13 +72,10 @@ def _audit(arguments: argparse.Namespace) -> tuple[Audit, list[Rejected]]:
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
-    loaded = load_job(arguments.job, arguments.overrides)
+    loaded = open_job(arguments.job, arguments.overrides)
     if loaded.job.task == "module":
         message = "`task: module` brings its own dataset: there are no rows to audit"
         raise UserError(loaded.problem("task", message, "`stoker data` is for pretrain and sft"))
-    problems = preflight(loaded)
-    if problems:
-        raise UserError(*problems)
     audit, found, dropped = _open(loaded, wanted, 0 if wanted else arguments.samples)
     return (replace(audit, samples=tuple(found)) if wanted else audit), dropped
 
@@ -130,22 +127,19 @@ def _print(audit: Audit, dropped: list[Rejected]) -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for label, value in _counts(audit):
-        console.print(f"{label:<20} {value}")
-    _print_reasons(audit, console)
-    _print_histogram(audit, console)
+        print(f"{label:<20} {value}")
+    _print_reasons(audit)
+    _print_histogram(audit)
     for rejected in dropped:
-        console.print(f"\n{rejected.source}:{rejected.row}: dropped: {visible(rejected.reason)}")
+        print(f"\n{rejected.source}:{rejected.row}: dropped: {visible(rejected.reason)}")
     if not audit.samples:
         return
-    console.print()
-    if console.is_terminal:
-        console.print(_legend())
-    else:
-        console.print(f"trained tokens stand between {OPEN} and {CLOSE}")
+    print()
+    _say(_legend(), f"trained tokens stand between {OPEN} and {CLOSE}", console)
     for sample in audit.samples:
         trained = sum(sample.trained)
-        console.print(f"\n--- {sample.source}:{sample.row}: {len(sample.ids)} tokens, {trained} trained")
-        console.print(coloured(sample) if console.is_terminal else bracketed(sample))
+        print(f"\n--- {sample.source}:{sample.row}: {len(sample.ids)} tokens, {trained} trained")
+        _say(coloured(sample), bracketed(sample), console)
 
 
 def _counts(audit: Audit) -> list[tuple[str, str]]:
@@ -177,26 +171,34 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
     return [*counts, ("evaluation rows", f"{rows:,}, {lost:,} dropped")] if rows else counts
 
 
-def _print_reasons(audit: Audit, console: Console) -> None:
+def _print_reasons(audit: Audit) -> None:
     from stoker.data.cache import reason_kind
 
     for reason, count in audit.reasons.items():
-        console.print(f"\ndropped: {visible(reason)} ({count:,})")
+        print(f"\ndropped: {visible(reason)} ({count:,})")
         here = [rejected for rejected in audit.dropped if reason_kind(rejected.reason) == reason]
         for rejected in here[:PLACES]:
             detail = rejected.reason.removeprefix(reason).removeprefix(":").strip()
-            console.print(f"  {rejected.source}:{rejected.row}" + (f"  {visible(detail)}" if detail else ""))
+            print(f"  {rejected.source}:{rejected.row}" + (f"  {visible(detail)}" if detail else ""))
         if count > PLACES:
-            console.print(f"  and {count - min(len(here), PLACES):,} more")
+            print(f"  and {count - min(len(here), PLACES):,} more")
 
 
-def _print_histogram(audit: Audit, console: Console) -> None:
+def _print_histogram(audit: Audit) -> None:
     if not audit.length_histogram:
         return
-    console.print("\ntokens up to   sequences")
+    print("\ntokens up to   sequences")
     most = max(audit.length_histogram.values())
     for bound, count in audit.length_histogram.items():
-        console.print(f"{bound:>12,}   {count:>9,}  {'█' * max(1, round(BAR * count / most))}")
+        print(f"{bound:>12,}   {count:>9,}  {'█' * max(1, round(BAR * count / most))}")
+
+
+def _say(coloured: Text, plain: str, console: Console) -> None:
+    """Colours for a terminal; a pipe gets the characters as they are."""
+    if console.is_terminal:
+        console.print(coloured)
+    else:
+        print(plain)
 
 
 def _legend() -> Text:

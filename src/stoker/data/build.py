@@ -25,7 +25,7 @@ from stoker.errors import Problem, RunFailed, UserError
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 << 20  # of rows that are long
-SMALL = 4 << 20  # bytes: below, starting worker processes takes longer than the tokenising
+SMALL = 8 << 20  # bytes: below, starting worker processes takes longer than the tokenising
 LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
 
@@ -75,6 +75,11 @@ def _work(chunk: list[Raw | Rejected]) -> Batch:
     return tokenise(chunk, _worker_codec, _worker_settings)
 
 
+def _nothing() -> None:
+    """The first work of a process: when it is done, the process has started and has its tokenizer."""
+    _worker_codec.encoder.encode([" "], [()])
+
+
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
     """Rows in groups that hang on nothing but the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
@@ -111,9 +116,11 @@ def _batches(
         return
     with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings)) as pool:
         waiting: deque[Future[Batch]] = deque()
+        started = [pool.submit(_nothing) for _ in range(others)]
         try:
             for chunk in chunks:
-                if behind or sum(not future.done() for future in waiting) < 2 * others:
+                ready = behind or any(future.done() for future in started)
+                if ready and (behind or sum(not future.done() for future in waiting) < 2 * others):
                     waiting.append(pool.submit(_work, chunk))
                 else:
                     waiting.append(Future())
@@ -124,8 +131,7 @@ def _batches(
             while waiting:
                 yield waiting.popleft().result()
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def available_cores() -> int:

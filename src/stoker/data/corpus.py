@@ -11,6 +11,7 @@ import numpy as np
 from stoker.data.build import Report, find_format, open_cache, open_stream
 from stoker.data.cache import TokenCache
 from stoker.data.mix import pattern_counts, proportional, temperature_shares, weighted
+from stoker.data.order import permute
 from stoker.data.sequences import Document, Selection, Sequences, Stream, hold_out
 from stoker.data.sources import Source, open_source
 from stoker.data.tokenise import RowSettings, TextCodec
@@ -42,15 +43,17 @@ class Corpus:
         held_out: of each training source, the mask of rows that are held out; empty masks where none are.
         evaluation: the sources of ``evaluate.data``.
         sequences: the training sequences in order.
+        evaluated: how many sequences an evaluation uses; None for all.
     """
 
     sources: tuple[TokenisedSource, ...]
     held_out: tuple[np.ndarray, ...]
     evaluation: tuple[TokenisedSource, ...]
     sequences: Sequences
+    evaluated: int | None = None
 
     def evaluation_documents(self) -> list[Document]:
-        """Every held-out row once, in a fixed order; longest last, so that micro-batches are even."""
+        """The held-out rows that an evaluation uses, always the same; longest last, for even batches."""
         documents = [
             Document(source.cache[int(row)], i, int(row))
             for i, (source, mask) in enumerate(zip(self.sources, self.held_out, strict=True))
@@ -61,6 +64,8 @@ class Corpus:
             for i, source in enumerate(self.evaluation)
             for row in range(source.cache.rows)
         ]
+        if self.evaluated is not None and len(documents) > self.evaluated:
+            documents = [documents[i] for i in permute(np.arange(self.evaluated), len(documents), 0)]
         return sorted(documents, key=lambda d: len(d.row.ids))
 
     def close(self) -> None:
@@ -111,7 +116,9 @@ def open_corpus(
     assert job.evaluate.fraction != "auto", "the job is resolved before its data is opened"
     held_out = _held_out(sources, job.evaluate.fraction)
     capacity = seq_len if job.train.pack else None
-    return Corpus(sources, held_out, evaluation, _sequences(job, sources, held_out, capacity))
+    sequences = _sequences(job, sources, held_out, capacity)
+    rows = job.evaluate.rows
+    return Corpus(sources, held_out, evaluation, sequences, rows if isinstance(rows, int) else None)
 
 
 def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:

@@ -15,6 +15,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import cached_property
 
 from tokenizers import Encoding, Tokenizer
 
@@ -23,6 +24,7 @@ from stoker.data.patterns import cuts_at_words
 REMEMBERED = 1 << 18  # words: about 60 MB
 LONGEST_WORD = 256  # characters; longer ones hardly come again
 CHECKED = 64  # texts of each process that are also encoded as a whole
+LONGEST_CHECKED = 1 << 15  # characters; a longer one would take seconds
 
 _CUT = re.compile(r"(?<=\S)(?= \S)")
 Encoded = tuple[list[int], list[tuple[int, bool]]]
@@ -37,11 +39,8 @@ class Encoder:
     """Encodes with a ``tokenizer.json``. One of them serves one process."""
 
     def __init__(self, definition: str) -> None:
-        self.tokenizer = Tokenizer.from_str(definition)
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self._definition = definition
         content = json.loads(definition)
-        self._around = _added_around(self.tokenizer)
         # Post-processors of byte-level tokenizers trim the white space off the offsets; places need it.
         self._bare = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))
         self._bare.no_truncation()
@@ -58,8 +57,22 @@ class Encoder:
         self._whole: dict[str, list[int]] = {}
         self._places: dict[tuple[str, int], tuple[int, bool]] = {}
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer as it is, without truncation and padding."""
+        tokenizer = Tokenizer.from_str(self._definition)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]] | None:
+        return _added_around(self.tokenizer)
+
     def encode_document(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of documents, with the tokens that the tokenizer puts around one (such as ``<s>``)."""
+        if not texts:
+            return []
         if self._around is None:
             return [e.ids for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=True)]
         before, after = self._around
@@ -111,7 +124,8 @@ class Encoder:
         self, texts: Sequence[str], places: Sequence[Sequence[int]], found: list[Encoded | None]
     ) -> None:
         """Compares the first texts with the tokenizer; where they differ, words are not trusted any more."""
-        seen = [i for i, encoded in enumerate(found) if encoded is not None][: self._unchecked]
+        seen = [i for i, e in enumerate(found) if e is not None and len(texts[i]) <= LONGEST_CHECKED]
+        seen = seen[: self._unchecked]
         self._unchecked -= len(seen)
         if [found[i] for i in seen] != self._as_a_whole([texts[i] for i in seen], places, seen):
             self.remembers = False
@@ -154,25 +168,34 @@ class Encoder:
     ) -> None:
         """Text between special tokens: most of it is words known behind one space each."""
         first, *words = segment.split(" ")
+        if words and first and first[-1].isspace():
+            return self._cut_segment(segment, inside, ids, at, missing)
         begun = self._whole.get(first) if first else []
-        if begun is None or (words and first and first[-1].isspace()):
-            return self._cut_segment(segment, inside, ids, at, missing)
-        try:
-            known = self._after_space
-            parts = [known[word] for word in words]
-        except KeyError:
-            return self._cut_segment(segment, inside, ids, at, missing)
+        parts = [self._after_space.get(word) for word in words]
+        if begun is None or None in parts:
+            new = [word for word, part in zip(words, parts, strict=True) if part is None]
+            if any(not word or word[0].isspace() or word[-1].isspace() for word in new):
+                return self._cut_segment(segment, inside, ids, at, missing)
+            self._miss([*([first] if begun is None else []), *(f" {word}" for word in new)], missing)
+            return None
         for place in inside:
             spaces = segment.count(" ", 0, place)
             begin = segment.rfind(" ", 0, place) if spaces else 0
             word = f" {words[spaces - 1]}" if spaces else first
-            before = len(ids) + (len(begun) + sum(map(len, parts[: spaces - 1])) if spaces else 0)
+            before = len(ids) + (len(begun) + sum(map(len, parts[: spaces - 1])) if spaces else 0)  # type: ignore[arg-type]
             within, over = self._place_in(word, place - begin)
             at.append((before + within, over))
         ids.extend(begun)
         for part in parts:
-            ids.extend(part)
+            ids.extend(part)  # type: ignore[arg-type]
         return None
+
+    def _miss(self, words: list[str], missing: dict[str, None]) -> None:
+        """Notes words that are not known, so that the text is looked at again when they are."""
+        if any(len(word) > LONGEST_WORD for word in words):
+            raise _HardlyWords
+        missing.update(dict.fromkeys(words))
+        self._holes += 1
 
     def _cut_segment(
         self,
@@ -189,9 +212,8 @@ class Encoder:
             if part is None:
                 part = self._whole.get(word)
             if part is None:
-                if len(word) > LONGEST_WORD:
-                    raise _HardlyWords
-                missing[word] = None
+                if word not in missing:
+                    self._miss([word], missing)
                 self._holes += 1
                 part = []
             while asked < len(inside) and inside[asked] < begin + len(word):

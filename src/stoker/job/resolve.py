@@ -13,6 +13,7 @@ from stoker.job.schema import Job
 from stoker.job.triangle import is_scratch, seq_len_of, triangle_of
 
 HELD_OUT = 0.05
+EVALUATED = 256  # sequences: enough to tell models apart, few enough to wait for
 LONGEST_BETWEEN_CHECKPOINTS = 500  # steps
 
 
@@ -201,10 +202,13 @@ def _length(job: Job) -> dict[str, Decided]:
         found["checkpoint.every"] = Decided(most, why)
     if job.task == "module":
         found["evaluate.fraction"] = Decided(0.0, "module.evaluate gives the held-out data, if any")
+        found["evaluate.rows"] = Decided("all", "the held-out dataset is used whole")
     elif job.evaluate.data:
         found["evaluate.fraction"] = Decided(0.0, "evaluate.data is given")
+        found["evaluate.rows"] = Decided("all", "evaluate.data is used whole")
     else:
         found["evaluate.fraction"] = Decided(
             HELD_OUT, "one row in twenty is held out, so that the loss can be trusted"
         )
+        found["evaluate.rows"] = Decided(EVALUATED, "enough to tell models apart, few enough to wait for")
     return found

@@ -168,6 +168,9 @@ class EvaluateBlock(Block):
     fraction: Annotated[float, Field(ge=0.0, lt=1.0)] | Auto = Field(
         default="auto", description="share of the training rows held out instead"
     )
+    rows: PositiveInt | Literal["auto", "all"] = Field(
+        default="auto", description="held-out sequences that an evaluation uses: so many, or all"
+    )
     every: PositiveInt | Auto = Field(default="auto", description="steps between evaluations")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, set_seed
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import weights_of_gguf
@@ -43,18 +45,22 @@ def load_model(
         return fresh.to(dtype)  # type: ignore[return-value]
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             where,
             dtype=dtype,
             revision=block.revision,
             use_safetensors=None if block.allow_pickle else True,
             trust_remote_code=block.trust_remote_code,
             quantization_config=quantisation(block.quantise, dtype),
+            output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise UserError(
             f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}"
         ) from error
+    model, info = loaded
+    if info["missing_keys"]:  # transformers would go on with random ones
+        raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
     return model
 
 
@@ -83,6 +89,11 @@ def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-
         return None
     from transformers import BitsAndBytesConfig
 
+    try:
+        import bitsandbytes  # noqa: F401
+    except ImportError as error:
+        message = f"model.quantise: {quantise} needs the package bitsandbytes"
+        raise UserError(Problem(message, "pip install 'stoker[quantise]'")) from error
     if quantise == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

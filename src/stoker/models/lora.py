@@ -1,9 +1,9 @@
 """LoRA's forward and backward pass in the fewest matrix products and the least memory.
 
-peft computes ``W x + scaling * B(A(x))`` as separate modules: two passes over the full output for the scaling and
-the sum, and autograd keeps what each needs. Here the scaling is applied to the narrow ``A(x)`` and the product with
-``B`` is added into ``W x`` in place; what is kept is ``x`` and ``A(x)``. The mathematics, the parameters and the file
-format are peft's.
+peft computes ``W x + scaling * B(A(x))`` as separate modules: two passes over the full output for the scaling
+and the sum, and autograd keeps what each needs. Here the scaling is applied to the narrow ``A(x)`` and the
+product with ``B`` is added into ``W x`` in place; what is kept is ``x`` and ``A(x)``. The mathematics, the
+parameters and the file format are peft's.
 
 Shapes: N tokens, I input width, O output width, R rank.
 """
@@ -23,7 +23,7 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
-    def forward(
+    def forward(  # noqa: PLR0917 - autograd passes by position
         ctx: Any,
         x_NI: Tensor,
         weight_OI: Tensor,
@@ -73,8 +73,8 @@ def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options
 def fuse_lora(model: nn.Module) -> int:
     """Gives every plain LoRA layer of a model the fused pass; says how many there are.
 
-    Plain is: one adapter, no dropout, no DoRA, a base of floating-point weights that is an ordinary linear layer.
-    All others keep peft's own.
+    Plain is: one adapter, no dropout, no DoRA, and as its base an ordinary linear layer of floating-point
+    weights. All others keep peft's own.
     """
     fused = 0
     for layer in model.modules():

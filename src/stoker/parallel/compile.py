@@ -1,7 +1,12 @@
-"""torch.compile, block by block: the blocks are alike, so one compilation serves all of them."""
+"""torch.compile, block by block: the blocks are alike, so one compilation serves all of them.
+
+Applied before recompute, which then runs the compiled block twice: packed attention is not compiled, and a
+recomputed block with such a gap in it would not be compiled at all.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from stoker.parallel.blocks import blocks_of
@@ -11,5 +16,5 @@ def compile_blocks(model: nn.Module) -> int:
     """Compiles every block, or the whole model where there are none; says how many were compiled."""
     blocks = blocks_of(model) or [model]
     for block in blocks:
-        block.compile()
+        block.forward = torch.compile(block.forward)
     return len(blocks)

@@ -17,6 +17,7 @@ MAY_CHANGE = (
     "output",
     "target",
     "evaluate.every",
+    "evaluate.rows",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.best",

@@ -89,7 +89,9 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
     train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
     job = loaded.job.model_copy(update={"train": train})
     assert job.model is not None
-    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=base, report=report)
+    corpus = open_corpus(
+        job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded
+    )
     checked = audit(corpus, text.codec, loaded)
     if checked.problems:
         corpus.close()
@@ -124,9 +126,7 @@ def _prepare_module(loaded: LoadedJob, device: Device, base: Path, report: Repor
 
     block = loaded.job.module
     assert block is not None
-    job = loaded.job.model_copy(
-        update={"train": loaded.job.train.model_copy(update={"precision": device.precision})}
-    )
+    job = loaded.job
     torch.manual_seed(job.seed)
     model = import_path(block.model, "module.model", loaded)(**block.arguments)
     if not isinstance(model, nn.Module):
@@ -142,6 +142,7 @@ def prepare_module(
     job: Job, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device
 ) -> Prepared:
     """The same for a module that is at hand."""
+    job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     model = model.to(device.torch)
     if not trainable(model):
         raise UserError(f"{type(model).__name__} has no parameter that is trained")
@@ -152,11 +153,11 @@ def prepare_module(
 
 
 def apply_to_blocks(job: Job, model: nn.Module) -> None:
-    """Recompute, then compile."""
-    if job.parallel.recompute == "full":
-        recompute_blocks(model)
+    """Compile, then recompute what is compiled."""
     if job.train.compile:
         compile_blocks(model)
+    if job.parallel.recompute == "full":
+        recompute_blocks(model)
 
 
 def describe_parameters(model: nn.Module) -> str:
@@ -254,7 +255,7 @@ def start(
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
     repeated = folder.forget_after(resumed)
-    common = {"task": job.task, "model": job.model.name if job.model else "module", "steps": plan.steps}
+    common = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     if resumed:
         display.note(
             f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else "")
@@ -278,6 +279,13 @@ def start(
             prepared.corpus.close()
     folder.event(outcome.state, step=outcome.step)
     return outcome, loop
+
+
+def _model_name(job: Job) -> str:
+    if job.model is not None:
+        return job.model.name
+    assert job.module is not None
+    return job.module.model
 
 
 def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, str]:

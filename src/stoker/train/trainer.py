@@ -1,0 +1,144 @@
+"""A run from Python: a module, a loss and a dataset that are at hand, under the same job schema as a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.errors import UserError
+from stoker.hardware.device import choose_device
+from stoker.job.document import Document, Mark
+from stoker.job.keys import KeyPath, parse_key
+from stoker.job.load import check_document
+from stoker.job.schema import Job
+from stoker.runs.folder import RunFolder
+from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.run import prepare_module, start
+
+CALLER = "stoker.Trainer"  # where a problem's key was written
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a run gave.
+
+    Attributes:
+        state: ``done``, or ``stopped`` where a signal ended it before; `Trainer.fit` then goes on.
+        step: optimizer steps done.
+        loss: of the last step; None where no step was done.
+        evaluation: of the weights as they are now, on the held-out data; None without any.
+        folder: the run's folder: metrics, events, checkpoints.
+        model: the trained module.
+    """
+
+    state: str
+    step: int
+    loss: float | None
+    evaluation: Evaluation | None
+    folder: Path
+    model: nn.Module
+
+
+class Trainer:
+    """Trains any ``torch.nn.Module`` with everything that a run has: metrics, exact resume, evaluation.
+
+    Args:
+        model: a module, or a callable that returns one (called under the job's seed).
+        loss: ``loss(outputs, targets)``, the mean over the samples.
+        data: a dataset of (inputs, targets), or a tuple of tensors, sample by sample.
+        evaluate: the same, held out.
+        epochs, steps: how long; one epoch unless either is given.
+        batch: samples per optimizer step.
+        lr: the peak learning rate.
+        output: the run's folder. Where a run of the same job was stopped in it, `fit` goes on.
+        quiet: whether nothing is printed.
+        more: any other key of the job file, as nested blocks (``train={"clip": 0}``) or dotted
+            (``**{"train.schedule": "constant"}``).
+
+    Raises:
+        UserError: a key or a value is wrong, with the words that a job file gets; all of them at once.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        data: Any,
+        evaluate: Any = None,
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        lr: float | None = None,
+        output: str | Path = "runs/module",
+        quiet: bool = False,
+        **more: Any,
+    ) -> None:
+        given = {"epochs": epochs, "steps": steps, "train.batch": batch, "train.lr": lr}
+        objects = {"model": model, "loss": loss, "data": data, "evaluate": evaluate}
+        keys: dict[str, Any] = {"task": "module", "output": str(output)}
+        keys |= {f"module.{name}": _name_of(value) for name, value in objects.items() if value is not None}
+        keys |= {key: value for key, value in given.items() if value is not None}
+        self.job: Job = check_document(_document({**keys, **more})).job
+        self.quiet = quiet
+        self._base = Path.cwd()
+        torch.manual_seed(self.job.seed)
+        built = model if isinstance(model, nn.Module) else model()
+        if not isinstance(built, nn.Module):
+            raise UserError(f"{CALLER}: model gives a {type(built).__name__}, not a torch.nn.Module")
+        device = choose_device(self.job.train.precision)
+        self._prepared = prepare_module(
+            self.job, built, loss=loss, data=data, held_out=evaluate, device=device
+        )
+
+    def fit(self) -> FitResult:
+        """Trains to the end; goes on where an earlier run in the same folder stopped.
+
+        Raises:
+            UserError: another process trains in the folder, or it holds a run of another job.
+            RunFailed: the loss is not finite, or a checkpoint could not be written.
+        """
+        assert self.job.output is not None
+        folder = RunFolder(self._base / self.job.output)
+        with folder.take():
+            outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)
+        task = self._prepared.task
+        evaluation = outcome.evaluation or evaluate(task, self._prepared.device)
+        loss = loop.progress.last_loss
+        return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
+
+
+def _document(keys: Mapping[str, Any]) -> Document:
+    """Keyword arguments as the document that a job file would be read into."""
+    data: dict[str, Any] = {}
+    for key, value in keys.items():
+        *parents, last = parse_key(key)
+        holder: Any = data
+        for parent in parents:
+            holder = holder.setdefault(parent, {})
+            if not isinstance(holder, dict):
+                raise UserError(f"{CALLER}: `{key}` and `{parent}` are given, and only one of them can be")
+        if isinstance(value, Mapping) and isinstance(holder.get(last), dict):
+            holder[last].update(value)
+        else:
+            holder[last] = dict(value) if isinstance(value, Mapping) else value
+    return Document(CALLER, data, dict.fromkeys(_paths(data), Mark(CALLER, (0, 0), (0, 0))))
+
+
+def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    below = [found for key, item in items for found in _paths(item, (*path, key))]
+    return [path, *below] if path else below
+
+
+def _name_of(thing: Any) -> str:
+    """An import path by which a run's folder names what was at hand; it need not lead back to it."""
+    named = thing if hasattr(thing, "__qualname__") else type(thing)
+    name = re.sub(r"\W", "_", named.__qualname__.rsplit(".", 1)[-1])
+    return f"{named.__module__}:{name}"

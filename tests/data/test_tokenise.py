@@ -1,0 +1,279 @@
+"""Rows into tokens: which are trained, what happens to long rows, and that none is lost without a reason."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker.data.record import Raw, Rejected
+from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+
+CodecOf = Callable[..., TextCodec]
+
+
+def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
+    return Raw("my.jsonl", number, row.encode() if isinstance(row, str) else json.dumps(row).encode())
+
+
+def chat(*turns: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]}
+
+
+def with_settings(format: str = "messages", **changes: Any) -> RowSettings:
+    return RowSettings(
+        **{"format": format, "columns": (), "train_on": "all", "too_long": "cut", "seq_len": 512, **changes}
+    )
+
+
+def trained_texts(codec: TextCodec, row: dict[str, Any], **changes: Any) -> list[str]:
+    """The text of each run of trained tokens."""
+    (sequence,) = tokenise([raw(row)], codec, with_settings(**changes)).rows
+    runs: list[list[int]] = []
+    before = False
+    for token, trained in zip(sequence.ids.tolist(), sequence.trained.tolist(), strict=True):
+        if trained:
+            runs = runs if before else [*runs, []]
+            runs[-1].append(token)
+        before = trained
+    return [codec.tokenizer.decode(run, skip_special_tokens=False) for run in runs]
+
+
+HARD = [
+    "Paris.",
+    " with a space before",
+    "  and two",
+    "\nand a line",
+    "👩\u200d👩\u200d👧\u200d👦 and 🏳️\u200d🌈",
+    "\u0301combining first",
+    "e\u0301tude, 日本語, ﷽",
+    "tabs\t\tand trailing  ",
+    "123 456",
+    "<|im_start|> written out",
+]
+
+
+@pytest.mark.parametrize("answer", HARD)
+@pytest.mark.parametrize("train_on", ["all", "last"])
+def test_exactly_the_answers_and_their_stop_tokens_are_trained(
+    chatml: TextCodec, answer: str, train_on: str
+) -> None:
+    row = chat("Where?", "There.", "What 🌍?", answer)
+    wanted = ["There.<|im_end|>", f"{answer}<|im_end|>"]
+    found = trained_texts(chatml, row, train_on=train_on)
+    wanted = wanted if train_on == "all" else wanted[1:]
+    assert found == wanted
+
+
+@given(
+    st.lists(st.text(min_size=1, max_size=12).filter(str.strip), min_size=2, max_size=6).filter(
+        lambda t: len(t) % 2 == 0
+    )
+)
+def test_the_mask_never_covers_a_prompt(turns: list[str]) -> None:
+    """What is not trained, decoded, holds every prompt in whole."""
+    codec = CODECS[0]
+    turns = [turn.encode("utf-8", "ignore").decode() or "x" for turn in turns]
+    batch = tokenise([raw(chat(*turns))], codec, with_settings())
+    if not batch.rows:
+        assert len(batch.dropped) == 1
+        return
+    (sequence,) = batch.rows
+    whole = codec.tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
+    prompt_until = 0
+    for i in range(1, len(turns), 2):
+        asked = chat(*turns[:i])["messages"]
+        prompt = codec.template.render(asked, prompt=True)
+        assert whole.startswith(prompt)
+        tokens = 0
+        while len(codec.tokenizer.decode(sequence.ids[:tokens].tolist(), skip_special_tokens=False)) < len(
+            prompt
+        ):
+            tokens += 1
+        assert not sequence.trained[prompt_until : max(prompt_until, tokens - 1)].any()
+        answered = codec.template.render(chat(*turns[: i + 1])["messages"])
+        prompt_until = tokens
+        while prompt_until < len(sequence.ids) and len(
+            codec.tokenizer.decode(sequence.ids[:prompt_until].tolist(), skip_special_tokens=False)
+        ) < len(answered):
+            prompt_until += 1
+
+
+CODECS: list[TextCodec] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def codecs(chatml: TextCodec) -> None:
+    CODECS[:] = [chatml]
+
+
+def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(
+    chatml: TextCodec, codec_of: CodecOf
+) -> None:
+    (fits,) = tokenise([raw(chat("Hm?", "Yes."))], chatml, with_settings()).rows
+    assert fits.exact_prefix
+    lines = codec_of("chatml", own=LARGE)  # knows two line feeds as one token
+    (reaches,) = tokenise([raw(chat("Hm?", "\n\nYes."))], lines, with_settings()).rows
+    assert not reaches.exact_prefix
+    assert (
+        lines.tokenizer.decode(reaches.ids[reaches.trained].tolist(), skip_special_tokens=False)
+        == "\nYes.<|im_end|>"
+    )
+    # "Answer: " and "Yes" share the token " Yes": its space is the prompt's.
+    template = (
+        "{% for m in messages %}{{ 'Answer: ' if m.role == 'assistant' }}{{ m.content + eos_token }}"
+        "{% endfor %}"
+        "{{ 'Answer: ' if add_generation_prompt }}"
+    )
+    spaced = codec_of(template, own=LARGE)
+    (row,) = tokenise([raw(chat("Hm?", "Yes yes"))], spaced, with_settings()).rows
+    assert not row.exact_prefix
+    assert (
+        spaced.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == " yes<|im_end|>"
+    )
+
+
+def large() -> Tokenizer:
+    """Knows words and runs of white space, and trims the white space off its offsets as GPT-2's does."""
+    from tokenizers import processors
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(["Answer: Yes yes\n\n\n   no", "no\n\n\n", "\n\n\n", "\n\n"] * 9, trainer)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return tokenizer
+
+
+LARGE = large()
+
+
+def test_a_prompt_whose_white_space_is_cut_otherwise_when_alone_is_said(codec_of: CodecOf) -> None:
+    """A run of line feeds at the end is one token; before an answer, its last one stands apart."""
+    template = (
+        "{% for m in messages %}{{ '\n\n\n' + m.content + eos_token"
+        " if m.role == 'assistant' else m.content }}"
+        "{% endfor %}{{ '\n\n\n' if add_generation_prompt }}"
+    )
+    codec = codec_of(template, own=LARGE)
+    prompt = codec.tokenizer.encode("no\n\n\n", add_special_tokens=False).ids
+    whole = codec.tokenizer.encode("no\n\n\nyes", add_special_tokens=False).ids
+    assert whole[: len(prompt)] != prompt
+    (row,) = tokenise([raw(chat("no", "yes"))], codec, with_settings()).rows
+    assert not row.exact_prefix
+    assert codec.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == "yes<|im_end|>"
+
+
+def test_tokenizers_of_sentencepiece_are_marked_as_well(codec_of: CodecOf) -> None:
+    tokenizer = Tokenizer(
+        models.Unigram([("<unk>", 0.0), *((c, -2.0) for c in "▁abcdehilmnorstuwy.?[]INST/")], 0, False)
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + ' [/INST]' }}"
+        "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
+    )
+    codec = codec_of(template, own=tokenizer)
+    (row,) = tokenise(
+        [raw(chat("where is it?", "it is not here.", "so?", "no."))], codec, with_settings()
+    ).rows
+    assert row.exact_prefix
+    trained = [tokenizer.id_to_token(i) for i in row.ids[row.trained].tolist()]
+    assert "".join(trained) == "▁it▁is▁not▁here.<|im_end|>▁no.<|im_end|>"
+
+
+def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
+    template = "{{ tools | tojson if tools }}" + chatml_source()
+    row = {**chat("Rain?", "No."), "tools": [{"type": "function", "function": {"name": "weather"}}]}
+    codec = codec_of(template)
+    (sequence,) = tokenise([raw(row)], codec, with_settings()).rows
+    assert '"name": "weather"' in codec.tokenizer.decode(sequence.ids.tolist())
+    assert trained_texts(codec, row) == ["No.<|im_end|>"]
+
+
+def chatml_source() -> str:
+    from stoker.data.chat import CHATML
+
+    return CHATML
+
+
+def test_a_tokenizer_without_a_template_has_the_plain_one(codec: TextCodec) -> None:
+    row = chat("What is the capital of France?", "Paris.")
+    (sequence,) = tokenise([raw(row)], codec, with_settings()).rows
+    text = codec.tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
+    question = "### Instruction:\nWhat is the capital of France?\n\n"
+    assert text == f"{question}### Response:\nParis.<|endoftext|>\n\n"
+    assert trained_texts(codec, row) == ["Paris.<|endoftext|>"]
+    assert sequence.stops
+    assert sequence.exact_prefix
+
+
+def test_an_answer_without_a_stop_token_says_so(codec_of: CodecOf) -> None:
+    codec = codec_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
+    (sequence,) = tokenise([raw(chat("Hm?", "Yes."))], codec, with_settings()).rows
+    assert not sequence.stops
+
+
+def test_documents_end_with_the_end_token_once_and_are_trained_throughout(chatml: TextCodec) -> None:
+    end = chatml.end_id
+    batch = tokenise(
+        [raw({"text": "The sea."}), raw({"text": "The sea.<|im_end|>"})], chatml, with_settings("text")
+    )
+    one, other = batch.rows
+    assert one.ids.tolist() == other.ids.tolist()
+    assert one.ids.tolist().count(end) == 1
+    assert one.ids[-1] == end
+    assert one.trained.all()
+    assert one.stops
+    assert (
+        one.digest
+        == other.digest
+        != tokenise([raw({"text": "A sea."})], chatml, with_settings("text")).rows[0].digest
+    )
+
+
+def test_every_row_comes_out_as_tokens_or_as_a_reason_in_order(chatml: TextCodec) -> None:
+    rows: list[Raw | Rejected] = [
+        raw(chat("a", "b"), 1),
+        raw("{broken", 2),
+        Rejected("my.jsonl", 3, "longer than 64 MiB"),
+        raw(chat("only a question"), 4),
+        raw(chat("a " * 400, "b"), 5),
+        raw({"chosen": "a", "rejected": "b", "prompt": "c"}, 6),
+        raw(chat("a", "c"), 7),
+    ]
+    batch = tokenise(rows, chatml, with_settings(seq_len=64))
+    assert batch.rows_in == 7
+    assert [row.row for row in batch.rows] == [1, 7]
+    assert [d.row for d in batch.dropped] == [2, 3, 4, 5, 6]
+    assert [d.reason.split(":")[0] for d in batch.dropped] == [
+        "not valid JSON",
+        "longer than 64 MiB",
+        "no assistant turn",
+        "nothing left to train on",
+        "missing column",
+    ]
+
+
+def test_a_batch_survives_the_way_between_processes(chatml: TextCodec) -> None:
+    codec = pickle.loads(pickle.dumps(chatml))
+    rows = [raw(chat("a", "b")), raw("{")]
+    batch = pickle.loads(pickle.dumps(tokenise(rows, codec, with_settings())))
+    here = tokenise(rows, chatml, with_settings())
+    assert np.array_equal(batch.ids, here.ids)
+    assert np.array_equal(batch.index, here.index)
+    assert batch.dropped == here.dropped
+    assert codec.fingerprint == chatml.fingerprint

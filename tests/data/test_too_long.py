@@ -1,0 +1,75 @@
+"""Rows longer than a sequence: cut, dropped or split by choice, and no token predicted twice or never."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.data.batch import Span
+from stoker.data.record import Raw
+from stoker.data.tokenise import RowSettings, TextCodec, fit, tokenise
+
+
+def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
+    return Raw("my.jsonl", number, row.encode() if isinstance(row, str) else json.dumps(row).encode())
+
+
+def chat(*turns: str) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]}
+
+
+def with_settings(format: str = "messages", **changes: Any) -> RowSettings:
+    return RowSettings(
+        **{"format": format, "columns": (), "train_on": "all", "too_long": "cut", "seq_len": 512, **changes}
+    )
+
+
+TRAINED = st.lists(st.integers(0, 60), max_size=6, unique=True).map(sorted)
+
+
+@given(length=st.integers(1, 60), seq_len=st.integers(8, 40), bounds=TRAINED)
+def test_split_predicts_every_trained_token_but_the_first_once(
+    length: int, seq_len: int, bounds: list[int]
+) -> None:
+    spans: list[Span] = [
+        (a, min(b, length)) for a, b in zip(bounds[::2], bounds[1::2], strict=False) if a < length
+    ]
+    trained = {i for a, b in spans for i in range(a, b)}
+    windows, reason = fit(length, spans, seq_len, "split")
+    assert bool(windows) != bool(reason)
+    predicted = [i for first, last in windows for i in range(first + 1, last) if i in trained]
+    assert sorted(predicted) == sorted(trained - {0})
+    assert all(0 < last - first <= seq_len for first, last in windows)
+
+
+@pytest.mark.parametrize("length", [8, 9, 15, 16, 40])
+def test_split_documents_lose_nothing(chatml: TextCodec, length: int) -> None:
+    text = "The sea is blue and the wind is cold. How are you today? " * 3
+    whole = tokenise([raw({"text": text})], chatml, with_settings("text")).rows[0].ids.tolist()
+    batch = tokenise([raw({"text": text})], chatml, with_settings("text", seq_len=length, too_long="split"))
+    again = batch.rows[0].ids.tolist()
+    for piece in batch.rows[1:]:
+        assert piece.ids[0] == again[-1]
+        assert not piece.trained[0]
+        again += piece.ids[1:].tolist()
+    assert again == whole
+    assert sum(int(piece.trained[1:].sum()) for piece in batch.rows) == len(whole) - 1
+    assert [piece.continues for piece in batch.rows] == [True] * (len(batch.rows) - 1) + [False]
+    assert [piece.stops for piece in batch.rows] == [False] * (len(batch.rows) - 1) + [True]
+    assert (batch.rows_split, batch.rows_cut) == (1, 0)
+
+
+def test_long_rows_are_cut_or_dropped_by_choice(chatml: TextCodec) -> None:
+    row = chat("Where?", "There. " * 40)
+    cut = tokenise([raw(row)], chatml, with_settings(seq_len=32))
+    assert [(len(s.ids), s.cut, s.stops) for s in cut.rows] == [(32, True, False)]
+    assert (cut.rows_cut, cut.rows_split, cut.dropped) == (1, 0, [])
+    dropped = tokenise([raw(row)], chatml, with_settings(seq_len=32, too_long="drop"))
+    assert not dropped.rows
+    assert dropped.dropped[0].reason.startswith("too long: ")
+    assert dropped.dropped[0].reason.endswith("seq_len is 32")

@@ -1,0 +1,67 @@
+"""Which arithmetic a device gets, and what it is measured to use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from stoker.hardware import device as device_module
+from stoker.hardware.device import Device, choose_device, processor_name
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize(("units", "precision"), [(True, "bf16"), (False, "fp32")])
+@pytest.mark.usefixtures("no_gpu")
+def test_a_processor_gets_bf16_only_with_units_for_it(
+    units: bool, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "has_bf16_matrix_units", lambda: units)
+    chosen = choose_device()
+    assert (chosen.type, chosen.precision) == ("cpu", precision) and "bfloat16" in chosen.why
+
+
+@pytest.mark.parametrize(("native", "precision"), [(True, "bf16"), (False, "fp16")])
+def test_a_gpu_without_bf16_gets_fp16(native: bool, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: native)
+    assert choose_device().precision == precision
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_what_is_given_is_taken() -> None:
+    assert choose_device("fp16") == Device("cpu", "fp16", "given")
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_matrix_products_are_in_the_chosen_precision(precision: str, dtype: torch.dtype) -> None:
+    with Device("cpu", precision, "").autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
+
+
+def test_peak_memory_sees_what_was_allocated() -> None:
+    """In a process of its own: the peak of this one may lie far above what it has now."""
+    code = (
+        "import numpy as np; from stoker.hardware.device import Device, peak_resident\n"
+        "before = peak_resident()\n"
+        "block = np.ones(2**29, dtype=np.uint8)\n"
+        "after = Device('cpu', 'fp32', '').peak_memory()\n"
+        "del block\n"
+        "print(after - before, peak_resident() - after)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, later = map(float, run.stdout.split())
+    assert 0.45 < grown < 0.55 and later > -0.01  # half a GiB, and a peak stays
+
+
+def test_the_processor_has_a_name() -> None:
+    assert processor_name().strip()

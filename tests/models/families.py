@@ -1,0 +1,90 @@
+"""Tiny random models of the real architectures, by the name that transformers knows the family by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VOCABULARY = 128
+LLAMA_LIKE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+WINDOW = 6  # shorter than the documents of the tests
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SHAPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "opt": {
+        **LLAMA_LIKE,
+        "ffn_dim": 48,
+        "word_embed_proj_dim": 16,  # the head takes another width than the blocks
+        "do_layer_norm_before": True,
+    },
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": WINDOW,
+        "max_position_embeddings": 64,
+    },
+    "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
+    "gpt_neox": LLAMA_LIKE,
+    "falcon": LLAMA_LIKE,
+    "llama": LLAMA_LIKE,
+    "qwen2": LLAMA_LIKE,
+    "qwen3": {**LLAMA_LIKE, "head_dim": 8},
+    "mistral": {**LLAMA_LIKE, "sliding_window": WINDOW},
+    "gemma2": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "query_pre_attn_scalar": 8,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 2.0,  # low enough to be felt by a tiny model
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma3_text": {**LLAMA_LIKE, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW},
+    "glm": {**LLAMA_LIKE, "head_dim": 8},
+    "glm4": {**LLAMA_LIKE, "head_dim": 8},
+    "phi": LLAMA_LIKE,
+    "phi3": LLAMA_LIKE,
+    "cohere": {**LLAMA_LIKE, "logit_scale": 0.25},
+    "granite": {**LLAMA_LIKE, "logits_scaling": 4.0},
+    "mixtral": {**LLAMA_LIKE, "num_local_experts": 4},
+    "qwen2_moe": {**LLAMA_LIKE, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {**LLAMA_LIKE, **EXPERTS, "head_dim": 8},
+    "gpt_oss": {
+        **LLAMA_LIKE,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": WINDOW,
+    },
+    "mamba": {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+}
+
+
+def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> PreTrainedModel:
+    """A model whose weights are large enough that attention and caps are felt, without dropout."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None}
+    config = AutoConfig.for_model(family, **{**shape, **SHAPES[family], **changes})
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    # Grouped matrix products of experts exist in no float64.
+    experts = {"experts_implementation": "eager"} if "num_experts_per_tok" in vars(config) else {}
+    model = AutoModelForCausalLM.from_config(config, **experts).to(dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    return model

@@ -1,0 +1,113 @@
+"""The chunked head and cross entropy against autograd over full logits, in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from families import tiny
+from torch import Tensor, nn
+
+from stoker.models import head as head_module
+from stoker.models.head import Head, head_of
+
+POSITIONS, WIDTH, VOCABULARY = 37, 16, 53
+ROWS_A_CHUNK = 5  # 37 positions in eight chunks, the last of them smaller
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "CHUNK_BYTES", 4 * VOCABULARY * ROWS_A_CHUNK)
+
+
+def full(linear: nn.Linear, hidden: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
+    logits = linear(hidden) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return nn.functional.cross_entropy(logits, targets, reduction="sum")
+
+
+@pytest.mark.parametrize(
+    ("bias", "scale", "softcap"), itertools.product((False, True), (1.0, 0.3), (None, 2.0))
+)
+@pytest.mark.parametrize("frozen", ["nothing", "head", "hidden", "weight"])
+def test_loss_and_gradients(bias: bool, scale: float, softcap: float | None, frozen: str) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=bias, dtype=torch.float64)
+    hidden = torch.randn(POSITIONS, WIDTH, dtype=torch.float64, requires_grad=frozen != "hidden")
+    targets = torch.randint(VOCABULARY, (POSITIONS,))
+    linear.weight.requires_grad_(frozen not in ("head", "weight"))
+    if bias:
+        linear.bias.requires_grad_(frozen != "head")
+    leaves = [t for t in (hidden, linear.weight, linear.bias) if t is not None and t.requires_grad]
+
+    expected = full(linear, hidden, targets, scale, softcap)
+    expected_grads = torch.autograd.grad(3.0 * expected, leaves)
+    loss, correct = Head(linear, scale, softcap).loss(hidden, targets)
+    grads = torch.autograd.grad(3.0 * loss, leaves)
+
+    torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
+    assert int(correct) == int((linear(hidden).argmax(-1) == targets).sum())
+    for grad, wanted in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-12)
+
+
+def test_a_tied_head_adds_to_the_embeddings_gradient() -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(VOCABULARY, WIDTH, dtype=torch.float64))
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False, dtype=torch.float64)
+    linear.weight = weight
+    ids, targets = torch.randint(VOCABULARY, (2, POSITIONS))
+
+    (expected,) = torch.autograd.grad(full(linear, weight[ids].tanh(), targets, 1.0, None), weight)
+    (grad,) = torch.autograd.grad(Head(linear).loss(weight[ids].tanh(), targets)[0], weight)
+
+    torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 0
+    linear_function = nn.functional.linear
+
+    def watched(*arguments: Tensor) -> Tensor:
+        nonlocal largest
+        out = linear_function(*arguments)
+        largest = max(largest, out.shape[0])
+        return out
+
+    monkeypatch.setattr(nn.functional, "linear", watched)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
+    Head(linear).loss(
+        torch.randn(POSITIONS, WIDTH, requires_grad=True), torch.zeros(POSITIONS, dtype=torch.long)
+    )
+    assert largest == ROWS_A_CHUNK
+
+
+def test_evaluation_computes_no_gradient() -> None:
+    linear = nn.Linear(WIDTH, VOCABULARY)
+    hidden, targets = torch.randn(POSITIONS, WIDTH), torch.randint(VOCABULARY, (POSITIONS,))
+    with torch.no_grad():
+        loss, _ = Head(linear).loss(hidden, targets)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, full(linear, hidden, targets, 1.0, None), rtol=1e-5, atol=0)
+
+
+def test_no_position_gives_no_loss() -> None:
+    linear = nn.Linear(WIDTH, VOCABULARY)
+    hidden = torch.zeros(0, WIDTH, requires_grad=True)
+    loss, correct = Head(linear).loss(hidden, torch.zeros(0, dtype=torch.long))
+    loss.backward()
+    assert float(loss.detach()) == 0 and int(correct) == 0 and linear.weight.grad is not None
+    assert not linear.weight.grad.any()
+
+
+@pytest.mark.parametrize("family", ["cohere", "granite", "gemma2"])
+def test_scales_and_caps_are_read_from_the_configuration(family: str) -> None:
+    model = tiny(family, dtype=torch.float32).eval()
+    head = head_of(model)
+    assert head is not None and (head.scale, head.softcap) != (1.0, None)
+    ids = torch.arange(2, 12)[None]
+    with torch.no_grad():
+        own = model(input_ids=ids).logits
+        torch.testing.assert_close(head.logits(model.base_model(input_ids=ids).last_hidden_state), own)

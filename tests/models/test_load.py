@@ -1,0 +1,137 @@
+"""Loading: from a folder, from a seed, from a GGUF file, quantised."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from transformers import AutoModelForCausalLM
+
+from stoker.errors import UserError
+from stoker.job.schema import ModelBlock, TuneBlock
+from stoker.models import packed
+from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.catalogue import PACKAGED
+from stoker.models.layout import lay_out_for
+from stoker.models.load import load_model
+
+CPU = torch.device("cpu")
+ADAPTER = TuneBlock(method="lora", rank=4, alpha=8.0)
+
+
+def same(a: torch.nn.Module, b: torch.nn.Module) -> bool:
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_a_folder_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
+    model = tiny("qwen2", dtype=torch.float32)
+    model.save_pretrained(tmp_path / "m")
+    loaded = load_model(ModelBlock(name="m"), tmp_path, seed=0)
+    assert type(loaded) is type(model) and same(loaded, model)
+    half = load_model(ModelBlock(name="m"), tmp_path, seed=0, dtype=torch.bfloat16)
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+
+
+def test_random_weights_follow_the_seed(tmp_path: Path) -> None:
+    one, again, other = (
+        load_model(ModelBlock(name="llama-3m"), tmp_path, seed=s, stop_id=7) for s in (3, 3, 4)
+    )
+    assert same(one, again) and not same(one, other)
+    assert one.config.eos_token_id == 7 and one.config.tie_word_embeddings
+    assert 2e6 < one.num_parameters() < 4e6
+
+
+def test_a_missing_model_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no model"):
+        load_model(ModelBlock(name="./nowhere"), tmp_path, seed=0)
+
+
+def test_a_damaged_file_is_a_users_mistake(tmp_path: Path) -> None:
+    tiny("llama", dtype=torch.float32).save_pretrained(tmp_path / "m")
+    weights = tmp_path / "m" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(UserError, match="the model m cannot be loaded"):
+        load_model(ModelBlock(name="m"), tmp_path, seed=0)
+
+
+def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
+    model = tiny("llama", dtype=torch.float32)
+    weights = {name: w for name, w in model.state_dict().items() if "layers.1.mlp" not in name}
+    model.save_pretrained(tmp_path / "m", state_dict=weights)
+    with pytest.raises(UserError, match=r"m holds no weights for model\.layers\.1\.mlp"):
+        load_model(ModelBlock(name="m"), tmp_path, seed=0)
+
+
+def test_smollm2_gives_transformers_own_losses(tmp_path: Path) -> None:
+    """The real model, read from its GGUF file and laid out for training, against transformers' reading."""
+    path = PACKAGED["smollm2-135m"].path()
+    assert path is not None
+    own = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    language = lay_out_for(load_model(ModelBlock(name="smollm2-135m"), tmp_path, seed=0).eval())
+    assert language.packs and language.head is not None
+
+    generator = np.random.default_rng(0)
+    rows = [(generator.integers(0, 49152, n).astype(np.uint32), np.ones(n, bool)) for n in (40, 25, 33)]
+    rows[1][0][:20] = rows[0][0][:20]
+    expected = 0.0
+    with torch.no_grad():
+        for ids, _ in rows:
+            ids_T = torch.from_numpy(ids.astype(np.int64))[None]
+            expected += float(own(input_ids=ids_T, labels=ids_T).loss) * (len(ids) - 1)
+        (inputs,) = language.lay_out(rows, CPU)
+        with packed.segments(inputs.segments):
+            loss, _ = language.loss(inputs)
+    assert float(loss) == pytest.approx(expected, rel=1e-5)
+    tied = language.model.get_input_embeddings().weight, language.model.get_output_embeddings().weight
+    assert tied[0] is tied[1]
+
+
+@pytest.mark.parametrize(("quantise", "close"), [("8bit", 0.1), ("4bit", 0.7)])
+def test_a_quantised_base_computes_about_the_same_and_trains(
+    quantise: str, close: float, tmp_path: Path
+) -> None:
+    model = tiny("llama", dtype=torch.float32, hidden_size=64, intermediate_size=128)
+    model.save_pretrained(tmp_path / "m")
+    block = ModelBlock(name="m", quantise=quantise)  # type: ignore[arg-type]
+    quantised = load_model(block, tmp_path, seed=0)
+    small = [
+        m
+        for m in quantised.modules()
+        if "bnb" in f"{type(m).__module__}" or "bitsandbytes" in type(m).__module__
+    ]
+    assert len(small) == 14  # seven linears of each block; the head stays as it was
+
+    ids = torch.arange(2, 22)[None]
+    with torch.no_grad():
+        expected, logits = model.eval()(input_ids=ids).logits, quantised.eval()(input_ids=ids).logits
+    assert float((logits - expected).norm() / expected.norm()) < close
+
+    adapted = add_adapter(quantised, ADAPTER)
+    language = lay_out_for(unwrap(adapted).train())
+    assert language.packs and language.head is not None
+    before = copy.deepcopy({n: p.detach().clone() for n, p in adapted.named_parameters() if p.requires_grad})
+    optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        (inputs,) = language.lay_out([(np.arange(2, 22, dtype=np.uint32), np.ones(20, bool))], CPU)
+        with packed.segments(inputs.segments):
+            loss, _ = language.loss(inputs)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    assert all("lora_" in name for name in before)
+
+
+def test_without_bitsandbytes_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tiny("llama", dtype=torch.float32).save_pretrained(tmp_path / "m")
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # importing it fails
+    with pytest.raises(UserError, match=r"stoker\[quantise\]"):
+        load_model(ModelBlock(name="m", quantise="8bit"), tmp_path, seed=0)

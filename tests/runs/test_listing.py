@@ -1,0 +1,78 @@
+"""What is said of the runs below a folder, from what lies in theirs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.listing import list_runs, summarise
+
+
+def run_at(path: Path, *ends: str, steps: int = 2) -> RunFolder:
+    path.mkdir(parents=True)
+    folder = RunFolder(path)
+    folder.event("started", task="sft", model="tiny", steps=12)
+    writer = MetricsWriter(folder)
+    for step in range(1, steps + 1):
+        writer.write(StepMetrics(step, 3.0 - step, 1.0, 1e-3, 64, 32, 100.0, 0.5, 0.64))
+    writer.close()
+    folder.event("evaluated", step=1, loss=2.5)
+    folder.event("evaluated", step=2, loss=2.25)
+    for end in ends:
+        folder.event(end, step=steps)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ends", "state"),
+    [
+        (("done",), "done"),
+        (("stopped",), "stopped"),
+        (("failed",), "failed"),
+        (("saved",), "interrupted"),  # killed: no word of its end
+        (("interrupted",), "interrupted"),
+        (("stopped", "resumed"), "interrupted"),
+        (("stopped", "resumed", "done"), "done"),
+    ],
+)
+def test_states(ends: tuple[str, ...], state: str, tmp_path: Path) -> None:
+    assert summarise(run_at(tmp_path / "run", *ends)).state == state
+
+
+def test_a_taken_folder_is_running(tmp_path: Path) -> None:
+    folder = run_at(tmp_path / "run", "stopped", "resumed")
+    with folder.take():
+        assert summarise(folder).state == "running"
+    assert summarise(folder).state == "interrupted"
+
+
+def test_a_summary_says_where_the_run_stands(tmp_path: Path) -> None:
+    summary = summarise(run_at(tmp_path / "run", "done"))
+    assert (summary.task, summary.model, summary.step, summary.steps) == ("sft", "tiny", 2, 12)
+    assert (summary.loss, summary.held_out_loss) == (1.0, 2.25)
+    assert 0 <= summary.age < 60
+
+
+def test_runs_are_listed_newest_first_at_any_depth_and_never_written_to(tmp_path: Path) -> None:
+    old, new = run_at(tmp_path / "a" / "old", "done"), run_at(tmp_path / "new", "done")
+    hour_ago = time.time() - 3600
+    for path in (old.events, old.metrics):
+        os.utime(path, (hour_ago, hour_ago))
+    before = {path: path.stat().st_mtime for path in tmp_path.rglob("*")}
+    assert [run.path for run in list_runs(tmp_path)] == [str(new.path), str(old.path)]
+    assert {path: path.stat().st_mtime for path in tmp_path.rglob("*")} == before
+    assert list_runs(tmp_path / "nowhere") == []
+
+
+def test_a_run_that_has_only_begun_or_is_foreign(tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    RunFolder(tmp_path / "begun").event("started", task="sft", model="tiny", steps=12)
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "events.jsonl").write_text('{"what": 1}\n')
+    begun = {Path(run.path).name: run for run in list_runs(tmp_path)}
+    assert begun["begun"].step == 0 and begun["begun"].loss is None
+    assert begun["foreign"].state == "interrupted"
