@@ -1,26 +1,25 @@
-"""Fixtures of the training tests: a tiny language model in a folder, rows for it, and jobs run in this process."""
+"""Fixtures of the training tests: a tiny language model in a folder, rows and a job for it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from running import write_rows
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.checkpoint.store import State, Store
-from stoker.job.load import LoadedJob, load_job
-from stoker.job.render import scalar
-from stoker.runs.folder import RunFolder
-from stoker.train.loop import Loop, Outcome
-from stoker.train.run import Prepared, prepare, start
 
-WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -46,62 +45,6 @@ def tiny_model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-def write_rows(path: Path, rows: int, *, salt: int = 0) -> Path:
-    """Instruction rows of uneven length, all different."""
-    with path.open("w") as file:
-        for i in range(rows):
-            words = [WORDS[(i * 7 + j * (3 + salt)) % len(WORDS)] for j in range(2 + i % 5)]
-            answer = " ".join([*reversed(words), str(i + salt)])
-            file.write(json.dumps({"prompt": " ".join(words) + "?", "completion": answer}) + "\n")
-    return path
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A job that has been run."""
-
-    loaded: LoadedJob
-    prepared: Prepared
-    outcome: Outcome
-    loop: Loop
-    folder: RunFolder
-
-    @property
-    def store(self) -> Store:
-        return self.loop.store
-
-    @property
-    def losses(self) -> list[float]:
-        return [line["loss"] for line in self.folder.read_metrics()]
-
-    def last_state(self) -> State:
-        """The newest checkpoint."""
-        return self.store.load(self.store.steps()[-1])
-
-
-RunJob = Callable[..., Ran]
-
-
-def write_job(base: Path, job: dict[str, Any]) -> Path:
-    """A job as a YAML file."""
-    path = base / "job.yaml"
-    path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in job.items()))
-    return path
-
-
-def run(base: Path, job: dict[str, Any], *overrides: str, **hooks: Any) -> Ran:
-    """Runs a job as ``stoker train`` does; ``hooks`` replace attributes of the prepared task."""
-    loaded = load_job(write_job(base, job), overrides)
-    prepared = prepare(loaded, base)
-    for name, value in hooks.items():
-        setattr(prepared.task, name, value)
-    assert loaded.job.output is not None
-    folder = RunFolder(base / loaded.job.output)
-    with folder.take():
-        outcome, loop = start(prepared, folder, base, quiet=True)
-    return Ran(loaded, prepared, outcome, loop, folder)
-
-
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     """An empty folder that jobs are run from, with 40 rows of data in it."""
@@ -121,11 +64,3 @@ def sft(tiny_model: Path) -> dict[str, Any]:
         "train": {"batch": 4, "lr": 1e-2, "seq_len": 64, "precision": "fp32"},
         "evaluate": {"fraction": 0.0},
     }
-
-
-def assert_same_state(a: State, b: State) -> None:
-    """Two checkpoints are equal to the bit: weights, optimizer, numbers."""
-    assert a.step == b.step and a.numbers == b.numbers
-    assert a.tensors.keys() == b.tensors.keys()
-    for name, tensor in a.tensors.items():
-        assert torch.equal(tensor, b.tensors[name]), name

@@ -9,7 +9,7 @@ import warnings
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 LINE_EVERY = 50_000  # rows between two plain lines where there is no terminal
 
@@ -19,7 +19,12 @@ class TokeniseReport:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("tokenising {task.description}"), TimeElapsedColumn())
+        columns = (
+            TextColumn("tokenising {task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+        )
         self._progress = Progress(*columns, console=console, transient=True) if console.is_terminal else None
         self._lines: dict[str, int] = {}
 
@@ -32,7 +37,7 @@ class TokeniseReport:
         if self._progress:
             self._progress.stop()
 
-    def __call__(self, source: str, rows: int, tokens: int) -> None:
+    def __call__(self, source: str, rows: int, tokens: int, share: float | None) -> None:
         text = f"{source}: {rows:,} rows, {tokens:,} tokens"
         if self._progress is None:
             if rows // LINE_EVERY > self._lines.get(source, 0) // LINE_EVERY:
@@ -40,8 +45,8 @@ class TokeniseReport:
             self._lines[source] = rows
             return
         if source not in self._lines:
-            self._lines[source] = self._progress.add_task(text, total=None)
-        self._progress.update(self._lines[source], description=text)  # type: ignore[arg-type]
+            self._lines[source] = self._progress.add_task(text, total=None if share is None else 1.0)
+        self._progress.update(self._lines[source], description=text, completed=share)  # type: ignore[arg-type]
 
 
 def quiet_libraries() -> None:

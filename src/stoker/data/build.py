@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,6 +20,7 @@ from stoker.data.cache import ShardWriter, TokenCache, cache_key, lock, write_js
 from stoker.data.readers import decode
 from stoker.data.record import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
+from stoker.data.splits import ALL_ROWS
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 
@@ -29,8 +30,9 @@ SMALL = 8 << 20  # bytes: below, starting worker processes takes longer than the
 LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
 
-Report = Callable[[str, int, int], None]
-"""Called with (source, rows read, tokens written) as a build goes on."""
+Report = Callable[[str, int, int, float | None], None]
+"""Called with (source, rows read, tokens written, share of the source read) as a build goes on; the share is None
+where it cannot be told before the end (compressed files, columns)."""
 
 
 def find_format(source: Source, columns: Mapping[str, str]) -> str:
@@ -101,14 +103,44 @@ def _size(row: Raw | Rejected) -> int:
     return sum(len(value) for value in values if isinstance(value, str | bytes))
 
 
+@dataclass
+class _Meter:
+    """How much of a source has been read: ``total`` bytes lie in it, None where they are not the rows' own."""
+
+    total: int | None
+    read: int = 0
+
+    @property
+    def share(self) -> float | None:
+        return min(1.0, self.read / self.total) if self.total else None
+
+    def count(self, rows: Iterable[Raw | Rejected]) -> Iterator[Raw | Rejected]:
+        for row in rows:
+            self.read += _size(row) + 1  # and its line feed
+            yield row
+
+
+def _holds_its_rows(source: Source) -> bool:
+    """Whether the bytes of the files are those of the rows: plain lines, all of them used."""
+    plain = all(file.suffix in (".jsonl", ".ndjson", ".txt", ".md") for file in source.files)
+    return plain and not source.corpus and source.part == ALL_ROWS
+
+
 def _batches(
-    source: Source, skip: int, codec: TextCodec, settings: RowSettings, workers: int, *, behind: bool = False
+    source: Source,
+    rows: Iterator[Raw | Rejected],
+    skip: int,
+    codec: TextCodec,
+    settings: RowSettings,
+    workers: int,
+    *,
+    behind: bool = False,
 ) -> Iterator[Batch]:
     """The source's batches in order, tokenised by this process and ``workers - 1`` others.
 
     Where the build runs ``behind`` a training, this process only hands out the work.
     """
-    chunks = _chunks(islice(source.rows(), skip, None))
+    chunks = _chunks(islice(rows, skip, None))
     others = workers if behind else workers - 1
     if workers == 1 or source.size_bytes < SMALL:
         for chunk in chunks:
@@ -157,15 +189,17 @@ def _build(
             done = TokenCache(folder)  # whole shards of a build that was killed
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
             writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
+            meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
+            rows = meter.count(source.rows())
             cores = available_cores()
-            for batch in _batches(source, read, codec, settings, cores, behind=stop is not None):
+            for batch in _batches(source, rows, read, codec, settings, cores, behind=stop is not None):
                 if stop is not None and stop.is_set():
                     return
                 writer.add(batch)
                 read += batch.rows_in
                 tokens += len(batch.ids)
                 if report:
-                    report(source.name, read, tokens)
+                    report(source.name, read, tokens, meter.share)
             writer.flush()
             write_json(
                 folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format}

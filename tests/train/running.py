@@ -1,0 +1,117 @@
+"""Jobs run in this process as ``stoker train`` runs them, and what is asked of their results."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stoker.checkpoint.store import State, Store
+from stoker.job.load import LoadedJob, load_job
+from stoker.job.render import scalar
+from stoker.runs.folder import RunFolder
+from stoker.train.loop import Loop, Outcome
+from stoker.train.run import Prepared, prepare, start
+
+WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()  # noqa: SIM905
+
+
+def write_rows(path: Path, rows: int, *, salt: int = 0) -> Path:
+    """Instruction rows of uneven length, all different."""
+    with path.open("w") as file:
+        for i in range(rows):
+            words = [WORDS[(i * 7 + j * (3 + salt)) % len(WORDS)] for j in range(2 + i % 5)]
+            answer = " ".join([*reversed(words), str(i + salt)])
+            file.write(json.dumps({"prompt": " ".join(words) + "?", "completion": answer}) + "\n")
+    return path
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A job that has been run."""
+
+    loaded: LoadedJob
+    prepared: Prepared
+    outcome: Outcome
+    loop: Loop
+    folder: RunFolder
+
+    @property
+    def store(self) -> Store:
+        return self.loop.store
+
+    @property
+    def losses(self) -> list[float]:
+        return [line["loss"] for line in self.folder.read_metrics()]
+
+    def last_state(self) -> State:
+        """The newest checkpoint."""
+        return self.store.load(self.store.steps()[-1])
+
+
+def write_job(base: Path, job: dict[str, Any]) -> Path:
+    """A job as a YAML file."""
+    path = base / "job.yaml"
+    path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in job.items()))
+    return path
+
+
+def run(
+    base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prepared], None] = lambda _: None
+) -> Ran:
+    """Runs a job; ``before`` is called with it when all is prepared."""
+    loaded = load_job(write_job(base, job), overrides)
+    prepared = prepare(loaded, base)
+    before(prepared)
+    assert loaded.job.output is not None
+    folder = RunFolder(base / loaded.job.output)
+    with folder.take():
+        outcome, loop = start(prepared, folder, base, quiet=True)
+    return Ran(loaded, prepared, outcome, loop, folder)
+
+
+def at_sample(sample: int, act: Callable[[], None]) -> Callable[[Prepared], None]:
+    """Acts when the loop asks for a sample."""
+
+    def before(prepared: Prepared) -> None:
+        parts = prepared.task.parts
+
+        def watched(first: int, last: int) -> Any:
+            if first <= sample < last:
+                act()
+            return parts(first, last)
+
+        prepared.task.parts = watched  # type: ignore[method-assign]
+
+    return before
+
+
+def stop_at(sample: int) -> Callable[[Prepared], None]:
+    """A signal comes in the middle of the step that takes a sample."""
+    return at_sample(sample, lambda: signal.raise_signal(signal.SIGTERM))
+
+
+class Crash(Exception):
+    """What no part of a run expects."""
+
+
+def crash_at(sample: int) -> Callable[[Prepared], None]:
+    """The run dies in the middle of the step that takes a sample, without a word."""
+
+    def crash() -> None:
+        raise Crash
+
+    return at_sample(sample, crash)
+
+
+def assert_same_state(a: State, b: State) -> None:
+    """Two checkpoints are equal to the bit: weights, optimizer, numbers."""
+    assert a.step == b.step and a.numbers == b.numbers
+    assert a.tensors.keys() == b.tensors.keys()
+    for name, tensor in a.tensors.items():
+        assert torch.equal(tensor, b.tensors[name]), name

@@ -1,0 +1,69 @@
+"""Which parameters are decayed, and that an optimizer's state goes to disk and back."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.job.schema import TrainBlock
+from stoker.train.optimizer import build_optimizer, optimizer_tensors, restore_optimizer
+
+
+def block(**changes: object) -> TrainBlock:
+    return TrainBlock.model_validate({"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95, **changes})
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3), nn.Linear(3, 2, bias=False))
+
+
+def test_matrices_are_decayed_and_vectors_are_not() -> None:
+    model = network()
+    model[3].weight.requires_grad_(False)
+    decayed, kept = build_optimizer(model, block()).param_groups
+    assert decayed["weight_decay"] == 0.1 and kept["weight_decay"] == 0.0
+    assert {id(p) for p in decayed["params"]} == {id(model[0].weight), id(model[2].weight)}
+    assert {id(p) for p in kept["params"]} == {id(model[1].weight), id(model[1].bias), id(model[2].bias)}
+    assert decayed["betas"] == (0.9, 0.95) and decayed["lr"] == 1e-2
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("adamw", torch.optim.AdamW), ("adafactor", torch.optim.Adafactor), ("sgd", torch.optim.SGD)],
+)
+def test_the_state_goes_to_disk_and_back(name: str, kind: type) -> None:
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for step in range(count):
+            generator = torch.Generator().manual_seed(step)
+            model(torch.randint(5, (8,), generator=generator)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    model = network()
+    optimizer = build_optimizer(model, block(optimizer=name))
+    assert type(optimizer) is kind
+    steps(model, optimizer, 3)
+
+    again = copy.deepcopy(model)
+    restored = build_optimizer(again, block(optimizer=name))
+    tensors, numbers = optimizer_tensors(model, optimizer)
+    restore_optimizer(again, restored, {k: t.clone() for k, t in tensors.items()}, numbers)
+    steps(model, optimizer, 3)
+    steps(again, restored, 3)
+    for a, b in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_light_optimizer_is_light() -> None:
+    def numbers(name: str) -> int:
+        model = nn.Linear(100, 100, bias=False)
+        optimizer = build_optimizer(model, block(optimizer=name))
+        model(torch.ones(1, 100)).sum().backward()
+        optimizer.step()
+        return sum(t.numel() for t in optimizer_tensors(model, optimizer)[0].values())
+
+    assert numbers("adafactor") < 300 and numbers("adamw") > 20_000

@@ -1,0 +1,229 @@
+"""A run that was stopped, killed or extended goes on as if nothing had been: losses and weights equal to the bit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write_rows
+
+from stoker.errors import RunFailed, UserError
+from stoker.runs.listing import summarise
+
+BATCH = 4
+MODULE = {
+    "task": "module",
+    "module": {
+        "model": "blobs:network",
+        "loss": "blobs:loss",
+        "data": "blobs:noisy",
+        "evaluate": "blobs:held_out",
+        "arguments": {"width": 7},
+    },
+    "steps": 12,
+    "output": "run",
+    "train": {"batch": 8, "micro_batch": 4, "lr": 1e-2, "precision": "fp32"},
+    "evaluate": {"every": 5},
+    "checkpoint": {"every": 4},
+}
+LORA = {"method": "lora", "rank": 4, "dropout": 0.3}
+# Cadences are no multiples of each other, and of nothing that a run is stopped at.
+JOBS: dict[str, dict[str, Any]] = {
+    "full": {"checkpoint": {"every": 4}, "evaluate": {"fraction": 0.1, "every": 5}},
+    "packed": {"train": {"pack": True, "seq_len": 128}, "checkpoint": {"every": 3}},
+    "epochs": {"steps": None, "epochs": 1.2, "checkpoint": {"every": 5}},
+    "lora with dropout": {"tune": LORA, "checkpoint": {"every": 3, "keep": 1}},
+    "recomputed": {"tune": LORA, "parallel": {"recompute": "full"}, "checkpoint": {"every": 5}},
+    "adafactor": {"train": {"optimizer": "adafactor"}, "checkpoint": {"every": 7}},
+    "sgd": {"train": {"optimizer": "sgd", "schedule": "wsd"}, "checkpoint": {"every": 7}},
+    "bf16": {"train": {"precision": "bf16"}, "checkpoint": {"every": 5}},
+    "fp16": {"train": {"precision": "fp16"}, "checkpoint": {"every": 5}},
+}
+
+
+def merged(job: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    out = {**job}
+    for key, value in changes.items():
+        out[key] = {**out[key], **value} if isinstance(value, dict) and key in out else value
+    return {key: value for key, value in out.items() if value is not None}
+
+
+def interrupted(base: Path, job: dict[str, Any], ways: list[Callable[..., Any]], samples: list[int]) -> Ran:
+    """Runs a job that ends early, again and again, and then once to the end."""
+    for way, sample in zip(ways, samples, strict=True):
+        try:
+            ended = run(base, job, before=way(sample))
+            assert ended.outcome.state == "stopped" and ended.outcome.signal == signal.SIGTERM
+        except Crash:
+            pass
+    return run(base, job)
+
+
+def assert_as_if_nothing_had_been(ran: Ran, whole: Ran) -> None:
+    assert [line["step"] for line in ran.folder.read_metrics()] == list(range(1, whole.outcome.step + 1))
+    same = ("loss", "grad_norm", "lr", "tokens", "trained_tokens")
+    for line, expected in zip(ran.folder.read_metrics(), whole.folder.read_metrics(), strict=True):
+        assert [line[key] for key in same] == [expected[key] for key in same], line["step"]
+    assert_same_state(ran.last_state(), whole.last_state())
+    assert ran.store.steps()[-1] == whole.store.steps()[-1] == whole.outcome.step
+    assert summarise(ran.folder).state == "done"
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_stopped_and_crashed(name: str, base: Path, sft: dict[str, Any]) -> None:
+    job = merged(sft, JOBS[name])
+    whole = run(base, job, "output=whole")
+    ran = interrupted(base, job, [stop_at, crash_at], [4 * BATCH, 8 * BATCH + 1])
+    assert_as_if_nothing_had_been(ran, whole)
+    events = [event["event"] for event in ran.folder.read_events()]
+    assert events.count("started") == 1 and events.count("resumed") == 2
+    assert events.count("stopped") == 1 and events.count("failed") == 1 and events[-1] == "done"
+
+
+def test_a_module_with_batch_norm_dropout_and_noise(base: Path) -> None:
+    whole = run(base, MODULE, "output=whole")
+    ran = interrupted(base, MODULE, [stop_at, crash_at], [3 * 8, 9 * 8])
+    assert any("running_mean" in name for name in whole.last_state().tensors)
+    assert_as_if_nothing_had_been(ran, whole)
+
+
+def test_crashed_before_the_first_checkpoint(base: Path, sft: dict[str, Any]) -> None:
+    whole = run(base, sft, "output=whole")
+    ran = interrupted(base, {**sft, "checkpoint": {"every": 6}}, [crash_at], [3 * BATCH])
+    assert_as_if_nothing_had_been(ran, whole)
+
+
+def test_stopped_before_the_first_step_is_taken(base: Path, sft: dict[str, Any]) -> None:
+    ended = run(base, sft, before=stop_at(0))
+    assert ended.outcome.step == 1 and ended.store.steps() == [1]  # the step under way is finished
+
+
+def test_a_done_run_says_so_and_does_nothing(base: Path, sft: dict[str, Any]) -> None:
+    first = run(base, sft)
+    before = {
+        p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"
+    }
+    again = run(base, sft)
+    assert again.outcome.state == "done" and again.outcome.step == 12
+    after = {
+        p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"
+    }
+    assert after == before
+
+
+def test_killed_between_its_last_checkpoint_and_its_end(base: Path, sft: dict[str, Any]) -> None:
+    first = run(base, sft)
+    lines = first.folder.events.read_text().splitlines(keepends=True)
+    first.folder.events.write_text("".join(lines[:-1]))
+    assert summarise(first.folder).state == "interrupted"
+    run(base, sft)
+    assert summarise(first.folder).state == "done"
+
+
+def test_raised_steps_go_on(base: Path, sft: dict[str, Any]) -> None:
+    constant = merged(sft, {"train": {"schedule": "constant", "warmup": 0}})
+    whole = run(base, constant, "output=whole", "steps=12")
+    run(base, constant, "steps=5")
+    ran = run(base, constant, "steps=12")
+    assert_as_if_nothing_had_been(ran, whole)
+
+
+def test_raised_epochs_skip_no_sample(base: Path, sft: dict[str, Any]) -> None:
+    """The last step of an epoch may be small; the next epoch begins right behind it."""
+    write_rows(base / "rows.jsonl", 10)
+    asked: list[tuple[int, int]] = []
+
+    def watch(prepared: Any) -> None:
+        parts = prepared.task.parts
+        prepared.task.parts = lambda first, last: asked.append((first, last)) or parts(first, last)
+
+    job = merged(sft, {"steps": None, "epochs": 1})
+    assert run(base, job, before=watch).outcome.step == 3
+    assert run(base, job, "epochs=2", before=watch).outcome.step == 6
+    assert asked == [(0, 4), (4, 8), (8, 10), (10, 14), (14, 18), (18, 20)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["train.lr=2e-2"], "train.lr was 0.01 and is 0.02"),
+        (["seed=1", "train.batch=8"], "seed was 0 and is 1"),
+        (["tune=lora"], "tune.method was 'full' and is 'lora'"),
+    ],
+)
+def test_another_job_is_refused(overrides: list[str], words: str, base: Path, sft: dict[str, Any]) -> None:
+    run(base, sft, before=stop_at(8))
+    with pytest.raises(UserError, match=words) as caught:
+        run(base, sft, *overrides)
+    assert "--fresh" in str(caught.value)
+
+
+def test_changed_data_is_refused(base: Path, sft: dict[str, Any]) -> None:
+    stopped = run(base, sft, before=stop_at(8))
+    before = stopped.folder.metrics.read_text()
+    write_rows(base / "rows.jsonl", 40, salt=1)
+    with pytest.raises(UserError, match=r"rows\.jsonl has changed"):
+        run(base, sft)
+    assert stopped.folder.metrics.read_text() == before
+
+
+def test_a_changed_dataset_of_a_module_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import blobs
+
+    job = merged(MODULE, {"module": {"data": "blobs:plain"}})
+    run(base, job, before=stop_at(16))
+    monkeypatch.setattr(blobs, "plain", blobs.held_out)
+    with pytest.raises(UserError, match="data has changed"):
+        run(base, job)
+
+
+def test_what_changes_no_step_may_change(base: Path, sft: dict[str, Any]) -> None:
+    run(base, sft, before=stop_at(8))
+    changes = ["checkpoint.every=2", "evaluate.every=3", "train.micro_batch=2", "parallel.recompute=full"]
+    assert run(base, sft, *changes).outcome.state == "done"
+
+
+def test_checkpoints_without_their_job_are_refused(base: Path, sft: dict[str, Any]) -> None:
+    run(base, sft, "checkpoint.to=shared", before=stop_at(8))
+    with pytest.raises(UserError, match=r"job\.yaml is not"):
+        run(base, sft, "checkpoint.to=shared", "output=other")
+
+
+def test_checkpoints_elsewhere_are_found_again(base: Path, sft: dict[str, Any]) -> None:
+    whole = run(base, sft, "output=whole", "checkpoint.to=there")
+    ran = interrupted(base, {**sft, "checkpoint": {"to": "elsewhere"}}, [stop_at], [20])
+    assert ran.store.folder == base / "elsewhere"
+    assert_as_if_nothing_had_been(ran, whole)
+
+
+@pytest.mark.parametrize("damaged", [1, 2])
+def test_damaged_checkpoints_are_passed_over(damaged: int, base: Path, sft: dict[str, Any]) -> None:
+    whole = run(base, sft, "output=whole")
+    job = merged(sft, {"checkpoint": {"every": 3, "keep": 3}})
+    stopped = run(base, job, before=stop_at(9 * BATCH))
+    newest = stopped.store.steps()
+    assert newest == [6, 9, 10]
+    for step in newest[-damaged:]:
+        (file,) = stopped.store.path(step).glob("*.distcp")
+        file.write_bytes(file.read_bytes()[:-50])
+
+    ran = run(base, job)
+
+    found = [event for event in ran.folder.read_events() if event["event"] == "damaged"]
+    assert [event["step"] for event in found] == newest[: -damaged - 1 : -1]
+    assert "bytes" in found[0]["error"]
+    (resumed,) = [event for event in ran.folder.read_events() if event["event"] == "resumed"]
+    assert resumed["step"] == newest[-damaged - 1]
+    assert_as_if_nothing_had_been(ran, whole)
+
+
+def test_with_all_checkpoints_damaged_nothing_is_thrown_away(base: Path, sft: dict[str, Any]) -> None:
+    stopped = run(base, sft, before=stop_at(8))
+    for step in stopped.store.steps():
+        (stopped.store.path(step) / "state.json").unlink()
+    with pytest.raises(RunFailed, match="no checkpoint in .* can be read"):
+        run(base, sft)
+    assert stopped.folder.read_metrics()
