@@ -120,7 +120,6 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
 def held_out_loss(model: Any, tokenizer: Any, folder: Path) -> float:
     """The mean loss of the held-out answers, by plain transformers, row by row: the same judge for every side."""
     import torch
-
     from peers import encode
 
     total, count = 0.0, 0
@@ -130,7 +129,9 @@ def held_out_loss(model: Any, tokenizer: Any, folder: Path) -> float:
             ids, labels = encode(tokenizer, json.loads(line)["messages"])
             logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
             targets = torch.tensor(labels[1:])
-            total += float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum"))
+            total += float(
+                torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
+            )
             count += int((targets != -100).sum())
     return total / count
 
@@ -161,7 +162,9 @@ def run_side(side: str, folder: Path, steps: int) -> Result:
 
 def main() -> None:
     """Runs every side in its own process, in rounds, and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
@@ -177,7 +180,16 @@ def main() -> None:
         results: dict[str, list[Result]] = {side: [] for side in arguments.sides}
         for number in range(arguments.rounds):
             for side in arguments.sides:
-                command = [sys.executable, __file__, "--side", side, "--folder", temporary, "--steps", str(arguments.steps)]
+                command = [
+                    sys.executable,
+                    __file__,
+                    "--side",
+                    side,
+                    "--folder",
+                    temporary,
+                    "--steps",
+                    str(arguments.steps),
+                ]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
                 if not lines:
@@ -193,7 +205,9 @@ def print_table(results: dict[str, list[Result]]) -> None:
     def middle(side: str, name: str) -> float:
         return statistics.median(getattr(result, name) for result in results[side])
 
-    print(f"{'':<11} trained/s   ratio   tokens/s   peak GiB   ratio   held-out loss   plain arithmetic / ceiling")
+    print(
+        f"{'':<11} trained/s   ratio   tokens/s   peak GiB   ratio   held-out loss   plain arithmetic / ceiling"
+    )
     for side in results:
         speed, peak = middle(side, "trained_per_s"), middle(side, "peak_gib")
         faster = middle("stoker", "trained_per_s") / speed if "stoker" in results else float("nan")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
+from finetune import BATCH, LR, PACKED, RANK
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import SequentialSampler
 from transformers import (
@@ -21,7 +22,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from finetune import BATCH, LR, PACKED, RANK
 from stoker.data.mix import proportional, shuffled_epochs
 from stoker.models.gguf import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.source import locate
@@ -71,7 +71,9 @@ def run(side: str, folder: Path, steps: int, warm: int) -> Times:
     source = locate("smollm2-135m", folder)
     assert source is not None
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of_gguf(Path(source.where)))
-    tokenizer.pad_token = "<|endoftext|>"  # its own pad token is its end token, which would then never be trained
+    tokenizer.pad_token = (
+        "<|endoftext|>"  # its own pad token is its end token, which would then never be trained
+    )
     model = AutoModelForCausalLM.from_pretrained(weights_of_gguf(Path(source.where)))
     torch.manual_seed(0)
     clock, counts = _Clock(), []
@@ -93,7 +95,13 @@ def run(side: str, folder: Path, steps: int, warm: int) -> Times:
     trainer = build(counted, model, tokenizer, folder, steps, side == "trl-packed", clock)
     trainer.train()
     measured = counts[warm : len(clock.seconds)]
-    return clock.seconds[warm:], sum(t for t, _ in measured), sum(t for _, t in measured), trainer.model, tokenizer
+    return (
+        clock.seconds[warm:],
+        sum(t for t, _ in measured),
+        sum(t for _, t in measured),
+        trainer.model,
+        tokenizer,
+    )
 
 
 def _common(folder: Path, steps: int) -> dict[str, Any]:
@@ -115,13 +123,19 @@ def _common(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _lora() -> LoraConfig:
-    return LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    return LoraConfig(
+        r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
 
 
-def _trainer(counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock) -> Any:
+def _trainer(
+    counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock
+) -> Any:
     encoded = [encode(tokenizer, messages) for messages in ordered_rows(folder)]
     data = Dataset.from_list([{"input_ids": ids, "labels": labels} for ids, labels in encoded])
-    arguments = TrainingArguments(per_device_train_batch_size=BATCH, gradient_checkpointing=False, **_common(folder, steps))
+    arguments = TrainingArguments(
+        per_device_train_batch_size=BATCH, gradient_checkpointing=False, **_common(folder, steps)
+    )
     return counted(Trainer)(
         model=get_peft_model(model, _lora()),
         args=arguments,
@@ -131,7 +145,9 @@ def _trainer(counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int,
     )
 
 
-def _trl(counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock) -> Any:
+def _trl(
+    counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock
+) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     data = Dataset.from_list([{"prompt": m[:-1], "completion": m[-1:]} for m in ordered_rows(folder)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,3 +167,9 @@ def test_dropout_stops_the_sharing_of_beginnings(documents: list[Row]) -> None:
     assert language.lay_out(documents, CPU)[0].ids.numel() > shared
     model.eval()
     assert language.lay_out(documents, CPU)[0].ids.numel() == shared
+
+
+def test_the_documented_table_is_what_is_tested() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "packing.md").read_text()
+    documented = dict(re.findall(r"^\| (\w+) \| (packed|padded) \|", text, re.MULTILINE))
+    assert documented == {family: "padded" if family in PADDED else "packed" for family in SHAPES}

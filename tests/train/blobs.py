@@ -1,4 +1,4 @@
-"""A tiny classification for ``task: module``, with all that makes a resume hard: batch norm, dropout, noise."""
+"""A tiny classification for ``task: module``, with what makes a resume hard: batch norm, dropout, noise."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def network(width: int = 8) -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 3)
     )
+
+
+def half_frozen() -> nn.Module:
+    model = network()
+    model[0].requires_grad_(False)
+    return model
 
 
 def plain_network() -> nn.Module:

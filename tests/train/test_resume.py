@@ -1,4 +1,4 @@
-"""A run that was stopped, killed or extended goes on as if nothing had been: losses and weights equal to the bit."""
+"""A run that was stopped, killed or extended goes on as if nothing had been: equal to the bit."""
 
 from __future__ import annotations
 
@@ -83,9 +83,11 @@ def test_stopped_and_crashed(name: str, base: Path, sft: dict[str, Any]) -> None
     assert events.count("stopped") == 1 and events.count("failed") == 1 and events[-1] == "done"
 
 
-def test_a_module_with_batch_norm_dropout_and_noise(base: Path) -> None:
-    whole = run(base, MODULE, "output=whole")
-    ran = interrupted(base, MODULE, [stop_at, crash_at], [3 * 8, 9 * 8])
+@pytest.mark.parametrize("model", ["network", "half_frozen"])
+def test_a_module_with_batch_norm_dropout_and_noise(model: str, base: Path) -> None:
+    job = merged(MODULE, {"module": {"model": f"blobs:{model}", "arguments": {}}})
+    whole = run(base, job, "output=whole")
+    ran = interrupted(base, job, [stop_at, crash_at], [3 * 8, 9 * 8])
     assert any("running_mean" in name for name in whole.last_state().tensors)
     assert_as_if_nothing_had_been(ran, whole)
 
@@ -224,6 +226,6 @@ def test_with_all_checkpoints_damaged_nothing_is_thrown_away(base: Path, sft: di
     stopped = run(base, sft, before=stop_at(8))
     for step in stopped.store.steps():
         (stopped.store.path(step) / "state.json").unlink()
-    with pytest.raises(RunFailed, match="no checkpoint in .* can be read"):
+    with pytest.raises(RunFailed, match=r"no checkpoint in .* can be read"):
         run(base, sft)
     assert stopped.folder.read_metrics()

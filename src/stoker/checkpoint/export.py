@@ -73,7 +73,9 @@ def check_export(tuned: TunedRun, export: Export) -> None:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
     assert tuned.job.model is not None
     if export.format != "adapter" and tuned.job.model.quantise != "none":
-        raise UserError("the base is quantised, and merging into it would round the tuning away: write --format adapter")
+        raise UserError(
+            "the base is quantised, and merging into it would round the tuning away: write --format adapter"
+        )
     model = unwrap(tuned.model)
     # A model from scratch has never been saved, so its configuration does not name its class yet.
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
@@ -102,7 +104,9 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         written = _WRITERS[export.format](tuned, export, base, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
+        raise RunFailed(
+            f"the export could not be written to {export.to}: {error.strerror or error}"
+        ) from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -149,7 +153,7 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     return folder
 
 
-def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]  # noqa: ANN201 - a PreTrainedModel of any class
+def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
     """The model with its adapters added into its weights, in float32: the sum is rounded once, at the end."""
     if isinstance(model, PeftModel):
         return model.float().merge_and_unload()

@@ -98,7 +98,9 @@ def answer_afresh(
         tensors = load_file(out)
         encoded = [int(i) for i in tensors.pop("conversation")]
         count = len(questions)
-        return [Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist())) for i in range(count)], encoded
+        return [
+            Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist())) for i in range(count)
+        ], encoded
 
 
 def compare(
@@ -124,7 +126,9 @@ def compare(
             break
         _compare_stop(question, ours, theirs, stop_ids, tolerance)
     if largest > tolerance:
-        raise RunFailed(f"the export answers differently: logits differ by {largest:.2g} of their spread, {tolerance:g} is allowed")
+        raise RunFailed(
+            f"the export answers differently: logits differ by {largest:.2g} of their spread, {tolerance:g} is allowed"
+        )
     equal = sum(a.tokens == b.tokens for a, b in zip(reference, replayed, strict=True))
     return (
         f"replayed {len(questions)} rows in a fresh process: logits within {largest:.1e} of their spread "
@@ -132,7 +136,9 @@ def compare(
     )
 
 
-def _compare_stop(question: Question, ours: Answer, theirs: Answer, stop_ids: Sequence[int], tolerance: float) -> None:
+def _compare_stop(
+    question: Question, ours: Answer, theirs: Answer, stop_ids: Sequence[int], tolerance: float
+) -> None:
     stops = [i for i in stop_ids if i < ours.logits.shape[1]]
     if not stops:
         return
@@ -142,7 +148,9 @@ def _compare_stop(question: Question, ours: Answer, theirs: Answer, stop_ids: Se
         a = ours.logits[position].log_softmax(-1)[stops].logsumexp(0)
         b = theirs.logits[position].log_softmax(-1)[stops].logsumexp(0)
         if float((a - b).abs()) > 2 * tolerance * float(ours.logits.std()):
-            raise RunFailed(f"the export stops differently: log-probability of stopping {float(b):.3f}, trained {float(a):.3f}")
+            raise RunFailed(
+                f"the export stops differently: log-probability of stopping {float(b):.3f}, trained {float(a):.3f}"
+            )
 
 
 def _main(arguments: list[str]) -> None:

@@ -65,7 +65,9 @@ def find_run(path: str, base: Path) -> RunFolder:
     near = get_close_matches(path, known, 1, 0.3) or known[:1]
     if (base / path).is_file():
         raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))
-    raise UserError(f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one"))
+    raise UserError(
+        f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one")
+    )
 
 
 def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[Store, int]:
@@ -84,10 +86,14 @@ def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[S
         state = json.loads((store.path(steps[-1]) / "state.json").read_text(encoding="utf-8"))
         best = state["progress"]["best_step"]
         if best not in steps:
-            raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
+            raise UserError(
+                f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false"
+            )
         return store, best
     if not at.isdigit() or int(at) not in steps:
-        raise UserError(f"{folder.path} has no checkpoint {at!r}: write last, best, or one of {', '.join(map(str, steps))}")
+        raise UserError(
+            f"{folder.path} has no checkpoint {at!r}: write last, best, or one of {', '.join(map(str, steps))}"
+        )
     return store, int(at)
 
 
@@ -97,7 +103,9 @@ def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
     loaded = load_job(folder.job)
     job = loaded.job
     if job.model is None:
-        raise UserError(f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}")
+        raise UserError(
+            f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"
+        )
     store, step = checkpoint_step(folder, job, at, base)
     # What was trained in mixed precision is used in it, too.
     device = choose_device(job.train.precision)

@@ -6,16 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from stoker.checkpoint.export import Export, codec_of_run
-from stoker.checkpoint.gguf_layout import transformers_gguf_problem
 from stoker.checkpoint.gguf_replay import ReplayRequest, replay
 from stoker.checkpoint.replay import Answer, Question, answer, answer_afresh, compare
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
-from stoker.models.adapters import unwrap
 
 ROWS = 6
 LONGEST = 96  # tokens of a row that are compared: the logits of a large vocabulary fill memory
@@ -76,7 +72,9 @@ def verify(reference: Reference, export: Export, written: Path) -> str:
     replayed, encoded = answer_afresh(written, reference.questions, reference.stop_ids, conversation)
     if tuple(encoded) != reference.conversation:
         raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
-    said = compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
+    said = compare(
+        reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights]
+    )
     return said
 
 
@@ -90,7 +88,10 @@ def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
     try:
         got, program = replay(written, request, through="llamacpp"), "llama.cpp"
     except UserError:
-        got, program = replay(written, request, through="transformers"), "transformers (llama.cpp is not installed)"
+        got, program = (
+            replay(written, request, through="transformers"),
+            "transformers (llama.cpp is not installed)",
+        )
     tolerance = TOLERANCE[export.weights]
     worst, equal = 0.0, 0
     for question, ours, theirs in zip(reference.questions, reference.answers, got.continuations, strict=True):
@@ -115,4 +116,6 @@ def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
 def _check_text(reference: Reference, encodings: Sequence[Sequence[int]], program: str) -> None:
     for text, ours, theirs in zip(TEXTS, reference.texts, encodings, strict=True):
         if list(ours) != list(theirs):
-            raise RunFailed(f"the GGUF tokenises differently in {program}: {text!r} gives {list(theirs)[:8]}, trained {list(ours)[:8]}")
+            raise RunFailed(
+                f"the GGUF tokenises differently in {program}: {text!r} gives {list(theirs)[:8]}, trained {list(ours)[:8]}"
+            )

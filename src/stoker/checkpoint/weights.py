@@ -15,10 +15,9 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers that training changes (batch norm's averages); of a frozen model there are none."""
-    if not all(p.requires_grad for p in model.parameters()):
-        return {}
-    return {name: b for name, b in model.named_buffers() if name in model.state_dict()}
+    """Buffers that training may change (batch norm's averages, also beside frozen weights), by name."""
+    persistent = model.state_dict().keys()
+    return {name: b for name, b in model.named_buffers() if name in persistent}
 
 
 @torch.no_grad()
@@ -29,6 +28,8 @@ def restore_weights(model: nn.Module, state: State) -> None:
     saved = {key for key in state.tensors if not key.startswith("optimizer/")}
     if saved != set(places):
         odd = sorted(saved ^ set(places))[0]
-        raise RunFailed(f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them")
+        raise RunFailed(
+            f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them"
+        )
     for key, place in places.items():
         place.copy_(state.tensors[key])

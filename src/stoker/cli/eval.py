@@ -12,9 +12,16 @@ from stoker.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker eval``."""
     parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
-    parser.add_argument("data", nargs="?", metavar="DATA", help="file, folder, hub id or catalogue name; by default the held-out rows")
+    parser.add_argument(
+        "data",
+        nargs="?",
+        metavar="DATA",
+        help="file, folder, hub id or catalogue name; by default the held-out rows",
+    )
     parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
-    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument(
+        "--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)"
+    )
     parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -32,10 +39,17 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments, base)
     tuned = open_run(arguments.run, base, at=arguments.at)
     with TokeniseReport() as report:
-        results = measure(tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report)
+        results = measure(
+            tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report
+        )
     if arguments.json:
-        print(json.dumps({name: result.as_json() for name, result in results.items()} | {"step": tuned.step}
-                         if arguments.compare else results["tuned"].as_json() | {"step": tuned.step}))
+        print(
+            json.dumps(
+                {name: result.as_json() for name, result in results.items()} | {"step": tuned.step}
+                if arguments.compare
+                else results["tuned"].as_json() | {"step": tuned.step}
+            )
+        )
         return 0
     for name, result in results.items():
         label = f"step {tuned.step}" if name == "tuned" else "untuned"
@@ -53,7 +67,9 @@ def _check(arguments: argparse.Namespace, base: Path) -> None:
 
     formats = SourceBlock.model_fields["format"].annotation.__args__  # type: ignore[union-attr]
     if arguments.format not in formats:
-        raise UserError(f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}")
+        raise UserError(
+            f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}"
+        )
     problem = source_problem(SourceBlock(path=arguments.data), base)
     if problem:
         raise UserError("; ".join(problem))

@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker train``."""
     parser.add_argument("job", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
-    parser.add_argument("--fresh", action="store_true", help="put an earlier run in the same folder aside, and start anew")
+    parser.add_argument(
+        "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start anew"
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
 
@@ -70,7 +72,9 @@ def _say(job: str, overrides: list[str], output: Path, outcome: Outcome, loop: L
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if outcome.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
-        print(f"stopped after step {outcome.step} of {loop.plan.steps}, saved in {shown}\nto go on: {command}")
+        print(
+            f"stopped after step {outcome.step} of {loop.plan.steps}, saved in {shown}\nto go on: {command}"
+        )
         return
     progress = loop.progress
     if outcome.evaluation and outcome.first_evaluation is not None:
@@ -78,7 +82,11 @@ def _say(job: str, overrides: list[str], output: Path, outcome: Outcome, loop: L
     elif progress.last_loss is not None:
         print(f"loss {progress.first_loss:.4f} -> {progress.last_loss:.4f}")
     if progress.best_step not in (None, outcome.step) and loop.plan.keep_best:
-        print(f"the lowest held-out loss, {progress.best_loss:.4f}, was at step {progress.best_step}: use it with --at best")
+        print(
+            f"the lowest held-out loss, {progress.best_loss:.4f}, was at step {progress.best_step}: use it with --at best"
+        )
     print(f"done: {shown}")
     if loop.task.unit == "token":
-        print(f"\nnext:\n  stoker chat {shown} --compare\n  stoker eval {shown} YOUR.jsonl\n  stoker export {shown} --format merged --to exported")
+        print(
+            f"\nnext:\n  stoker chat {shown} --compare\n  stoker eval {shown} YOUR.jsonl\n  stoker export {shown} --format merged --to exported"
+        )

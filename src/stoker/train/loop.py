@@ -23,51 +23,12 @@ from stoker.hardware.device import Device
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.optimizer import optimizer_tensors, restore_optimizer
+from stoker.train.plan import Plan, Progress
 from stoker.train.progress import Display
 from stoker.train.schedule import Schedule
 from stoker.train.task import Part, Task
 
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The numbers of a run, every one derived before it starts.
-
-    Attributes:
-        steps: optimizer steps in all.
-        samples: samples in all; the last step may have fewer than ``batch``.
-        batch, micro_batch: samples per optimizer step, and per forward pass.
-        clip: largest gradient norm; 0 for none.
-        seed: of everything random within a step.
-        evaluate_every, save_every: in steps.
-        keep: newest checkpoints kept.
-        keep_best: whether the best one is kept beside them.
-    """
-
-    steps: int
-    samples: int
-    batch: int
-    micro_batch: int
-    clip: float
-    seed: int
-    evaluate_every: int
-    save_every: int
-    keep: int
-    keep_best: bool
-
-
-@dataclass
-class Progress:
-    """What changes from step to step beside the tensors, and is saved with them."""
-
-    step: int = 0
-    samples: int = 0
-    trained: int = 0
-    first_loss: float | None = None
-    last_loss: float | None = None
-    best_loss: float | None = None
-    best_step: int | None = None
 
 
 @dataclass(frozen=True)

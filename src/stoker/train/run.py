@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +27,16 @@ from stoker.models.text import TextSide, open_text_side
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.recompute import recompute_blocks
 from stoker.runs.folder import RunFolder
-from stoker.train.loop import Loop, Outcome, Plan, Progress
+from stoker.train.environment import environment
+from stoker.train.loop import Loop, Outcome
 from stoker.train.optimizer import build_optimizer
+from stoker.train.plan import Plan, plan_of, schedule_of
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
-from stoker.train.schedule import Schedule, warmup_steps
+from stoker.train.schedule import Schedule
 from stoker.train.task import Task
 from stoker.train.tasks.language import LanguageTask
 from stoker.train.tasks.module import ModuleTask, fingerprint_of
-
-PACKAGES = ("stoker", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
 
 
 @dataclass(frozen=True)
@@ -89,9 +85,7 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
     train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
     job = loaded.job.model_copy(update={"train": train})
     assert job.model is not None
-    corpus = open_corpus(
-        job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded
-    )
+    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
     checked = audit(corpus, text.codec, loaded)
     if checked.problems:
         corpus.close()
@@ -167,52 +161,6 @@ def describe_parameters(model: nn.Module) -> str:
     return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"
 
 
-def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
-    """Every number of the run, derived from the resolved job and the size of its data.
-
-    Args:
-        done: what an earlier part of the run has done. Its last step may have been smaller than a batch, at
-            the end of an epoch that was the last one then.
-
-    Raises:
-        UserError: the data gives not even one sample.
-    """
-    train = job.train
-    assert train.batch != "auto" and train.micro_batch != "auto"
-    done = done or Progress()
-    if job.steps is not None:
-        steps = job.steps
-        samples = done.samples + max(0, steps - done.step) * train.batch
-    else:
-        samples = task.epoch_samples(job.epochs or 1.0)
-        steps = done.step + max(0, -(-(samples - done.samples) // train.batch))
-    if steps == 0:
-        raise UserError("epochs: so small a part of the data holds no sample")
-    every = job.evaluate.every if job.evaluate.every != "auto" else max(1, steps // 10)
-    save = job.checkpoint.every if job.checkpoint.every != "auto" else min(500, max(1, steps // 5))
-    return Plan(
-        steps,
-        samples,
-        train.batch,
-        train.micro_batch,
-        train.clip,
-        job.seed,
-        every,
-        save,
-        job.checkpoint.keep,
-        job.checkpoint.best,
-    )
-
-
-def schedule_of(job: Job, plan: Plan) -> Schedule:
-    """The learning rate of each of the plan's steps."""
-    lr = job.train.lr
-    assert lr != "auto"
-    return Schedule(
-        lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr
-    )
-
-
 def start(
     prepared: Prepared, folder: RunFolder, base: Path, *, display: Display | None = None, quiet: bool = False
 ) -> tuple[Outcome, Loop]:
@@ -250,7 +198,7 @@ def start(
             folder.event("done", step=resumed)
         return Outcome("done", resumed, None, None, None), loop
     folder.write_job(dump_job(job))
-    folder.write_environment(environment(prepared))
+    folder.write_environment(environment(prepared.device, prepared.facts, prepared.fingerprints))
     facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
@@ -304,43 +252,3 @@ def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, st
             f"{checked.trained_tokens / checked.tokens:.0%} trained; {checked.held_out} sequences held out"
         )
     return facts
-
-
-def environment(prepared: Prepared) -> dict[str, Any]:
-    """What decides a run beside its job: versions, device, revision, data."""
-    return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
-        "device": {
-            "type": prepared.device.type,
-            "name": prepared.device.name,
-            "threads": torch.get_num_threads(),
-        },
-        "precision": {"chosen": prepared.device.precision, "why": prepared.device.why},
-        "platform": platform.platform(),
-        "git": _git_revision(),
-        "command": sys.argv,
-        "data": prepared.fingerprints,
-        "facts": prepared.facts,
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
-def _git_revision() -> str | None:
-    """The revision of the folder that the job is run from, with ``+changes`` where it is not clean."""
-    try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return run.stdout.strip()

@@ -1,0 +1,234 @@
+"""train, runs, eval, chat and export as a user calls them, on a tiny model: what comes out is what was trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+from stoker.checkpoint import export as exporting
+from stoker.checkpoint.tuned import open_run
+from stoker.cli.main import main
+from stoker.data.chat import CHATML
+
+ROWS = [
+    ("How are you?", "I am well, thank you."),
+    ("What is blue?", "The sea is blue."),
+    ("Who is cold?", "The wind."),
+]
+
+
+@pytest.fixture(scope="module")
+def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which a LoRA run and a full run have been trained by the command."""
+    base = tmp_path_factory.mktemp("what-came-out")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(base / "tiny")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(fast),
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=128,
+        eos_token_id=fast.eos_token_id,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
+    (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    common = "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 8\ntrain: {lr: 1e-2, batch: 4, seq_len: 64, precision: fp32}\n"
+    (base / "lora.yaml").write_text(common + "tune: lora\nevaluate: {fraction: 0.2, every: 4}\n")
+    (base / "full.yaml").write_text(common + "tune: full\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        assert main(["train", "lora.yaml", "--json"]) == 0
+        assert main(["train", "full.yaml"]) == 0
+    return base
+
+
+@pytest.fixture(autouse=True)
+def here(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base)
+
+
+def test_a_run_folder_holds_what_the_readme_says(base: Path) -> None:
+    run = base / "runs" / "lora"
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [m["step"] for m in metrics] == list(range(1, 9))
+    keys = "step loss grad_norm lr tokens trained_tokens tokens_per_s memory_gib seconds"
+    assert all(set(m) == set(keys.split()) for m in metrics)
+    events = [json.loads(line)["event"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert events[0] == "started" and events[-1] == "done"
+    assert {"evaluated", "saved"} <= set(events)
+    environment = json.loads((run / "environment.json").read_text())
+    assert {"versions", "device", "git", "data"} <= set(environment)
+    assert main(["check", str(run / "job.yaml")]) == 0
+
+
+def test_runs_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--json"]) == 0
+    runs = {Path(run["path"]).name: run for run in json.loads(capsys.readouterr().out)}
+    assert set(runs) == {"lora", "full"}
+    assert all(run["state"] == "done" and run["step"] == run["steps"] == 8 for run in runs.values())
+
+
+def test_the_same_command_says_that_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "full.yaml"]) == 0
+    assert "this run is done: 8 steps" in capsys.readouterr().out
+
+
+def test_eval_measures_what_training_measured(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "runs/lora", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    events = [json.loads(line) for line in (base / "runs/lora/events.jsonl").read_text().splitlines()]
+    last = [event for event in events if event["event"] == "evaluated"][-1]
+    assert got["loss"] == pytest.approx(last["loss"], abs=1e-6)
+    assert got["perplexity"] == pytest.approx(torch.tensor(got["loss"]).exp().item(), rel=1e-4)
+    assert got["step"] == 8 and 0 <= got["token_accuracy"] <= 1
+
+
+def test_eval_on_data_equals_transformers_own_loss(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (base / "one.jsonl").write_text(
+        json.dumps({"prompt": "What is blue? 1", "completion": "The sea."}) + "\n{broken\n"
+    )
+    assert main(["eval", "full", "one.jsonl", "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    tuned = open_run("full", base)
+    messages = [{"role": "user", "content": "What is blue? 1"}, {"role": "assistant", "content": "The sea."}]
+    ids = tuned.tokenizer.apply_chat_template(messages, return_dict=False)
+    asked = tuned.tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, return_dict=False)
+    labels = torch.tensor([[-100] * len(asked) + ids[len(asked) :]])
+    labels[0, labels[0].eq(tuned.tokenizer.eos_token_id).nonzero()[-1] + 1 :] = -100  # behind the stop token
+    expected = tuned.model(input_ids=torch.tensor([ids]), labels=labels).loss.item()
+    assert got["loss"] == pytest.approx(expected, abs=1e-5)
+    assert got["rows_used"] == 1 and got["rows_dropped"] == 1
+
+
+def test_eval_compares_with_the_untuned_model(capsys: pytest.CaptureFixture[str]) -> None:
+    for run in ("lora", "full"):
+        assert main(["eval", run, "rows.jsonl", "--compare", "--json"]) == 0
+        got = json.loads(capsys.readouterr().out)
+        assert got["tuned"]["loss"] < got["untuned"]["loss"] - 0.5
+
+
+def test_chat_answers_and_compares(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "lora", "--prompt", "What is blue? 3", "--compare", "--max-tokens", "12"]) == 0
+    before, after = capsys.readouterr().out.strip().split("\n[after 8 steps] ")
+    tuned = open_run("lora", base)
+    ids = tuned.tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is blue? 3"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=False,
+    )
+    generated = tuned.model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+    assert after == tuned.tokenizer.decode(generated, skip_special_tokens=True).rstrip("\n")
+    assert before.removeprefix("[before] ") != after
+
+
+def test_an_adapter_loads_in_plain_peft_to_the_same_logits(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "lora", "--format", "adapter", "--to", "out/adapter"]) == 0
+    assert "in a fresh process" in capsys.readouterr().out
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(base / "tiny"), base / "out/adapter"
+    ).eval()
+    tuned = open_run("lora", base)
+    ids = torch.arange(20)[None]
+    assert torch.equal(plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits)
+    assert AutoTokenizer.from_pretrained(base / "out/adapter").chat_template == CHATML
+
+
+@pytest.mark.parametrize("run", ["lora", "full"])
+def test_merged_weights_load_in_plain_transformers(base: Path, run: str) -> None:
+    assert main(["export", run, "--format", "merged", "--to", f"out/merged-{run}"]) == 0
+    plain = AutoModelForCausalLM.from_pretrained(base / f"out/merged-{run}").eval()
+    tuned = open_run(run, base)
+    ids = torch.arange(20)[None]
+    torch.testing.assert_close(
+        plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits, atol=2e-5, rtol=1e-4
+    )
+    assert plain.generation_config.eos_token_id == tuned.tokenizer.eos_token_id
+
+
+def test_a_gguf_is_replayed(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "lora", "--format", "gguf", "--to", "out/gguf", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert Path(said["written"]).is_file() and "llama.cpp" in said["verified"]
+
+
+@pytest.mark.parametrize("form", ["merged", "gguf"])
+def test_an_export_that_answers_otherwise_is_not_called_done(
+    base: Path, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = exporting.merged_model
+
+    def broken(model: torch.nn.Module) -> torch.nn.Module:
+        merged = honest(model)
+        with torch.no_grad():
+            merged.model.layers[1].self_attn.v_proj.weight.mul_(1.5)
+        return merged
+
+    monkeypatch.setattr(exporting, "merged_model", broken)
+    assert main(["export", "lora", "--format", form, "--to", f"out/broken-{form}"]) == 1
+    assert "differently" in capsys.readouterr().err
+    assert not (base / f"out/broken-{form}").exists()
+    assert (base / f"out/broken-{form}.differs").exists()
+
+
+def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The head's row of the stop token swapped for another: the logits of one token only."""
+    from stoker.checkpoint.export import Export
+    from stoker.checkpoint.verify import take_reference, verify
+    from stoker.errors import RunFailed
+
+    assert main(["export", "full", "--format", "merged", "--to", "out/stop"]) == 0
+    tuned = open_run("full", base)
+    reference = take_reference(tuned, base)
+    verify(reference, Export("merged", base / "out/stop"), base / "out/stop")
+    weights = load_file(base / "out/stop/model.safetensors")
+    stop = tuned.tokenizer.eos_token_id
+    weights["lm_head.weight"][stop] = weights["lm_head.weight"][stop + 5]
+    save_file(weights, base / "out/stop/model.safetensors", {"format": "pt"})
+    with pytest.raises(RunFailed, match="differ"):
+        verify(reference, Export("merged", base / "out/stop"), base / "out/stop")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["export", "full", "--format", "adapter", "--to", "x"], "there is no adapter"),
+        (["export", "lora", "--format", "merged", "--to", "tiny"], "exists already"),
+        (["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "q9"], "q8_0"),
+        (["export", "lora", "--format", "merged", "--to", "x", "--at", "3"], "no checkpoint '3'"),
+        (["chat", "lor"], "did you mean runs/lora"),
+        (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
+        (["eval", "lora", "row.jsonl"], "row.jsonl"),
+        (["eval", "full", "rows.jsonl", "--format", "rows"], "there is no such format"),
+        (["eval", "lora.yaml"], "is a file"),
+    ],
+)
+def test_wrong_input_is_one_clear_error(
+    base: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ") and says in captured.err
+    assert "Traceback" not in captured.err and not (base / "x").exists()

@@ -1,0 +1,90 @@
+"""The text side of a model: its context, its stop tokens, its tokenizer, without its weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from families import tiny
+from tokenizers import Tokenizer
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from stoker.errors import UserError
+from stoker.job.load import load_job
+from stoker.models.text import TextSide, open_text_side
+from stoker.models.tokenizer import chat_template, stop_ids
+
+
+@pytest.fixture
+def base(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    """A folder with a model (64 positions), its tokenizer, and a row of data."""
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+    fast.save_pretrained(tmp_path / "m")
+    tiny("llama", dtype=torch.float32, vocab_size=len(fast)).save_pretrained(tmp_path / "m")
+    rows = [{"prompt": f"how are you {i}?", "completion": "I am well, thank you"} for i in range(40)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def text_side(base: Path, *lines: str, model: str = "m") -> TextSide:
+    job = base / "job.yaml"
+    job.write_text(
+        "\n".join(["task: sft", f"model: {base / model if model == 'm' else model}", *lines]) + "\n"
+    )
+    return open_text_side(load_job(job, [f"data={base / 'rows.jsonl'}"]), base)
+
+
+def test_the_length_is_lowered_to_the_models_context(base: Path) -> None:
+    assert text_side(base).seq_len == 64
+    assert text_side(base, "train: {seq_len: 32}").seq_len == 32
+
+
+def test_a_length_above_the_context_is_refused_at_its_place(base: Path) -> None:
+    with pytest.raises(UserError, match=r"job\.yaml:3:18: .*65 is above the 64 tokens.*write 64 or less"):
+        text_side(base, "train: {seq_len: 65}")
+
+
+def test_the_stop_tokens_are_those_a_server_would_take(base: Path, tokenizer: Tokenizer) -> None:
+    end = tokenizer.token_to_id("<|im_end|>")
+    other = tokenizer.token_to_id("<|endoftext|>")
+    GenerationConfig(eos_token_id=[end, other]).save_pretrained(base / "m")
+    text = text_side(base)
+    assert text.codec.stop_ids == {end, other} and text.codec.end_id == end
+    assert stop_ids(text.tokenizer, None) == {end} and stop_ids(text.tokenizer, other) == {end, other}
+
+
+def test_a_tokenizer_without_a_template_gets_the_default(base: Path) -> None:
+    text = text_side(base)
+    assert not text.own_template and "### Instruction" in chat_template(text.tokenizer)[0]
+    text.tokenizer.chat_template = "mine"
+    assert chat_template(text.tokenizer) == ("mine", True)
+
+
+def test_a_model_from_scratch_learns_its_vocabulary_once(base: Path) -> None:
+    text, again = (text_side(base, model="llama-3m") for _ in range(2))
+    assert len(text.tokenizer) <= 4096 and text.seq_len <= 1024
+    assert again.codec.fingerprint == text.codec.fingerprint
+    words = "how are you, thank you"
+    assert text.tokenizer.decode(text.tokenizer(words)["input_ids"]) == words
+
+
+def test_a_tokenizer_that_is_nowhere_is_a_users_mistake(base: Path) -> None:
+    with pytest.raises(UserError, match="no tokenizer 'nowhere'"):
+        _with_tokenizer(base, "nowhere")
+
+
+def _with_tokenizer(base: Path, name: str) -> TextSide:
+    job = base / "job.yaml"
+    job.write_text(
+        f"task: sft\nmodel:\n  name: {base / 'm'}\n  tokenizer: {name}\ndata: {base / 'rows.jsonl'}\n"
+    )
+    return open_text_side(load_job(job), base)
+
+
+def test_another_tokenizer_is_taken_from_its_folder(base: Path) -> None:
+    fast = PreTrainedTokenizerFast.from_pretrained(base / "m")
+    fast.chat_template = "{{ messages }}"
+    fast.save_pretrained(base / "other")
+    assert _with_tokenizer(base, str(base / "other")).own_template

@@ -1,0 +1,132 @@
+"""``task: module`` against a plain loop, and what is said of wrong modules, losses and data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import blobs
+import numpy as np
+import pytest
+import torch
+from running import run
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import stoker
+from stoker.errors import UserError
+from stoker.train.tasks.module import ModuleTask, as_dataset, fingerprint_of
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+LR = 1e-2
+JOB: dict[str, Any] = {
+    "task": "module",
+    "module": {"model": "blobs:plain_network", "loss": "blobs:loss", "data": "blobs:doubles"},
+    "epochs": 2.5,
+    "output": "run",
+    "train": {"batch": 8, "lr": LR, "schedule": "constant", "warmup": 0, "clip": 0, "precision": "fp32"},
+}
+
+
+def with_module(**changes: Any) -> dict[str, Any]:
+    return {**JOB, "module": {**JOB["module"], **changes}}
+
+
+def plain_loop(task: ModuleTask, model: nn.Module, steps: int, samples: int) -> list[float]:
+    """A plain torch loop over the same samples in the same order."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0, fused=False)
+    inputs, labels = task.data.tensors  # type: ignore[attr-defined]
+    losses = []
+    for step in range(steps):
+        rows = task.describe_samples(8 * step, min(8 * (step + 1), samples))
+        chosen = [int(row.removeprefix("data:")) for row in rows]
+        loss = blobs.loss(model(inputs[chosen]), labels[chosen])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("micro_batch", [8, 4, 1])
+def test_a_run_is_a_plain_loop(micro_batch: int, base: Path) -> None:
+    """The last step of the 125 samples has five, so that its micro-batches are uneven."""
+    ran = run(base, {**JOB, "train": {**JOB["train"], "micro_batch": micro_batch}})
+    torch.manual_seed(0)
+    model = blobs.plain_network()
+    losses = plain_loop(ran.prepared.task, model, 16, 125)  # type: ignore[arg-type]
+    assert ran.outcome.step == 16 and ran.folder.read_metrics()[-1]["trained_tokens"] == 5
+    assert ran.losses == pytest.approx(losses, rel=1e-12)
+    for p, q in zip(ran.prepared.task.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-9, atol=1e-11)
+
+
+def test_every_epoch_has_every_sample_once_in_another_order() -> None:
+    task = ModuleTask(blobs.network(), blobs.loss, blobs.plain(), None, seed=3, device=CPU)
+    epochs = [task.describe_samples(50 * e, 50 * (e + 1)) for e in range(3)]
+    assert all(len(set(epoch)) == 50 for epoch in epochs) and epochs[0] != epochs[1] != epochs[2]
+    assert task.describe_samples(45, 55) == epochs[0][45:] + epochs[1][:5]
+    other = ModuleTask(blobs.network(), blobs.loss, blobs.plain(), None, seed=4, device=CPU)
+    assert other.describe_samples(0, 50) != epochs[0]
+
+
+def test_evaluation_is_the_mean_over_all_held_out_samples(base: Path) -> None:
+    ran = run(base, with_module(model="blobs:network", data="blobs:noisy", evaluate="blobs:held_out"))
+    model, (inputs, labels) = ran.prepared.task.model.eval(), blobs.held_out().tensors
+    with torch.no_grad():
+        outputs = model(inputs)
+    found = ran.outcome.evaluation
+    assert found is not None and found.targets == 50
+    assert found.loss == pytest.approx(float(blobs.loss(outputs, labels)), rel=1e-6)
+    assert found.accuracy == float((outputs.argmax(1) == labels).double().mean())
+    assert found.perplexity == pytest.approx(np.exp(found.loss))
+    assert ran.prepared.task.model.training is False
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "blobs:netwrok"}, r"module\.model: blobs has no 'netwrok'; did you mean 'network'\?"),
+        ({"model": "blops:network"}, r"module\.model: there is no module 'blops'"),
+        ({"model": "blobs:constant"}, r"blobs:constant is not callable"),
+        ({"model": "blobs:no_network"}, r"gives a str, not a torch\.nn\.Module"),
+        ({"loss": "blobs:losses_apart"}, r"one number \(a 0-d tensor\), not a tensor of shape \(8,\)"),
+        ({"data": "blobs:no_network"}, r"a sample of data must be \(inputs, targets\), not str"),
+        ({"data": "blobs:network"}, r"a sample of data must be"),
+    ],
+)
+def test_what_is_wrong_is_said_at_its_place(changes: dict[str, str], words: str, base: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        run(base, with_module(**changes))
+
+
+def test_a_name_within_a_name_is_found(base: Path) -> None:
+    assert run(base, with_module(loss="torch.nn:functional.cross_entropy")).outcome.state == "done"
+
+
+def test_a_missing_module_is_told_at_its_line(base: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run(base, with_module(model="blops:network"))
+    assert str(caught.value).startswith(f"{base / 'job.yaml'}:2:")
+
+
+def test_datasets() -> None:
+    pair = (torch.zeros(4, 2), torch.zeros(4))
+    assert isinstance(as_dataset(pair, "data"), TensorDataset)
+    for wrong, words in (
+        (iter([1]), "must be a dataset"),
+        (TensorDataset(torch.zeros(0, 2), torch.zeros(0)), "holds no samples"),
+        ([1, 2], "must be .inputs, targets."),
+    ):
+        with pytest.raises(UserError, match=words):
+            as_dataset(wrong, "data")
+    other = (pair[0] + 1, pair[1])
+    assert fingerprint_of(TensorDataset(*pair)) == fingerprint_of(TensorDataset(*pair))
+    assert fingerprint_of(TensorDataset(*pair)) != fingerprint_of(TensorDataset(*other))
+    assert fingerprint_of(blobs.noisy()) == "50 samples"
+
+
+def test_a_module_without_trained_parameters_is_refused() -> None:
+    with pytest.raises(UserError, match="no parameter that is trained"):
+        stoker.Trainer(model=nn.ReLU(), loss=blobs.loss, data=blobs.plain())
