@@ -6,8 +6,8 @@ Every side tunes the same model (float32, LoRA r=16 on all linear layers, AdamW,
 the same order (single questions and answers of chatterbot-corpus through the model's own chat template, 8 a step),
 each in a fresh process, one after the other, in rounds. Printed: trained tokens per second (median over the rounds of
 each round's median step, the first two steps left out), peak resident memory, the loss on held-out rows after the same
-tokens, the matrix ceiling of the machine in the same minutes, and the share of it that the arithmetic of the plain way (every
-token of every row through every layer) would be: above what the machine can do where work is left out.
+tokens, the matrix ceiling of the machine in the same minutes, and the share of it that the arithmetic of the plain
+way (every token of every row through every layer) would be: above what the machine can do where work is left out.
 """
 
 from __future__ import annotations
@@ -65,8 +65,10 @@ def job_file(folder: Path, steps: int) -> Path:
     """The same job for Stoker; it reads the rows in the order that it shuffles them into."""
     path = folder / "job.yaml"
     path.write_text(
-        f"task: sft\nmodel: smollm2-135m\ndata: {folder}/train.jsonl\nevaluate: {{data: {folder}/held_out.jsonl, every: 100000}}\n"
-        f"tune: {{method: lora, rank: {RANK}, alpha: {2 * RANK}}}\nsteps: {steps + WARM}\ncheckpoint: {{every: 100000, best: false}}\n"
+        f"task: sft\nmodel: smollm2-135m\ndata: {folder}/train.jsonl\nsteps: {steps + WARM}\n"
+        f"evaluate: {{data: {folder}/held_out.jsonl, every: 100000}}\n"
+        f"checkpoint: {{every: 100000, best: false}}\n"
+        f"tune: {{method: lora, rank: {RANK}, alpha: {2 * RANK}}}\n"
         f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {BATCH}, clip: 1.0}}\n"
     )
     return path
@@ -105,7 +107,7 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
     prepared = prepare(loaded, folder)
     run = RunFolder(Path(str(loaded.job.output)))
     with run.take():
-        outcome, loop = start(prepared, run, folder, quiet=True)
+        _, loop = start(prepared, run, folder, quiet=True)
     metrics = run.read_metrics()[WARM:]
     model = loop.task.model
     return (
@@ -129,9 +131,7 @@ def held_out_loss(model: Any, tokenizer: Any, folder: Path) -> float:
             ids, labels = encode(tokenizer, json.loads(line)["messages"])
             logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].float()
             targets = torch.tensor(labels[1:])
-            total += float(
-                torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
-            )
+            total += float(torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum"))
             count += int((targets != -100).sum())
     return total / count
 
@@ -162,9 +162,7 @@ def run_side(side: str, folder: Path, steps: int) -> Result:
 
 def main() -> None:
     """Runs every side in its own process, in rounds, and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
@@ -205,14 +203,12 @@ def print_table(results: dict[str, list[Result]]) -> None:
     def middle(side: str, name: str) -> float:
         return statistics.median(getattr(result, name) for result in results[side])
 
-    print(
-        f"{'':<11} trained/s   ratio   tokens/s   peak GiB   ratio   held-out loss   plain arithmetic / ceiling"
-    )
-    for side in results:
+    print(f"{'':<11} trained/s   ratio   tokens/s   peak GiB   ratio   held-out loss   plain arithmetic / ceiling")
+    for side, runs in results.items():
         speed, peak = middle(side, "trained_per_s"), middle(side, "peak_gib")
         faster = middle("stoker", "trained_per_s") / speed if "stoker" in results else float("nan")
         leaner = middle("stoker", "peak_gib") / peak if "stoker" in results else float("nan")
-        share = statistics.median(r.model_gflops / r.ceiling_gflops for r in results[side])
+        share = statistics.median(r.model_gflops / r.ceiling_gflops for r in runs)
         print(
             f"{side:<11} {speed:9.1f} {faster:7.2f} {middle(side, 'tokens_per_s'):10.1f} {peak:10.2f} {leaner:7.2f} "
             f"{middle(side, 'held_out_loss'):15.4f}   {share:6.0%} of {middle(side, 'ceiling_gflops'):.0f} GFLOP/s"

@@ -67,13 +67,11 @@ class _Clock(TrainerCallback):
 
 
 def run(side: str, folder: Path, steps: int, warm: int) -> Times:
-    """Trains so many steps; (seconds of each step after the first ones, their tokens, trained tokens, model, tokenizer)."""
+    """Trains so many steps; (seconds of each but the first ones, their tokens, trained tokens, model, tokenizer)."""
     source = locate("smollm2-135m", folder)
     assert source is not None
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of_gguf(Path(source.where)))
-    tokenizer.pad_token = (
-        "<|endoftext|>"  # its own pad token is its end token, which would then never be trained
-    )
+    tokenizer.pad_token = "<|endoftext|>"  # its own pad token is its end token, which would then never be trained
     model = AutoModelForCausalLM.from_pretrained(weights_of_gguf(Path(source.where)))
     torch.manual_seed(0)
     clock, counts = _Clock(), []
@@ -123,14 +121,10 @@ def _common(folder: Path, steps: int) -> dict[str, Any]:
 
 
 def _lora() -> LoraConfig:
-    return LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
+    return LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def _trainer(
-    counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock
-) -> Any:
+def _trainer(counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock) -> Any:
     encoded = [encode(tokenizer, messages) for messages in ordered_rows(folder)]
     data = Dataset.from_list([{"input_ids": ids, "labels": labels} for ids, labels in encoded])
     arguments = TrainingArguments(
@@ -145,9 +139,7 @@ def _trainer(
     )
 
 
-def _trl(
-    counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock
-) -> Any:
+def _trl(counted: Any, model: Any, tokenizer: Any, folder: Path, steps: int, packed: bool, clock: _Clock) -> Any:
     from trl import SFTConfig, SFTTrainer
 
     data = Dataset.from_list([{"prompt": m[:-1], "completion": m[-1:]} for m in ordered_rows(folder)])

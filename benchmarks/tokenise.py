@@ -81,9 +81,7 @@ def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
 
     def one(row: dict[str, Any]) -> dict[str, Any]:
         ids = tokenizer.apply_chat_template(row["messages"], return_dict=False)
-        prompt = tokenizer.apply_chat_template(
-            row["messages"][:-1], add_generation_prompt=True, return_dict=False
-        )
+        prompt = tokenizer.apply_chat_template(row["messages"][:-1], add_generation_prompt=True, return_dict=False)
         return {"input_ids": ids, "labels": [-100] * len(prompt) + ids[len(prompt) :]}
 
     def many(rows: dict[str, Any]) -> dict[str, Any]:
@@ -95,18 +93,14 @@ def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
 
     begin = time.perf_counter()
     data = load_dataset("json", data_files=str(path), split="train", cache_dir=str(folder / "hf"))
-    data = data.map(
-        many if batched else one, batched=batched, num_proc=PROCESSES, remove_columns=["messages"]
-    )
+    data = data.map(many if batched else one, batched=batched, num_proc=PROCESSES, remove_columns=["messages"])
     seconds = time.perf_counter() - begin
     return seconds, sum(map(len, data["input_ids"]))
 
 
 def main() -> None:
     """Runs the sides in turn and prints medians."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -126,9 +120,7 @@ def main() -> None:
         middle = {name: statistics.median(values) for name, values in measured.items()}
         print(f"{arguments.rows} chat rows, {os.cpu_count()} cores, median of {arguments.rounds}")
         for name, speed in middle.items():
-            print(
-                f"{name:<22} {speed:>12,.0f} tokens/s   stoker is {middle['stoker'] / speed:.2f} times as fast"
-            )
+            print(f"{name:<22} {speed:>12,.0f} tokens/s   stoker is {middle['stoker'] / speed:.2f} times as fast")
 
 
 if __name__ == "__main__":

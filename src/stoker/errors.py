@@ -47,6 +47,6 @@ class CannotRun(UserError):
 
 
 class RunFailed(UserError):
-    """The run ended for a reason the user must hear of, and no input was wrong (disk full, loss not finite). Exit code 1."""
+    """The run ended for a reason that is not the user's input: disk full, loss not finite. Exit code 1."""
 
     exit_code = 1

@@ -189,9 +189,7 @@ def _rounded(model: Any, kind: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-def test_transformers_computes_the_same_logits(
-    exported: tuple[Path, Any], dtype: Any, tmp_path: Path
-) -> None:
+def test_transformers_computes_the_same_logits(exported: tuple[Path, Any], dtype: Any, tmp_path: Path) -> None:
     folder, model = exported
     write_gguf(folder, tmp_path / "model.gguf", dtype=dtype)
     kind = gguf.GGMLQuantizationType[dtype.upper()]
@@ -224,10 +222,7 @@ def test_llamacpp_continues_as_transformers(kind: str, tmp_path: Path) -> None:
     answers = replay_llamacpp(tmp_path / "model.gguf", PROMPTS, new_tokens=24, top=5)
     for prompt, answer in zip(PROMPTS, answers, strict=True):
         assert answer.tokens == _greedy(model, prompt, 24)
-    told = [
-        (answer.first, logits[-1].log_softmax(-1))
-        for answer, logits in zip(answers, _logits(model), strict=True)
-    ]
+    told = [(answer.first, logits[-1].log_softmax(-1)) for answer, logits in zip(answers, _logits(model), strict=True)]
     # A random model likes to open amid a character, of which llama.cpp tells nothing; not every time.
     assert any(first for first, _ in told)
     for first, expected in told:
@@ -335,9 +330,7 @@ def test_refuses_what_gguf_cannot_say(changes: dict[str, Any], reason: str, tmp_
         ("normalizer", {"type": "Lowercase"}, "normalizer Lowercase"),
     ],
 )
-def test_refuses_tokenizers_llamacpp_does_not_know(
-    part: str, value: Any, reason: str, tmp_path: Path
-) -> None:
+def test_refuses_tokenizers_llamacpp_does_not_know(part: str, value: Any, reason: str, tmp_path: Path) -> None:
     folder, _ = _folder(tmp_path / "model", "llama")
     _edit(folder / "tokenizer.json", **{part: value})
     with pytest.raises(UserError, match=reason) as caught:

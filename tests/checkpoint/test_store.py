@@ -141,9 +141,7 @@ def garble_metadata(path: Path) -> None:
     (path / ".metadata").write_bytes(b"\x00" * size)
 
 
-@pytest.mark.parametrize(
-    "damage", [cut, lose_tensors, lose_numbers, garble_numbers, lose_metadata, garble_metadata]
-)
+@pytest.mark.parametrize("damage", [cut, lose_tensors, lose_numbers, garble_numbers, lose_metadata, garble_metadata])
 def test_damage_is_found_and_put_aside(damage: object, tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(state(1))

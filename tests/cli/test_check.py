@@ -89,8 +89,7 @@ def test_errors_go_to_stderr_one_a_line(capsys: pytest.CaptureFixture[str]) -> N
     assert said.out == ""
     assert said.err.splitlines() == [
         "error: job.yaml:7:3: unknown key `train.lrr`; write `lr`",
-        "error: job.yaml:8:9: `train.clip` must be a number of at least 0, not 'x'; "
-        "write a value such as 1.0",
+        "error: job.yaml:8:9: `train.clip` must be a number of at least 0, not 'x'; write a value such as 1.0",
     ]
 
 
@@ -144,9 +143,7 @@ def test_the_schema_is_printed_without_a_job(capsys: pytest.CaptureFixture[str])
         (["qqqqq"], 2, "take one of new, check"),
     ],
 )
-def test_wrong_command_lines(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_command_lines(words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == code
     assert said in capsys.readouterr().err
 

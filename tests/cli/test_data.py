@@ -109,9 +109,7 @@ BROKEN: dict[str, tuple[dict[str, Any] | str | bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_row_among_good_ones_is_dropped_with_its_place(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_row_among_good_ones_is_dropped_with_its_place(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     row, reason = BROKEN[name]
     line = row if isinstance(row, bytes) else (row if isinstance(row, str) else json.dumps(row)).encode()
     good = [json.dumps(one).encode() for one in GOOD]
@@ -215,9 +213,7 @@ def test_rows_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_module_has_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("job.yaml").write_text(
-        "task: module\nsteps: 3\nmodule:\n  model: 'a:b'\n  loss: 'a:c'\n  data: 'a:d'\n"
-    )
+    Path("job.yaml").write_text("task: module\nsteps: 3\nmodule:\n  model: 'a:b'\n  loss: 'a:c'\n  data: 'a:d'\n")
     assert main(["data", "job.yaml"]) == 2
     assert "job.yaml:1:7: `task: module` brings its own dataset" in capsys.readouterr().err
 

@@ -52,7 +52,8 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     LlamaForCausalLM(config).save_pretrained(base / "tiny")
     lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
     (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    common = "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 8\ntrain: {lr: 1e-2, batch: 4, seq_len: 64, precision: fp32}\n"
+    common = "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 8\n"
+    common += "train: {lr: 1e-2, batch: 4, seq_len: 64, precision: fp32}\n"
     (base / "lora.yaml").write_text(common + "tune: lora\nevaluate: {fraction: 0.2, every: 4}\n")
     (base / "full.yaml").write_text(common + "tune: full\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -104,9 +105,7 @@ def test_eval_measures_what_training_measured(base: Path, capsys: pytest.Capture
 
 
 def test_eval_on_data_equals_transformers_own_loss(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (base / "one.jsonl").write_text(
-        json.dumps({"prompt": "What is blue? 1", "completion": "The sea."}) + "\n{broken\n"
-    )
+    (base / "one.jsonl").write_text(json.dumps({"prompt": "What is blue? 1", "completion": "The sea."}) + "\n{broken\n")
     assert main(["eval", "full", "one.jsonl", "--json"]) == 0
     got = json.loads(capsys.readouterr().out)
     tuned = open_run("full", base)
@@ -142,14 +141,10 @@ def test_chat_answers_and_compares(base: Path, capsys: pytest.CaptureFixture[str
     assert before.removeprefix("[before] ") != after
 
 
-def test_an_adapter_loads_in_plain_peft_to_the_same_logits(
-    base: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "lora", "--format", "adapter", "--to", "out/adapter"]) == 0
     assert "in a fresh process" in capsys.readouterr().out
-    plain = PeftModel.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(base / "tiny"), base / "out/adapter"
-    ).eval()
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base / "tiny"), base / "out/adapter").eval()
     tuned = open_run("lora", base)
     ids = torch.arange(20)[None]
     assert torch.equal(plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits)
@@ -162,9 +157,7 @@ def test_merged_weights_load_in_plain_transformers(base: Path, run: str) -> None
     plain = AutoModelForCausalLM.from_pretrained(base / f"out/merged-{run}").eval()
     tuned = open_run(run, base)
     ids = torch.arange(20)[None]
-    torch.testing.assert_close(
-        plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits, atol=2e-5, rtol=1e-4
-    )
+    torch.testing.assert_close(plain(input_ids=ids).logits, tuned.model(input_ids=ids).logits, atol=2e-5, rtol=1e-4)
     assert plain.generation_config.eos_token_id == tuned.tokenizer.eos_token_id
 
 

@@ -60,8 +60,7 @@ def test_every_row_is_counted_once(chatml: TextCodec) -> None:
     ids = [chatml.tokenizer.encode(row, add_special_tokens=False).ids for row in rendered(chatml)]
     assert found.tokens == sum(map(len, ids))
     answers = [
-        chatml.tokenizer.encode(text, add_special_tokens=False).ids
-        for text in ("Yes.<|im_end|>", "No.<|im_end|>")
+        chatml.tokenizer.encode(text, add_special_tokens=False).ids for text in ("Yes.<|im_end|>", "No.<|im_end|>")
     ]
     assert found.trained_tokens == 21 * len(answers[0]) + 20 * len(answers[1])
     assert found.longest == max(map(len, ids))
@@ -87,9 +86,7 @@ def test_the_report_for_programs_keeps_its_keys(chatml: TextCodec) -> None:
     assert report["ok"] is False
     assert report["dropped"][0]["row"] == 2
     assert set(report["dropped"][0]) == {"source", "row", "reason"}
-    promised = (
-        "rows_in rows_used rows_cut rows_dropped dropped tokens trained_tokens stop_token_trained duplicates"
-    )
+    promised = "rows_in rows_used rows_cut rows_dropped dropped tokens trained_tokens stop_token_trained duplicates"
     assert {*promised.split(), "length_histogram", "samples"} <= set(report)
     sample = report["samples"][0]
     assert len(sample["tokens"]) == len(sample["trained"]) == len(sample["ids"])
@@ -115,9 +112,7 @@ def test_nothing_to_train_on_is_refused_with_the_reasons(chatml: TextCodec) -> N
     (problem,) = found.problems
     assert (found.rows_in, found.rows_used, found.rows_dropped, found.tokens) == (4, 0, 4, 0)
     assert sum(found.reasons.values()) == 4
-    assert str(problem).startswith(
-        "job.yaml:3:7: my.jsonl: nothing of it would be trained, all of its 4 rows"
-    )
+    assert str(problem).startswith("job.yaml:3:7: my.jsonl: nothing of it would be trained, all of its 4 rows")
     assert found.samples == ()
     assert found.length_histogram == {}
 
@@ -138,9 +133,7 @@ def test_a_template_that_never_stops_is_refused(codec_of: CodecOf) -> None:
     assert found.stop_missing == 1
     assert "the stop token is never trained" in problem.message
     assert "template: plain" in problem.suggestion
-    assert not audited(
-        endless, job=JOB.replace("data: my.jsonl", "data: {path: my.jsonl, template: plain}")
-    ).problems
+    assert not audited(endless, job=JOB.replace("data: my.jsonl", "data: {path: my.jsonl, template: plain}")).problems
 
 
 def test_rows_that_are_all_cut_before_they_stop_are_refused(chatml: TextCodec) -> None:
@@ -208,9 +201,7 @@ def test_the_texts_of_tokens_are_together_the_text(chatml: TextCodec, text: str)
 
 
 def test_spaces_that_a_decoder_drops_are_kept_between_tokens(codec_of: CodecOf) -> None:
-    tokenizer = Tokenizer(
-        models.Unigram([("<unk>", 0.0), ("▁the", -1.0), ("▁sea", -1.0), ("s", -2.0)], 0, False)
-    )
+    tokenizer = Tokenizer(models.Unigram([("<unk>", 0.0), ("▁the", -1.0), ("▁sea", -1.0), ("s", -2.0)], 0, False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
     tokenizer.add_special_tokens(["<|im_end|>", "<|im_start|>"])

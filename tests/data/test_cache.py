@@ -144,9 +144,7 @@ def start_builder(tmp_path: Path, source: Source, codec: TextCodec, pause: float
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ)
 
 
-def test_of_two_processes_that_want_a_cache_one_builds_it(
-    source: Source, chatml: TextCodec, tmp_path: Path
-) -> None:
+def test_of_two_processes_that_want_a_cache_one_builds_it(source: Source, chatml: TextCodec, tmp_path: Path) -> None:
     processes = [start_builder(tmp_path, source, chatml, 0.02) for _ in range(2)]
     said = sorted((process.communicate(timeout=60)[0].split("\n") for process in processes), key=len)
     assert [process.returncode for process in processes] == [0, 0]
@@ -154,9 +152,7 @@ def test_of_two_processes_that_want_a_cache_one_builds_it(
     assert [int(line) for line in said[1][:-2]] == [*range(32, 600, 32), 600]
 
 
-def test_a_killed_build_goes_on_behind_its_whole_shards(
-    source: Source, chatml: TextCodec, tmp_path: Path
-) -> None:
+def test_a_killed_build_goes_on_behind_its_whole_shards(source: Source, chatml: TextCodec, tmp_path: Path) -> None:
     process = start_builder(tmp_path, source, chatml, 0.1)
     folder = cache_path(source, chatml, SETTINGS)
     until = time.monotonic() + 60

@@ -95,9 +95,7 @@ CONVERSATIONS = [
 def peer(tokenizer: Tokenizer) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>")
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -59,9 +59,7 @@ def metaspace() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(LEARNT_FROM, trainer)
     tokenizer.post_processor = processors.TemplateProcessing("<s> $A", None, [("<s>", 1)])
     return tokenizer
@@ -110,9 +108,7 @@ def wanted(tokenizer: Tokenizer, text: str, places: list[int]) -> encode.Encoded
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(TEXTS, min_size=1, max_size=3), data=st.data())
-def test_ids_and_places_are_those_of_the_tokenizer(
-    family: str, texts: list[str], data: st.DataObject
-) -> None:
+def test_ids_and_places_are_those_of_the_tokenizer(family: str, texts: list[str], data: st.DataObject) -> None:
     encoder = ENCODERS[family]
     places = [sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4))) for text in texts]
     for _ in range(2):  # unknown words, then known ones

@@ -154,11 +154,7 @@ SAME: list[tuple[str, dict[str, Any], Any]] = [
                 Message(
                     "assistant",
                     "",
-                    {
-                        "tool_calls": [
-                            {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-                        ]
-                    },
+                    {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]},
                 ),
                 Message("tool", "2"),
                 Message("assistant", "Two"),
@@ -168,9 +164,7 @@ SAME: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 PAIR = Preference((Message("user", "Hi"),), (Message("assistant", "Ho"),), (Message("assistant", "No"),))
-USER, GOOD, BAD = (
-    {"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")]
-)
+USER, GOOD, BAD = ({"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")])
 SAME += [
     ("preference", {"prompt": "Hi", "chosen": "Ho", "rejected": "No"}, PAIR),
     ("preference", {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, PAIR),
@@ -334,9 +328,7 @@ def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: d
 
 @settings(max_examples=200, deadline=None)
 @given(rows=st.lists(ROW, max_size=4), columns=st.dictionaries(KEY, KEY, max_size=2))
-def test_detecting_names_a_format_or_tells_the_user(
-    rows: list[dict[str, Any] | str], columns: dict[str, str]
-) -> None:
+def test_detecting_names_a_format_or_tells_the_user(rows: list[dict[str, Any] | str], columns: dict[str, str]) -> None:
     try:
         assert detect(rows, columns) in NEEDED
     except UserError as error:

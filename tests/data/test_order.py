@@ -33,9 +33,7 @@ def test_one_index_alone_goes_where_it_goes_among_others(size: int, key: int, da
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_all_orders_of_a_few_come_equally_often(size: int) -> None:
-    orders = Counter(
-        tuple(permute(np.arange(size), size, stream_key(7, key)).tolist()) for key in range(4800)
-    )
+    orders = Counter(tuple(permute(np.arange(size), size, stream_key(7, key)).tolist()) for key in range(4800))
     assert set(orders) == set(permutations(range(size)))
     assert chisquare(list(orders.values())).pvalue > 1e-3
 
@@ -46,9 +44,7 @@ def test_an_index_goes_to_every_place_equally_often(size: int) -> None:
     for key in range(3000):
         table[np.arange(size), permute(np.arange(size), size, stream_key(key))] += 1
     assert min(chisquare(row).pvalue for row in table) > 1e-3 / size
-    pairs = Counter(
-        tuple(permute(np.array([0, 1]), size, stream_key(key, 1)).tolist()) for key in range(3000)
-    )
+    pairs = Counter(tuple(permute(np.array([0, 1]), size, stream_key(key, 1)).tolist()) for key in range(3000))
     expected = 3000 / (size * (size - 1))
     found = [pairs[a, b] for a in range(size) for b in range(size) if a != b]
     assert chisquare(found, [expected] * len(found)).pvalue > 1e-3

@@ -180,9 +180,7 @@ def test_a_csv_cell_of_three_megabytes_is_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("archive", [".gz", ".zst"])
 @pytest.mark.parametrize("name", ["a.jsonl", "comma.csv"])
-def test_a_truncated_archive_gives_the_rows_before_the_damage(
-    tmp_path: Path, name: str, archive: str
-) -> None:
+def test_a_truncated_archive_gives_the_rows_before_the_damage(tmp_path: Path, name: str, archive: str) -> None:
     random.seed(0)
     noise = [{"instruction": f"{random.getrandbits(120):030x}", "output": "x"} for _ in range(20_000)]
     path = tmp_path / name
@@ -239,9 +237,7 @@ def test_a_large_text_comes_in_parts_that_lose_nothing(tmp_path: Path, between: 
         ('{\n"a": }', 2, 6),
     ],
 )
-def test_a_broken_json_file_is_an_error_with_its_place(
-    tmp_path: Path, text: str, line: int, column: int
-) -> None:
+def test_a_broken_json_file_is_an_error_with_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -287,9 +283,7 @@ WHOLE_FILES: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("name", "data", "message"), WHOLE_FILES, ids=[name for name, _, _ in WHOLE_FILES])
-def test_what_is_wrong_with_a_whole_file_is_one_error(
-    tmp_path: Path, name: str, data: bytes, message: str
-) -> None:
+def test_what_is_wrong_with_a_whole_file_is_one_error(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(data)
     with pytest.raises(UserError, match=message):

@@ -55,9 +55,7 @@ LENGTHS = [2 + (i * 7) % 31 for i in range(230)]
 
 
 @pytest.mark.parametrize("capacity", [None, 48])
-def test_epochs_hold_every_row_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int | None
-) -> None:
+def test_epochs_hold_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capacity: int | None) -> None:
     monkeypatch.setattr(sequences, "WINDOW", 64)
     caches = [cache_of(tmp_path, LENGTHS, 3), cache_of(tmp_path, LENGTHS[:17])]
     some = Sequences(caches, proportional([everything(c) for c in caches], 5), capacity)
@@ -74,16 +72,12 @@ def test_epochs_hold_every_row_once(
     if capacity:
         assert all(sum(len(d.row.ids) for d in some[i]) <= capacity for i in range(ends[3]))
         assert ends[1] < sum(LENGTHS + LENGTHS[:17]) / capacity * 1.25
-    assert some[0][0].row.ids.tolist() == [some[0][0].index] * caches[some[0][0].source].length(
-        some[0][0].index
-    )
+    assert some[0][0].row.ids.tolist() == [some[0][0].index] * caches[some[0][0].source].length(some[0][0].index)
 
 
 @settings(deadline=None, max_examples=25)
 @given(start=st.integers(0, 400), batch=st.integers(1, 17), packed=st.booleans(), weighing=st.booleans())
-def test_the_middle_is_the_same_for_who_starts_there(
-    start: int, batch: int, packed: bool, weighing: bool
-) -> None:
+def test_the_middle_is_the_same_for_who_starts_there(start: int, batch: int, packed: bool, weighing: bool) -> None:
     def fresh() -> Sequences:
         selections = [everything(c) for c in CACHES]
         mixture = weighted(selections, [3, 1], 9, 247) if weighing else proportional(selections, 9)

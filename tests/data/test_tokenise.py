@@ -63,9 +63,7 @@ HARD = [
 
 @pytest.mark.parametrize("answer", HARD)
 @pytest.mark.parametrize("train_on", ["all", "last"])
-def test_exactly_the_answers_and_their_stop_tokens_are_trained(
-    chatml: TextCodec, answer: str, train_on: str
-) -> None:
+def test_exactly_the_answers_and_their_stop_tokens_are_trained(chatml: TextCodec, answer: str, train_on: str) -> None:
     row = chat("Where?", "There.", "What 🌍?", answer)
     wanted = ["There.<|im_end|>", f"{answer}<|im_end|>"]
     found = trained_texts(chatml, row, train_on=train_on)
@@ -94,9 +92,7 @@ def test_the_mask_never_covers_a_prompt(turns: list[str]) -> None:
         prompt = codec.template.render(asked, prompt=True)
         assert whole.startswith(prompt)
         tokens = 0
-        while len(codec.tokenizer.decode(sequence.ids[:tokens].tolist(), skip_special_tokens=False)) < len(
-            prompt
-        ):
+        while len(codec.tokenizer.decode(sequence.ids[:tokens].tolist(), skip_special_tokens=False)) < len(prompt):
             tokens += 1
         assert not sequence.trained[prompt_until : max(prompt_until, tokens - 1)].any()
         answered = codec.template.render(chat(*turns[: i + 1])["messages"])
@@ -115,17 +111,14 @@ def codecs(chatml: TextCodec) -> None:
     CODECS[:] = [chatml]
 
 
-def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(
-    chatml: TextCodec, codec_of: CodecOf
-) -> None:
+def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(chatml: TextCodec, codec_of: CodecOf) -> None:
     (fits,) = tokenise([raw(chat("Hm?", "Yes."))], chatml, with_settings()).rows
     assert fits.exact_prefix
     lines = codec_of("chatml", own=LARGE)  # knows two line feeds as one token
     (reaches,) = tokenise([raw(chat("Hm?", "\n\nYes."))], lines, with_settings()).rows
     assert not reaches.exact_prefix
     assert (
-        lines.tokenizer.decode(reaches.ids[reaches.trained].tolist(), skip_special_tokens=False)
-        == "\nYes.<|im_end|>"
+        lines.tokenizer.decode(reaches.ids[reaches.trained].tolist(), skip_special_tokens=False) == "\nYes.<|im_end|>"
     )
     # "Answer: " and "Yes" share the token " Yes": its space is the prompt's.
     template = (
@@ -136,9 +129,7 @@ def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(
     spaced = codec_of(template, own=LARGE)
     (row,) = tokenise([raw(chat("Hm?", "Yes yes"))], spaced, with_settings()).rows
     assert not row.exact_prefix
-    assert (
-        spaced.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == " yes<|im_end|>"
-    )
+    assert spaced.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == " yes<|im_end|>"
 
 
 def large() -> Tokenizer:
@@ -187,9 +178,7 @@ def test_tokenizers_of_sentencepiece_are_marked_as_well(codec_of: CodecOf) -> No
         "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
     )
     codec = codec_of(template, own=tokenizer)
-    (row,) = tokenise(
-        [raw(chat("where is it?", "it is not here.", "so?", "no."))], codec, with_settings()
-    ).rows
+    (row,) = tokenise([raw(chat("where is it?", "it is not here.", "so?", "no."))], codec, with_settings()).rows
     assert row.exact_prefix
     trained = [tokenizer.id_to_token(i) for i in row.ids[row.trained].tolist()]
     assert "".join(trained) == "▁it▁is▁not▁here.<|im_end|>▁no.<|im_end|>"
@@ -229,9 +218,7 @@ def test_an_answer_without_a_stop_token_says_so(codec_of: CodecOf) -> None:
 
 def test_documents_end_with_the_end_token_once_and_are_trained_throughout(chatml: TextCodec) -> None:
     end = chatml.end_id
-    batch = tokenise(
-        [raw({"text": "The sea."}), raw({"text": "The sea.<|im_end|>"})], chatml, with_settings("text")
-    )
+    batch = tokenise([raw({"text": "The sea."}), raw({"text": "The sea.<|im_end|>"})], chatml, with_settings("text"))
     one, other = batch.rows
     assert one.ids.tolist() == other.ids.tolist()
     assert one.ids.tolist().count(end) == 1
@@ -239,9 +226,7 @@ def test_documents_end_with_the_end_token_once_and_are_trained_throughout(chatml
     assert one.trained.all()
     assert one.stops
     assert (
-        one.digest
-        == other.digest
-        != tokenise([raw({"text": "A sea."})], chatml, with_settings("text")).rows[0].digest
+        one.digest == other.digest != tokenise([raw({"text": "A sea."})], chatml, with_settings("text")).rows[0].digest
     )
 
 

@@ -33,12 +33,8 @@ TRAINED = st.lists(st.integers(0, 60), max_size=6, unique=True).map(sorted)
 
 
 @given(length=st.integers(1, 60), seq_len=st.integers(8, 40), bounds=TRAINED)
-def test_split_predicts_every_trained_token_but_the_first_once(
-    length: int, seq_len: int, bounds: list[int]
-) -> None:
-    spans: list[Span] = [
-        (a, min(b, length)) for a, b in zip(bounds[::2], bounds[1::2], strict=False) if a < length
-    ]
+def test_split_predicts_every_trained_token_but_the_first_once(length: int, seq_len: int, bounds: list[int]) -> None:
+    spans: list[Span] = [(a, min(b, length)) for a, b in zip(bounds[::2], bounds[1::2], strict=False) if a < length]
     trained = {i for a, b in spans for i in range(a, b)}
     windows, reason = fit(length, spans, seq_len, "split")
     assert bool(windows) != bool(reason)

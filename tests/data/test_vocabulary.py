@@ -24,9 +24,7 @@ def learnt(folder: Path, *blocks: SourceBlock, size: int = 500) -> Tokenizer:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("vocabulary")
-    rows = [
-        {"instruction": f"How many stokers feed furnace {i}?", "output": "Seven stokers."} for i in range(50)
-    ]
+    rows = [{"instruction": f"How many stokers feed furnace {i}?", "output": "Seven stokers."} for i in range(50)]
     (folder / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     (folder / "sea.txt").write_text("The furnace roars over the sea. " * 50)
     return learnt(folder, SourceBlock(path="my.jsonl"), SourceBlock(path="sea.txt"))

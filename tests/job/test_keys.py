@@ -133,9 +133,7 @@ def test_the_editors_schema_takes_shorthands() -> None:
     model = schema["properties"]["model"]["anyOf"]
     assert {"type": "string", "minLength": 1} in model and {"$ref": "#/$defs/ModelBlock"} in model
     tune = schema["properties"]["tune"]["anyOf"]
-    assert {"type": "string", "enum": ["full", "lora", "qlora"]} in tune and {
-        "$ref": "#/$defs/TuneBlock"
-    } in tune
+    assert {"type": "string", "enum": ["full", "lora", "qlora"]} in tune and {"$ref": "#/$defs/TuneBlock"} in tune
     for data in (schema["properties"]["data"], schema["$defs"]["EvaluateBlock"]["properties"]["data"]):
         kinds = [option.get("type", option.get("$ref")) for option in data["anyOf"]]
         assert kinds == ["string", "#/$defs/SourceBlock", "array"]

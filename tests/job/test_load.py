@@ -264,9 +264,7 @@ def test_any_mapping_is_a_job_or_a_list_of_problems(data: dict[str, object]) -> 
     document = Document("job.yaml", data, marks)
 
     def mark(value: object, path: KeyPath) -> None:
-        items = (
-            value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        )
+        items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         for key, inner in items:
             marks[(*path, key)] = Mark("job.yaml", (1, 1), (1, 2))
             mark(inner, (*path, key))

@@ -12,12 +12,7 @@ from stoker.job import load_job
 from stoker.job.document import parse_value
 from stoker.job.render import dump_job, scalar
 
-PLAIN = (
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**12), 10**12)
-    | st.floats(allow_nan=False, allow_infinity=False)
-)
+PLAIN = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
     PLAIN | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),

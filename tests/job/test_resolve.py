@@ -80,9 +80,7 @@ def test_values_by_key(tmp_path: Path, text: str, expected: dict[str, object]) -
     assert {key: values[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize(
-    "text", [SFT, SFT + "tune: qlora\nsteps: 9\nevaluate: {data: [a, b]}\n", SCRATCH, MODULE]
-)
+@pytest.mark.parametrize("text", [SFT, SFT + "tune: qlora\nsteps: 9\nevaluate: {data: [a, b]}\n", SCRATCH, MODULE])
 def test_every_leaf_has_an_origin_and_every_default_a_reason(tmp_path: Path, text: str) -> None:
     loaded = load(tmp_path, text, "train.clip=0.5")
     written = {dotted(path) for path, _ in leaves(loaded.job)}

@@ -28,9 +28,7 @@ def full(linear: nn.Linear, hidden: Tensor, targets: Tensor, scale: float, softc
     return nn.functional.cross_entropy(logits, targets, reduction="sum")
 
 
-@pytest.mark.parametrize(
-    ("bias", "scale", "softcap"), itertools.product((False, True), (1.0, 0.3), (None, 2.0))
-)
+@pytest.mark.parametrize(("bias", "scale", "softcap"), itertools.product((False, True), (1.0, 0.3), (None, 2.0)))
 @pytest.mark.parametrize("frozen", ["nothing", "head", "hidden", "weight"])
 def test_loss_and_gradients(bias: bool, scale: float, softcap: float | None, frozen: str) -> None:
     torch.manual_seed(0)
@@ -78,9 +76,7 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nn.functional, "linear", watched)
     linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
-    Head(linear).loss(
-        torch.randn(POSITIONS, WIDTH, requires_grad=True), torch.zeros(POSITIONS, dtype=torch.long)
-    )
+    Head(linear).loss(torch.randn(POSITIONS, WIDTH, requires_grad=True), torch.zeros(POSITIONS, dtype=torch.long))
     assert largest == ROWS_A_CHUNK
 
 

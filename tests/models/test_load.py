@@ -39,9 +39,7 @@ def test_a_folder_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_random_weights_follow_the_seed(tmp_path: Path) -> None:
-    one, again, other = (
-        load_model(ModelBlock(name="llama-3m"), tmp_path, seed=s, stop_id=7) for s in (3, 3, 4)
-    )
+    one, again, other = (load_model(ModelBlock(name="llama-3m"), tmp_path, seed=s, stop_id=7) for s in (3, 3, 4))
     assert same(one, again) and not same(one, other)
     assert one.config.eos_token_id == 7 and one.config.tie_word_embeddings
     assert 2e6 < one.num_parameters() < 4e6
@@ -93,18 +91,12 @@ def test_smollm2_gives_transformers_own_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("quantise", "close"), [("8bit", 0.1), ("4bit", 0.7)])
-def test_a_quantised_base_computes_about_the_same_and_trains(
-    quantise: str, close: float, tmp_path: Path
-) -> None:
+def test_a_quantised_base_computes_about_the_same_and_trains(quantise: str, close: float, tmp_path: Path) -> None:
     model = tiny("llama", dtype=torch.float32, hidden_size=64, intermediate_size=128)
     model.save_pretrained(tmp_path / "m")
     block = ModelBlock(name="m", quantise=quantise)  # type: ignore[arg-type]
     quantised = load_model(block, tmp_path, seed=0)
-    small = [
-        m
-        for m in quantised.modules()
-        if "bnb" in f"{type(m).__module__}" or "bitsandbytes" in type(m).__module__
-    ]
+    small = [m for m in quantised.modules() if "bnb" in f"{type(m).__module__}" or "bitsandbytes" in type(m).__module__]
     assert len(small) == 14  # seven linears of each block; the head stays as it was
 
     ids = torch.arange(2, 22)[None]

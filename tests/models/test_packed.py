@@ -127,9 +127,7 @@ def test_a_model_that_leaks_is_padded(monkeypatch: pytest.MonkeyPatch, documents
     packed.register()
 
     assert not language.packs
-    assert laid_out_loss(language, documents) == pytest.approx(
-        float(own_loss(reference, documents).detach()), rel=1e-6
-    )
+    assert laid_out_loss(language, documents) == pytest.approx(float(own_loss(reference, documents).detach()), rel=1e-6)
 
 
 def test_a_mask_of_all_ones_makes_packing_leak(documents: list[Row]) -> None:
@@ -139,9 +137,7 @@ def test_a_mask_of_all_ones_makes_packing_leak(documents: list[Row]) -> None:
     row, positions = torch.cat((first, second))[None], torch.cat((torch.arange(24), torch.arange(9)))[None]
     with torch.no_grad():
         alone = model(input_ids=second[None]).logits[0]
-        masked = model(input_ids=row, position_ids=positions, attention_mask=torch.ones_like(row)).logits[
-            0, 24:
-        ]
+        masked = model(input_ids=row, position_ids=positions, attention_mask=torch.ones_like(row)).logits[0, 24:]
     assert not torch.allclose(masked, alone, atol=1e-2)
 
 

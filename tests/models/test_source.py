@@ -41,9 +41,7 @@ def test_names(saved: Path) -> None:
     assert found is not None and found.kind == "gguf"
 
 
-@pytest.mark.parametrize(
-    "name", ["./nowhere", "../nowhere", "~/nowhere", "/no/where", "models/x.gguf", "nowhere"]
-)
+@pytest.mark.parametrize("name", ["./nowhere", "../nowhere", "~/nowhere", "/no/where", "models/x.gguf", "nowhere"])
 def test_a_missing_path_is_no_hub_id(name: str, tmp_path: Path) -> None:
     assert locate(name, tmp_path) is None
     problem = model_problem(ModelBlock(name=name), tmp_path)
@@ -107,9 +105,7 @@ def test_code_that_comes_with_a_model_is_refused_unless_asked_for(
 def test_code_that_transformers_has_itself_is_no_problem(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "known"
     folder.mkdir()
-    config = json.loads((saved / "config.json").read_text()) | {
-        "auto_map": {"AutoModelForCausalLM": "x.Model"}
-    }
+    config = json.loads((saved / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "x.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"")
     assert model_problem(ModelBlock(name=str(folder)), tmp_path) is None

@@ -30,9 +30,7 @@ def base(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 
 def text_side(base: Path, *lines: str, model: str = "m") -> TextSide:
     job = base / "job.yaml"
-    job.write_text(
-        "\n".join(["task: sft", f"model: {base / model if model == 'm' else model}", *lines]) + "\n"
-    )
+    job.write_text("\n".join(["task: sft", f"model: {base / model if model == 'm' else model}", *lines]) + "\n")
     return open_text_side(load_job(job, [f"data={base / 'rows.jsonl'}"]), base)
 
 
@@ -77,9 +75,7 @@ def test_a_tokenizer_that_is_nowhere_is_a_users_mistake(base: Path) -> None:
 
 def _with_tokenizer(base: Path, name: str) -> TextSide:
     job = base / "job.yaml"
-    job.write_text(
-        f"task: sft\nmodel:\n  name: {base / 'm'}\n  tokenizer: {name}\ndata: {base / 'rows.jsonl'}\n"
-    )
+    job.write_text(f"task: sft\nmodel:\n  name: {base / 'm'}\n  tokenizer: {name}\ndata: {base / 'rows.jsonl'}\n")
     return open_text_side(load_job(job), base)
 
 

@@ -39,9 +39,7 @@ def test_the_blocks_are_the_largest_list() -> None:
     model = tiny_llama()
     assert blocks_of(model) == list(model.model.layers)
     assert blocks_of(nn.Linear(2, 2)) == []
-    lists = nn.ModuleDict(
-        {"small": nn.ModuleList([nn.Linear(1, 1)] * 3), "large": nn.ModuleList([nn.Linear(9, 9)])}
-    )
+    lists = nn.ModuleDict({"small": nn.ModuleList([nn.Linear(1, 1)] * 3), "large": nn.ModuleList([nn.Linear(9, 9)])})
     assert blocks_of(lists) == list(lists["large"])
 
 
@@ -85,9 +83,7 @@ def test_compiled_blocks_give_the_same_loss(monkeypatch: pytest.MonkeyPatch) -> 
     model = tiny_llama()
     language = lay_out_for(model)
     assert language.packs
-    batches = [
-        [(np.arange(n, dtype=np.uint32), np.ones(n, bool)) for n in lengths] for lengths in ((9, 14), (6, 20))
-    ]
+    batches = [[(np.arange(n, dtype=np.uint32), np.ones(n, bool)) for n in lengths] for lengths in ((9, 14), (6, 20))]
 
     def losses() -> list[float]:
         found = []

@@ -31,9 +31,7 @@ def _blobs(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(width: int = 8) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 3)
-    )
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(width, 3))
 
 
 def half_frozen() -> nn.Module:

@@ -61,9 +61,7 @@ def write_job(base: Path, job: dict[str, Any]) -> Path:
     return path
 
 
-def run(
-    base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prepared], None] = lambda _: None
-) -> Ran:
+def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prepared], None] = lambda _: None) -> Ran:
     """Runs a job; ``before`` is called with it when all is prepared."""
     loaded = load_job(write_job(base, job), overrides)
     prepared = prepare(loaded, base)

@@ -21,9 +21,7 @@ def test_digits_learn(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     script = ROOT / "examples" / "digits.py"
     words = [sys.executable, str(script)]
-    out = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    out = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
     accuracy = float(out.strip().splitlines()[-1].removeprefix("held-out accuracy ").removesuffix("%"))
     assert accuracy > 95
     lines = (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()

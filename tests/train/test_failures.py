@@ -63,9 +63,7 @@ def test_a_language_model_names_file_and_row(base: Path, sft: dict[str, Any]) ->
         with torch.no_grad():
             prepared.task.model.model.layers[0].mlp.up_proj.weight[0, 0] = math.inf  # type: ignore[union-attr,index]
 
-    with pytest.raises(
-        RunFailed, match=r"step 1: the loss is nan; the batch was .*rows\.jsonl:\d+, .*rows\.jsonl:\d+"
-    ):
+    with pytest.raises(RunFailed, match=r"step 1: the loss is nan; the batch was .*rows\.jsonl:\d+, .*rows\.jsonl:\d+"):
         run(base, sft, before=spoil)
     assert Store(base / "run" / "checkpoints").steps() == []
 

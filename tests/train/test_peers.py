@@ -41,9 +41,7 @@ def run64(base: Path, job: dict[str, Any]) -> Ran:
         return run(base, job, before=before)
 
 
-def plain_loop(
-    ran: Ran, model: nn.Module, *, clip: float, decay: float, optimizer: str = "adamw"
-) -> list[float]:
+def plain_loop(ran: Ran, model: nn.Module, *, clip: float, decay: float, optimizer: str = "adamw") -> list[float]:
     """The textbook loop: each document through the model by itself, one summed loss a step."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices, vectors = ([p for p in parameters if (p.dim() > 1) == large] for large in (True, False))
@@ -103,9 +101,7 @@ def test_lora_is_a_plain_peft_loop(targets: Any, base: Path, sft: dict[str, Any]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd", "adafactor"])
-def test_full_tuning_is_a_plain_torch_loop(
-    optimizer: str, base: Path, sft: dict[str, Any], tiny_model: Path
-) -> None:
+def test_full_tuning_is_a_plain_torch_loop(optimizer: str, base: Path, sft: dict[str, Any], tiny_model: Path) -> None:
     clip = 0.05  # below every gradient of these steps
     ran = run64(base, job_of(sft, clip=clip, weight_decay=0.1, optimizer=optimizer))
 

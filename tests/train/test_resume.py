@@ -105,14 +105,10 @@ def test_stopped_before_the_first_step_is_taken(base: Path, sft: dict[str, Any])
 
 def test_a_done_run_says_so_and_does_nothing(base: Path, sft: dict[str, Any]) -> None:
     first = run(base, sft)
-    before = {
-        p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"
-    }
+    before = {p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"}
     again = run(base, sft)
     assert again.outcome.state == "done" and again.outcome.step == 12
-    after = {
-        p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"
-    }
+    after = {p: p.stat().st_mtime_ns for p in first.folder.path.rglob("*") if p.is_file() and p.name != ".lock"}
     assert after == before
 
 

@@ -43,8 +43,6 @@ def test_no_step_is_wasted_on_a_rate_of_zero() -> None:
     assert Schedule(PEAK, 1, 0, "cosine").lr(1) == PEAK
 
 
-@pytest.mark.parametrize(
-    ("warmup", "steps", "expected"), [(5, 100, 5), (0, 100, 0), (0.03, 100, 3), (0.0, 9, 0)]
-)
+@pytest.mark.parametrize(("warmup", "steps", "expected"), [(5, 100, 5), (0, 100, 0), (0.03, 100, 3), (0.0, 9, 0)])
 def test_a_warmup_is_in_steps_or_a_fraction(warmup: float, steps: int, expected: int) -> None:
     assert warmup_steps(warmup, steps) == expected

@@ -104,9 +104,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
         written = _WRITERS[export.format](tuned, export, base, partial)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise RunFailed(
-            f"the export could not be written to {export.to}: {error.strerror or error}"
-        ) from error
+        raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

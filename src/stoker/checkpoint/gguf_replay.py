@@ -176,8 +176,7 @@ def _through_llamacpp(gguf: Path, request: ReplayRequest) -> Replay:
     return Replay(
         continuations=[_continuation(ask, prompt, request) for prompt in request.prompts],
         encodings=[
-            ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"]
-            for text in request.texts
+            ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in request.texts
         ],
         renderings=[ask("/apply-template", messages=turns)["prompt"] for turns in request.conversations],
     )
@@ -189,9 +188,7 @@ def _continuation(ask: _Asker, prompt: list[int], request: ReplayRequest) -> Con
     # Asked apart: the server says nothing about tokens that end amid a UTF-8 character, and in a longer
     # answer the next one's would stand in their place.
     opening = ask("/completion", n_predict=1, n_probs=request.top, **greedy)
-    first = [
-        choice for told in opening.get("completion_probabilities", []) for choice in told["top_logprobs"]
-    ]
+    first = [choice for told in opening.get("completion_probabilities", []) for choice in told["top_logprobs"]]
     return Continuation(
         tokens=answer["tokens"],
         text=answer["content"],

@@ -58,9 +58,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
     except (OSError, ValueError) as error:
         raise UserError(Problem(f"no readable config.json ({error})", file=str(config_file))) from None
     if problem := gguf_problem(raw):
-        raise UserError(
-            Problem(f"cannot be written as GGUF: {problem}", "export as merged", file=str(config_file))
-        )
+        raise UserError(Problem(f"cannot be written as GGUF: {problem}", "export as merged", file=str(config_file)))
 
     from gguf import GGUFWriter
     from transformers import AutoConfig
@@ -135,9 +133,7 @@ def _sources(folder: Path, config: Any, family: Family, dtype: Dtype, files: Exi
         except (OSError, SafetensorError) as error:
             raise UserError(Problem(f"not a readable safetensors file ({error})", file=str(path))) from None
         for key in handle.keys():  # noqa: SIM118  (the handle is no mapping)
-            if key.endswith("rotary_emb.inv_freq") or (
-                config.tie_word_embeddings and key == "lm_head.weight"
-            ):
+            if key.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and key == "lm_head.weight"):
                 continue
             name = names.get_name(key, try_suffixes=(".weight", ".bias"))
             shape = tuple(handle.get_slice(key).get_shape())
@@ -146,9 +142,7 @@ def _sources(folder: Path, config: Any, family: Family, dtype: Dtype, files: Exi
     missing, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
     if missing or unknown:
         said = [f"lacks {len(missing)} tensors, as {missing[0]}"] if missing else []
-        said += (
-            [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
-        )
+        said += [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
         raise UserError(Problem(f"the model {' and '.join(said)}", file=str(folder)))
     if found["token_embd.weight"].shape != (config.vocab_size, config.hidden_size):
         shape = found["token_embd.weight"].shape
@@ -175,9 +169,7 @@ def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any,
 
     rope_factors = _llama3_rope_factors(config)
     if rope_factors is not None:
-        writer.add_tensor_info(
-            "rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes
-        )
+        writer.add_tensor_info("rope_freqs.weight", rope_factors.shape, rope_factors.dtype, rope_factors.nbytes)
     for name, source in sources.items():
         stored = quant_shape_to_byte_shape(source.shape, source.kind)
         writer.add_tensor_info(name, stored, np.dtype(np.uint8), math.prod(stored), raw_dtype=source.kind)

@@ -7,6 +7,7 @@ of Stoker's loading. The request comes as JSON on stdin, the answer goes into a 
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,9 +99,7 @@ def answer_afresh(
         tensors = load_file(out)
         encoded = [int(i) for i in tensors.pop("conversation")]
         count = len(questions)
-        return [
-            Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist())) for i in range(count)
-        ], encoded
+        return [Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist())) for i in range(count)], encoded
 
 
 def compare(
@@ -121,7 +120,7 @@ def compare(
     largest = 0.0
     for question, ours, theirs in zip(questions, reference, replayed, strict=True):
         difference = float((ours.logits - theirs.logits).abs().max() / ours.logits.std())
-        largest = max(largest, difference if difference == difference else float("inf"))  # NaN differs, too
+        largest = max(largest, float("inf") if math.isnan(difference) else difference)
         if largest > tolerance:
             break
         _compare_stop(question, ours, theirs, stop_ids, tolerance)
@@ -136,9 +135,7 @@ def compare(
     )
 
 
-def _compare_stop(
-    question: Question, ours: Answer, theirs: Answer, stop_ids: Sequence[int], tolerance: float
-) -> None:
+def _compare_stop(question: Question, ours: Answer, theirs: Answer, stop_ids: Sequence[int], tolerance: float) -> None:
     stops = [i for i in stop_ids if i < ours.logits.shape[1]]
     if not stops:
         return

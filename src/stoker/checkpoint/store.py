@@ -104,9 +104,7 @@ class Store:
         full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         what = "the disk is full" if full else f"the disk cannot be written ({cause.strerror})"
         last = self.steps()[-1:]
-        safe = (
-            f"the checkpoint of step {last[0]} is whole" if last else "no checkpoint had been written before"
-        )
+        safe = f"the checkpoint of step {last[0]} is whole" if last else "no checkpoint had been written before"
         return RunFailed(
             f"{what}: the checkpoint of step {step} was not written to {self.folder}; {safe}. "
             "Make room and run the same command to go on"
@@ -123,12 +121,8 @@ class Store:
             numbers = json.loads((path / "state.json").read_text(encoding="utf-8"))
             expected = numbers.pop("files")
             if (found := _sizes(path)) != expected:
-                odd = next(
-                    name for name in sorted({*expected, *found}) if found.get(name) != expected.get(name)
-                )
-                raise ValueError(
-                    f"{odd} has {found.get(odd, 0)} bytes, and {expected.get(odd, 0)} were written"
-                )
+                odd = next(name for name in sorted({*expected, *found}) if found.get(name) != expected.get(name))
+                raise ValueError(f"{odd} has {found.get(odd, 0)} bytes, and {expected.get(odd, 0)} were written")
             entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
             tensors = {
                 key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -202,7 +196,5 @@ def _os_error(error: BaseException) -> OSError | None:
         candidate = item[0] if isinstance(item, tuple) else item
         if isinstance(candidate, BaseException) and (found := _os_error(candidate)) is not None:
             return found
-    full = "No space left" in str(error) or "file write failed" in str(
-        error
-    )  # torch's own writer says no more
+    full = "No space left" in str(error) or "file write failed" in str(error)  # torch's own writer says no more
     return OSError(errno.ENOSPC, "No space left on device") if full else None

@@ -86,9 +86,7 @@ def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[S
         state = json.loads((store.path(steps[-1]) / "state.json").read_text(encoding="utf-8"))
         best = state["progress"]["best_step"]
         if best not in steps:
-            raise UserError(
-                f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false"
-            )
+            raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
         return store, best
     if not at.isdigit() or int(at) not in steps:
         raise UserError(

@@ -34,7 +34,7 @@ class Reference:
 
 
 def take_reference(tuned: TunedRun, base: Path) -> Reference:
-    """Asks the trained model the questions that the export will be asked: held-out rows, training rows where there are none."""
+    """Asks the trained model what the export will be asked: held-out rows, training rows where there are none."""
     codec = codec_of_run(tuned)
     questions = tuple(_questions(tuned, base))
     stops = tuple(sorted(codec.stop_ids))
@@ -72,14 +72,12 @@ def verify(reference: Reference, export: Export, written: Path) -> str:
     replayed, encoded = answer_afresh(written, reference.questions, reference.stop_ids, conversation)
     if tuple(encoded) != reference.conversation:
         raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
-    said = compare(
-        reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights]
-    )
+    said = compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
     return said
 
 
 def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
-    """Through llama.cpp where it is installed: tokens, template, first-token log-probabilities, and where answers end."""
+    """Through llama.cpp where it is installed: tokens, first-token log-probabilities, and greedy answers."""
     request = ReplayRequest(
         prompts=[list(q.ids[: q.prompt]) for q in reference.questions],
         texts=TEXTS,
@@ -103,13 +101,14 @@ def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
         equal += tuple(theirs.tokens[: len(ours_until)]) == ours_until
     if worst > tolerance:
         raise RunFailed(
-            f"the GGUF answers differently in {program}: log-probabilities differ by {worst:.2g} of the logits' spread, "
-            f"{tolerance:g} is allowed"
+            f"the GGUF answers differently in {program}: log-probabilities differ by {worst:.2g} of the logits' "
+            f"spread, {tolerance:g} is allowed"
         )
     _check_text(reference, got.encodings, program)
     return (
         f"replayed {len(reference.questions)} rows through {program}: log-probabilities within {worst:.1e} of the "
-        f"logits' spread ({tolerance:g} allowed), {equal} of {len(reference.questions)} greedy answers equal, tokens equal"
+        f"logits' spread ({tolerance:g} allowed), {equal} of {len(reference.questions)} greedy answers equal, "
+        "tokens equal"
     )
 
 
@@ -117,5 +116,6 @@ def _check_text(reference: Reference, encodings: Sequence[Sequence[int]], progra
     for text, ours, theirs in zip(TEXTS, reference.texts, encodings, strict=True):
         if list(ours) != list(theirs):
             raise RunFailed(
-                f"the GGUF tokenises differently in {program}: {text!r} gives {list(theirs)[:8]}, trained {list(ours)[:8]}"
+                f"the GGUF tokenises differently in {program}: {text!r} gives {list(theirs)[:8]}, "
+                f"trained {list(ours)[:8]}"
             )

@@ -28,8 +28,6 @@ def restore_weights(model: nn.Module, state: State) -> None:
     saved = {key for key in state.tensors if not key.startswith("optimizer/")}
     if saved != set(places):
         odd = sorted(saved ^ set(places))[0]
-        raise RunFailed(
-            f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them"
-        )
+        raise RunFailed(f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them")
     for key, place in places.items():
         place.copy_(state.tensors[key])

@@ -22,15 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="one question, one answer")
     parser.add_argument("--system", help="a system message before the conversation")
     parser.add_argument("--compare", action="store_true", help="answer with and without the tuning")
-    parser.add_argument(
-        "--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)"
-    )
-    parser.add_argument(
-        "--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)"
-    )
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0 (default) takes the most likely token"
-    )
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,9 +70,7 @@ class _Chat:
         """Forgets what was said."""
         system = self.arguments.system
         first = [{"role": "system", "content": system}] if system else []
-        self.turns = (
-            {"untuned": list(first), "tuned": list(first)} if self.untuned else {"tuned": list(first)}
-        )
+        self.turns = {"untuned": list(first), "tuned": list(first)} if self.untuned else {"tuned": list(first)}
 
     def ask(self, question: str) -> None:
         """Streams the answer, or both."""
@@ -93,9 +85,7 @@ class _Chat:
                 with without_adapter(self.tuned.model):
                     answer = self._stream(self.tuned.model, turns)
             else:
-                answer = self._stream(
-                    self.untuned if name == "untuned" and self.untuned else self.tuned.model, turns
-                )
+                answer = self._stream(self.untuned if name == "untuned" and self.untuned else self.tuned.model, turns)
             turns.append({"role": "assistant", "content": answer})
 
     def _stream(self, model: nn.Module, turns: list[dict[str, str]]) -> str:

@@ -23,12 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker check``."""
     parser.add_argument("job", nargs="?", metavar="JOB", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
-    parser.add_argument(
-        "--json", action="store_true", help="print the job, the origins and the errors as JSON"
-    )
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON schema of job files for editors"
-    )
+    parser.add_argument("--json", action="store_true", help="print the job, the origins and the errors as JSON")
+    parser.add_argument("--schema", action="store_true", help="print the JSON schema of job files for editors")
     parser.add_argument(
         "--fix",
         action="store_true",

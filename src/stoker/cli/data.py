@@ -87,9 +87,7 @@ def _place(text: str) -> tuple[str, int]:
     return source, int(row)
 
 
-def _open(
-    loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int
-) -> tuple[Audit, list[Sample], list[Rejected]]:
+def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tuple[Audit, list[Sample], list[Rejected]]:
     from stoker.cli.report import TokeniseReport, quiet_libraries
 
     quiet_libraries()
@@ -102,9 +100,7 @@ def _open(
     found: list[Sample] = []
     dropped: list[Rejected] = []
     with TokeniseReport() as report:
-        corpus = open_corpus(
-            loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded
-        )
+        corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
         try:
             for source in corpus.sources:
                 _ = source.cache.rows  # of a stream, every row is looked at too

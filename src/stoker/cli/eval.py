@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file, folder, hub id or catalogue name; by default the held-out rows",
     )
     parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
-    parser.add_argument(
-        "--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)"
-    )
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -39,9 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments, base)
     tuned = open_run(arguments.run, base, at=arguments.at)
     with TokeniseReport() as report:
-        results = measure(
-            tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report
-        )
+        results = measure(tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report)
     if arguments.json:
         print(
             json.dumps(
@@ -67,9 +63,7 @@ def _check(arguments: argparse.Namespace, base: Path) -> None:
 
     formats = SourceBlock.model_fields["format"].annotation.__args__  # type: ignore[union-attr]
     if arguments.format not in formats:
-        raise UserError(
-            f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}"
-        )
+        raise UserError(f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}")
     problem = source_problem(SourceBlock(path=arguments.data), base)
     if problem:
         raise UserError("; ".join(problem))

@@ -15,9 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, required=True, help="adapter, merged or gguf")
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
-    parser.add_argument(
-        "--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)"
-    )
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE",
         help=f"one of --list; {DEFAULT_RECIPE} by default",
     )
-    parser.add_argument(
-        "-o", "--output", default="job.yaml", metavar="FILE", help="the file to write; - for stdout"
-    )
+    parser.add_argument("-o", "--output", default="job.yaml", metavar="FILE", help="the file to write; - for stdout")
     parser.add_argument("--list", action="store_true", help="list the recipes")
 
 

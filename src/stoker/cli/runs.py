@@ -12,9 +12,7 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker runs``."""
-    parser.add_argument(
-        "folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default: runs)"
-    )
+    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default: runs)")
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
 
 
@@ -34,14 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "task", "model", "step", "loss", "held out", "last sign"):
-        table.add_column(
-            column, justify="right" if column in ("step", "loss", "held out", "last sign") else "left"
-        )
+        table.add_column(column, justify="right" if column in ("step", "loss", "held out", "last sign") else "left")
     for r in runs:
         step = f"{r.step}/{r.steps}" if r.steps else "-"
-        table.add_row(
-            r.path, r.state, r.task, r.model, step, _number(r.loss), _number(r.held_out_loss), _ago(r.age)
-        )
+        table.add_row(r.path, r.state, r.task, r.model, step, _number(r.loss), _number(r.held_out_loss), _ago(r.age))
     Console(soft_wrap=True, highlight=False).print(table)
     return 0
 

@@ -72,9 +72,7 @@ def _say(job: str, overrides: list[str], output: Path, outcome: Outcome, loop: L
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if outcome.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
-        print(
-            f"stopped after step {outcome.step} of {loop.plan.steps}, saved in {shown}\nto go on: {command}"
-        )
+        print(f"stopped after step {outcome.step} of {loop.plan.steps}, saved in {shown}\nto go on: {command}")
         return
     progress = loop.progress
     if outcome.evaluation and outcome.first_evaluation is not None:
@@ -82,11 +80,12 @@ def _say(job: str, overrides: list[str], output: Path, outcome: Outcome, loop: L
     elif progress.last_loss is not None:
         print(f"loss {progress.first_loss:.4f} -> {progress.last_loss:.4f}")
     if progress.best_step not in (None, outcome.step) and loop.plan.keep_best:
-        print(
-            f"the lowest held-out loss, {progress.best_loss:.4f}, was at step {progress.best_step}: use it with --at best"
-        )
+        print(f"lowest held-out loss {progress.best_loss:.4f} at step {progress.best_step}: take it with --at best")
     print(f"done: {shown}")
     if loop.task.unit == "token":
-        print(
-            f"\nnext:\n  stoker chat {shown} --compare\n  stoker eval {shown} YOUR.jsonl\n  stoker export {shown} --format merged --to exported"
+        commands = (
+            f"chat {shown} --compare",
+            f"eval {shown} YOUR.jsonl",
+            f"export {shown} --format merged --to exported",
         )
+        print("\nnext:", *(f"  stoker {command}" for command in commands), sep="\n")

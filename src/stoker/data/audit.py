@@ -189,9 +189,7 @@ def _overlap(corpus: Corpus) -> int:
 def _histogram(lengths: np.ndarray) -> dict[int, int]:
     """Sequences by the power of two that holds them."""
     bounds = 1 << np.ceil(np.log2(np.maximum(lengths, 1))).astype(int)
-    return {
-        int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)
-    }
+    return {int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)}
 
 
 def _samples(corpus: Corpus, codec: TextCodec, count: int) -> list[Sample]:

@@ -201,9 +201,7 @@ def _build(
                 if report:
                     report(source.name, read, tokens, meter.share)
             writer.flush()
-            write_json(
-                folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format}
-            )
+            write_json(folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format})
     except OSError as error:
         advice = "free some space, or set STOKER_CACHE to another folder"
         raise RunFailed(
@@ -219,9 +217,7 @@ def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
     return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
 
 
-def open_cache(
-    source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None
-) -> TokenCache:
+def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
     """The cache of a source, built first where it is not there."""
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
@@ -229,9 +225,7 @@ def open_cache(
     return TokenCache(folder)
 
 
-def open_stream(
-    source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None
-) -> TokenCache:
+def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
     """The cache of a source while it is being built: returns once the first shard can be read."""
     folder = cache_path(source, codec, settings)
     if (folder / "complete.json").exists():

@@ -70,9 +70,7 @@ def names() -> tuple[str, ...]:
         found.append(corpus.name)
         folder = _folder(corpus)
         if corpus.default and folder:
-            found += [
-                f"{corpus.name}/{language.name}" for language in sorted(folder.iterdir()) if language.is_dir()
-            ]
+            found += [f"{corpus.name}/{language.name}" for language in sorted(folder.iterdir()) if language.is_dir()]
     return tuple(found)
 
 

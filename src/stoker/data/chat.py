@@ -95,9 +95,7 @@ def compile_template(source: str) -> jinja2.Template:
         template = environment.from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
-    template.globals = dict(
-        template.globals
-    )  # each rendering copies them, and a chain of maps is slow to copy
+    template.globals = dict(template.globals)  # each rendering copies them, and a chain of maps is slow to copy
     return template
 
 

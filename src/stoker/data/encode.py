@@ -107,9 +107,7 @@ class Encoder:
         """The ids of one text, nothing added, by the tokenizer itself."""
         return self._bare.encode(text, add_special_tokens=False).ids
 
-    def _as_a_whole(
-        self, texts: list[str], places: Sequence[Sequence[int]], numbers: Sequence[int]
-    ) -> list[Encoded]:
+    def _as_a_whole(self, texts: list[str], places: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[Encoded]:
         if not texts:
             return []
         if not any(places[i] for i in numbers):  # without offsets, encoding is faster
@@ -120,9 +118,7 @@ class Encoder:
             for e, text, i in zip(encodings, texts, numbers, strict=True)
         ]
 
-    def _check(
-        self, texts: Sequence[str], places: Sequence[Sequence[int]], found: list[Encoded | None]
-    ) -> None:
+    def _check(self, texts: Sequence[str], places: Sequence[Sequence[int]], found: list[Encoded | None]) -> None:
         """Compares the first texts with the tokenizer; where they differ, words are not trusted any more."""
         seen = [i for i, e in enumerate(found) if e is not None and len(texts[i]) <= LONGEST_CHECKED]
         seen = seen[: self._unchecked]
@@ -243,17 +239,10 @@ class Encoder:
             self._whole.clear()
             self._after_space.clear()
         new = list(words)
-        for word, encoding in zip(
-            new, self._bare.encode_batch_fast(new, add_special_tokens=False), strict=True
-        ):
+        for word, encoding in zip(new, self._bare.encode_batch_fast(new, add_special_tokens=False), strict=True):
             self._whole[word] = encoding.ids
             inner = word[1:]
-            if (
-                word[0] == " "
-                and inner
-                and " " not in inner
-                and not (inner[0].isspace() or inner[-1].isspace())
-            ):
+            if word[0] == " " and inner and " " not in inner and not (inner[0].isspace() or inner[-1].isspace()):
                 self._after_space[inner] = encoding.ids
 
 

@@ -84,9 +84,7 @@ def detect(rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | No
     )
 
 
-def parse(
-    value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None
-) -> Example | str:
+def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:
     """What a row says in `format`, or the reason why it is refused. Never raises, whatever JSON it is."""
     if isinstance(value, str):
         value = {"text": value} if format == "text" else {}
@@ -145,9 +143,7 @@ class _Row:
 
 def _instruction(row: _Row) -> Conversation:
     question, answer = row.need("instruction"), row.need("output")
-    asked = [
-        part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()
-    ]
+    asked = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
     if not asked:
         raise Refused("empty instruction")
     turns: list[dict[str, Any]] = [{"role": "system", "content": row.text("system")}]
@@ -194,9 +190,7 @@ def _preference(row: _Row) -> Preference:
             raise Refused("no prompt: chosen and rejected share no first turns")
     else:
         prompt = tuple(row.turns("prompt", "user"))
-    chosen, rejected = (
-        trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides
-    )
+    chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
     if chosen == rejected:
         raise Refused("chosen equals rejected")
     return Preference(prompt, chosen, rejected)

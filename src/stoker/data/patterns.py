@@ -37,9 +37,7 @@ def cuts_at_words(definition: dict[str, Any]) -> bool:
     steps = before.get("pretokenizers", [before])
     # Without a pattern a whole text is one word.
     cuts = any(
-        step.get("type") == "Split" or step.get("use_regex", True)
-        for step in steps
-        if step.get("type") != "Digits"
+        step.get("type") == "Split" or step.get("use_regex", True) for step in steps if step.get("type") != "Digits"
     )
     return cuts and steps[-1].get("type") == "ByteLevel" and all(map(_keeps_words, steps))
 

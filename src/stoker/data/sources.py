@@ -228,9 +228,7 @@ def _missing_package(files: list[Path]) -> tuple[str, str] | None:
     return None
 
 
-def _download(
-    name: str, split: str, download: Callable[..., str] | None, near: str
-) -> tuple[Path, list[Path]]:
+def _download(name: str, split: str, download: Callable[..., str] | None, near: str) -> tuple[Path, list[Path]]:
     """A hub data set's folder and the files of a split in it; first only that split's files are asked for."""
     if download is None:
         from huggingface_hub import snapshot_download as download

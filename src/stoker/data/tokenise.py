@@ -77,9 +77,7 @@ class TextCodec:
             compile_template(source)
         except ValueError as error:
             raise UserError(
-                Problem(
-                    str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others"
-                )
+                Problem(str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others")
             ) from error
         return replace(self, template=replace(self.template, source=source))
 
@@ -98,9 +96,7 @@ def _template_file(name: str, base: Path) -> str:
     if not path.is_file():
         known = ", ".join(["auto", *BUILT_IN])
         raise UserError(
-            Problem(
-                f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file"
-            )
+            Problem(f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file")
         )
     try:
         return path.read_text(encoding="utf-8")
@@ -192,9 +188,7 @@ def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[in
     documents = iter(codec.encoder.encode_document(texts))
     chats = [item.rendered for item in pending if item.rendered is not None]
     places = [[place for span in rendered.spans for place in span] for rendered in chats]
-    encoded = iter(
-        zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True)
-    )
+    encoded = iter(zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True))
     found: list[tuple[list[int], list[Span], bool]] = []
     for item in pending:
         if item.rendered is not None:

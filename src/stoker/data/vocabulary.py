@@ -14,9 +14,7 @@ from stoker.data.sources import Source
 from stoker.job.schema import SourceBlock
 
 SPECIAL = ("<|endoftext|>", "<|pad|>")
-LEARNT_FROM = (
-    64 << 20
-)  # characters a source: merges found on more text differ little, and learning takes minutes
+LEARNT_FROM = 64 << 20  # characters a source: merges found on more text differ little, and learning takes minutes
 
 
 def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -> Tokenizer:

@@ -52,9 +52,7 @@ def _data() -> tuple[TensorDataset, TensorDataset]:
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
     except ImportError as error:
-        raise UserError(
-            "the digits come with scikit-learn, which is missing; pip install scikit-learn"
-        ) from error
+        raise UserError("the digits come with scikit-learn, which is missing; pip install scikit-learn") from error
     digits = load_digits()
     images = torch.tensor(digits.images / BRIGHTEST, dtype=torch.float32)[:, None]
     labels = torch.tensor(digits.target)

@@ -97,9 +97,7 @@ def choose_device(precision: str = "auto") -> Device:
         return Device(kind, "fp16", "this GPU has no bfloat16, so float16 with loss scaling")
     if kind == "cpu" and has_bf16_matrix_units():
         return Device(kind, "bf16", "this processor has matrix units for bfloat16 (AMX)")
-    return Device(
-        kind, "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here"
-    )
+    return Device(kind, "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here")
 
 
 def has_bf16_matrix_units() -> bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEFAULT_BATCH = 8
-TOKENS_PER_PASS = (
-    8192  # what a forward pass of one process holds unless told otherwise; fills small devices well
-)
+TOKENS_PER_PASS = 8192  # what a forward pass of one process holds unless told otherwise; fills small devices well
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,7 @@ def divisors(number: int) -> list[int]:
     return sorted({*low, *(number // d for d in low)})
 
 
-def _batch_from(
-    micro_batch: int | None, accumulation: int | None, data_parallel: int, default_batch: int
-) -> int:
+def _batch_from(micro_batch: int | None, accumulation: int | None, data_parallel: int, default_batch: int) -> int:
     if micro_batch is not None:
         return micro_batch * (accumulation or 1) * data_parallel
     unit = (accumulation or 1) * data_parallel

@@ -70,17 +70,13 @@ def conflicts(view: View) -> list[Problem]:
 def _steps_and_epochs(view: View) -> Iterator[Problem]:
     if view.given("steps") and view.given("epochs"):
         message = "`steps` and `epochs` both say how long to train"
-        yield from view.at_each(
-            ["steps", "epochs"], message, "keep one; on the command line `steps=` takes it away"
-        )
+        yield from view.at_each(["steps", "epochs"], message, "keep one; on the command line `steps=` takes it away")
 
 
 def _needs_model(view: View) -> Iterator[Problem]:
     task = view.value("task")
     if task != "module" and view.value("model") is None:
-        yield view.document.problem(
-            ("model",), f"`task: {task}` needs a model", "write `model: smollm2-135m`"
-        )
+        yield view.document.problem(("model",), f"`task: {task}` needs a model", "write `model: smollm2-135m`")
 
 
 def _needs_data(view: View) -> Iterator[Problem]:
@@ -112,9 +108,7 @@ def _module_without(view: View) -> Iterator[Problem]:
     }
     for key in ("model", "data", "tune", "mix", "evaluate.data", "train.seq_len", "train.pack"):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
-            yield from view.at_each(
-                [key], f"`{key}` has no effect in `task: module`", instead.get(key, "remove it")
-            )
+            yield from view.at_each([key], f"`{key}` has no effect in `task: module`", instead.get(key, "remove it"))
 
 
 def _import_paths(view: View) -> Iterator[Problem]:
@@ -125,9 +119,7 @@ def _import_paths(view: View) -> Iterator[Problem]:
         package, _, attribute = (path or "").partition(":")
         words = [*package.split("."), *attribute.split(".")]
         if path is not None and not all(word.isidentifier() for word in words):
-            yield view.document.problem(
-                parse_key(key), f"`{path}` is no import path", "write `package.module:name`"
-            )
+            yield view.document.problem(parse_key(key), f"`{path}` is no import path", "write `package.module:name`")
 
 
 def _quantised_base(view: View) -> Iterator[Problem]:
@@ -171,11 +163,7 @@ def _weights(view: View) -> Iterator[Problem]:
 def _two_evaluations(view: View) -> Iterator[Problem]:
     fraction = view.value("evaluate.fraction")
     held_out = (
-        "evaluate.data"
-        if view.value("evaluate.data")
-        else "module.evaluate"
-        if view.value("module.evaluate")
-        else ""
+        "evaluate.data" if view.value("evaluate.data") else "module.evaluate" if view.value("module.evaluate") else ""
     )
     if held_out and view.given("evaluate.fraction") and fraction > 0:
         message = f"`{held_out}` and `evaluate.fraction` both say what to evaluate on"

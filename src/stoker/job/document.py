@@ -48,11 +48,7 @@ class Document:
         """The value at a path. Raises KeyError where none was written."""
         value = self.data
         for part in path:
-            inside = (
-                part in value
-                if isinstance(value, dict)
-                else isinstance(value, list) and part in range(len(value))
-            )
+            inside = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
             if not inside:
                 raise KeyError(dotted(path))
             value = value[part]
@@ -86,14 +82,10 @@ def read_document(path: str | Path) -> Document:
     text = read_text(path)
     document = parse_document(text, file=str(path))
     if document.data is None:
-        raise UserError(
-            Problem("the file is empty", "write one with `stoker new`", file=str(path), line=1, column=1)
-        )
+        raise UserError(Problem("the file is empty", "write one with `stoker new`", file=str(path), line=1, column=1))
     if not isinstance(document.data, dict):
         message = f"the file holds {kind_of(document.data)}, not keys and values"
-        raise UserError(
-            Problem(message, "begin with a line such as `task: sft`", file=str(path), line=1, column=1)
-        )
+        raise UserError(Problem(message, "begin with a line such as `task: sft`", file=str(path), line=1, column=1))
     return document
 
 
@@ -108,9 +100,7 @@ def read_text(path: str | Path) -> str:
             raise UserError(Problem("this is a folder, not a job file", hint, file=file))
         if size > LARGEST_FILE:
             message = f"the file holds {size:,} bytes, and a job file at most {LARGEST_FILE:,}"
-            raise UserError(
-                Problem(message, "a job is a few lines; give data by its path under `data:`", file=file)
-            )
+            raise UserError(Problem(message, "a job is a few lines; give data by its path under `data:`", file=file))
         raw = path.read_bytes()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
@@ -123,9 +113,7 @@ def read_text(path: str | Path) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         column = len(raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")) + 1
         message = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise UserError(
-            Problem(message, "save the file as UTF-8", file=file, line=line, column=column)
-        ) from error
+        raise UserError(Problem(message, "save the file as UTF-8", file=file, line=line, column=column)) from error
 
 
 def parse_document(text: str, file: str) -> Document:
@@ -143,9 +131,7 @@ def parse_document(text: str, file: str) -> Document:
         message = f"character U+{ord(text[error.position]):04X} is not allowed in YAML"
         raise UserError(Problem(message, "remove it", file=file, line=line, column=column)) from error
     except RecursionError as error:
-        raise UserError(
-            Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)
-        ) from error
+        raise UserError(Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)) from error
     builder = _Builder(yaml, file)
     data = builder.build(root, ()) if root is not None else None
     if builder.problems:
@@ -257,9 +243,7 @@ class _Builder:
 
     def _problem(self, node: Node, path: KeyPath, message: str, suggestion: str = "") -> None:
         line, column = _place(node)
-        self.problems.append(
-            Problem(message, suggestion, key=dotted(path), file=self.file, line=line, column=column)
-        )
+        self.problems.append(Problem(message, suggestion, key=dotted(path), file=self.file, line=line, column=column))
 
 
 def _place(node: Node) -> tuple[int, int]:

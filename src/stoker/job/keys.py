@@ -117,16 +117,12 @@ def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
 
 def choices(annotation: Any) -> list[str]:
     """The words a value may be, ``auto`` among them."""
-    return [
-        str(c) for part in _alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)
-    ]
+    return [str(c) for part in _alternatives(annotation) if get_origin(part) is Literal for c in get_args(part)]
 
 
 def accepts(annotation: Any, *kinds: type) -> bool:
     """Whether one of the alternatives is of these types."""
-    bare = [
-        get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)
-    ]
+    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)]
     return any(part in kinds or get_origin(part) in kinds for part in bare)
 
 
@@ -164,9 +160,7 @@ def describe(field: FieldInfo) -> str:
 def _alternatives(annotation: Any) -> list[Any]:
     """The members of a union, without None; an annotation that is no union alone in a list."""
     if get_origin(annotation) in (Union, types.UnionType):
-        return [
-            inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)
-        ]
+        return [inner for part in get_args(annotation) for inner in _alternatives(part) if part is not type(None)]
     return [annotation]
 
 
@@ -174,9 +168,7 @@ def _describe(part: Any, bounds: list[Any]) -> str:
     origin = get_origin(part)
     if origin is Annotated:
         inner, *extra = get_args(part)
-        bounds = [
-            bound for item in extra for bound in (item.metadata if isinstance(item, FieldInfo) else [item])
-        ]
+        bounds = [bound for item in extra for bound in (item.metadata if isinstance(item, FieldInfo) else [item])]
         return _describe(inner, bounds)
     if origin is Literal:
         values = [str(value) for value in get_args(part)]

@@ -76,9 +76,7 @@ def _missing(path: KeyPath) -> Finding:
     options = choices(field.annotation)
     example = " | ".join(options) if options else "..."
     where = f" in `{dotted(path[:-1])}`" if len(path) > 1 else ""
-    return Finding(
-        path, f"`{path[-1]}` is missing{where}", f"write `{path[-1]}: {example}` ({field.description})"
-    )
+    return Finding(path, f"`{path[-1]}` is missing{where}", f"write `{path[-1]}: {example}` ({field.description})")
 
 
 def _wrong(path: KeyPath, document: Document) -> Finding:
@@ -86,9 +84,7 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
     name = f"`{dotted(path)}`" if path else "the job"
     field, home = field_at(path)
     if field is None:
-        return Finding(
-            path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines"
-        )
+        return Finding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
     if home != path:  # an item of a list or of a block of names and values: all of them hold text
         return Finding(path, f"{name} must be text, not {shown(value)}", _quoted(value))
     block, is_list = block_of(field.annotation)

@@ -130,9 +130,7 @@ def _move(text: str, document: Document, path: KeyPath, target: KeyPath) -> Chan
 def _into_block(what: str, text: str, document: Document, mark: Mark, written: str) -> Change | None:
     lines = text.splitlines(keepends=True)
     at = mark.key[0] - 1
-    key = re.match(
-        r"^(?P<key>[\w-]+):(?P<space> *)(?P<rest>[^#\r\n]*?)(?P<note> *(#.*)?)(?P<end>\r?\n?)$", lines[at]
-    )
+    key = re.match(r"^(?P<key>[\w-]+):(?P<space> *)(?P<rest>[^#\r\n]*?)(?P<note> *(#.*)?)(?P<end>\r?\n?)$", lines[at])
     if key is None:
         return None
     if not key["rest"]:

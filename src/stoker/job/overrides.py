@@ -21,8 +21,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
             document = expand_shorthands(_apply(document, text))
         except UserError as error:
             problems += [
-                Problem(f"in `{text}`: {p.message}", p.suggestion, key=p.key, file=COMMAND_LINE)
-                for p in error.problems
+                Problem(f"in `{text}`: {p.message}", p.suggestion, key=p.key, file=COMMAND_LINE) for p in error.problems
             ]
     return document, problems
 
@@ -30,9 +29,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
 def _apply(document: Document, text: str) -> Document:
     name, equals, written = text.partition("=")
     if not equals:
-        raise UserError(
-            Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`")
-        )
+        raise UserError(Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`"))
     path = parse_key(name.strip())
     value = parse_document(written, file=COMMAND_LINE)
     data = copy.deepcopy(document.data)

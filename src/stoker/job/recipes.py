@@ -36,9 +36,7 @@ def recipe_names() -> list[str]:
 
 def recipe_description(name: str) -> str:
     """The paragraph that opens a recipe. Raises UserError for an unknown name."""
-    lines = [
-        line.removeprefix("#").strip() for line in _recipe_text(name).splitlines() if line.startswith("#")
-    ]
+    lines = [line.removeprefix("#").strip() for line in _recipe_text(name).splitlines() if line.startswith("#")]
     return " ".join(lines)
 
 
@@ -58,9 +56,7 @@ def _recipe_text(name: str) -> str:
     if name not in recipe_names():
         near = nearest(name, recipe_names())
         names = ", ".join(recipe_names())
-        raise UserError(
-            Problem(f"there is no recipe `{name}`", f"write {near}" if near else f"take one of {names}")
-        )
+        raise UserError(Problem(f"there is no recipe `{name}`", f"write {near}" if near else f"take one of {names}"))
     return path.read_text(encoding="utf-8")
 
 
@@ -99,11 +95,7 @@ def _comment(field: FieldInfo, path: KeyPath) -> Iterator[str]:
     inner, _ = block_of(field.annotation)
     text = str(field.description)
     if inner is None:
-        default = (
-            ""
-            if field.is_required() or field.default is None
-            else field.get_default(call_default_factory=True)
-        )
+        default = "" if field.is_required() or field.default is None else field.get_default(call_default_factory=True)
         ends = (
             "required"
             if field.is_required()

@@ -80,9 +80,7 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Do
         )
     if mark is None:
         reason = REASONS[
-            schema_key.removeprefix("evaluate.")
-            if path[:2] == ("evaluate", "data") and len(path) > 2
-            else schema_key
+            schema_key.removeprefix("evaluate.") if path[:2] == ("evaluate", "data") and len(path) > 2 else schema_key
         ]
         return Origin("default", "", reason)
     return Origin("override" if mark.override else "file", where, "")
@@ -104,9 +102,7 @@ def _optimizer(job: Job) -> dict[str, Decided]:
         lr = Decided(1e-3, "AdamW's usual rate for a network of one's own")
         decay = Decided(0.0, "none unless asked for, as in a plain PyTorch loop")
     elif job.tune.method != "full":
-        lr = Decided(
-            2e-4, f"{job.tune.method} adapters begin at zero and take ten times the rate of full tuning"
-        )
+        lr = Decided(2e-4, f"{job.tune.method} adapters begin at zero and take ten times the rate of full tuning")
         decay = Decided(0.01, "AdamW's usual decay when tuning")
     elif job.task == "pretrain":
         lr = (
@@ -137,11 +133,7 @@ def _sequences(job: Job) -> dict[str, Decided]:
             if is_scratch(job)
             else "fits most instructions; lowered to the model's own context if that is shorter"
         )
-        pack = (
-            "documents fill whole sequences in pretraining"
-            if pretrain
-            else "one row a sequence unless asked for"
-        )
+        pack = "documents fill whole sequences in pretraining" if pretrain else "one row a sequence unless asked for"
     found = {
         "train.seq_len": Decided(seq_len_of(job), length),
         "train.pack": Decided(pretrain, pack),
@@ -162,11 +154,7 @@ def _batch(job: Job) -> dict[str, Decided]:
     written = [corner != "auto" for corner in (train.batch, train.micro_batch, train.accumulation)]
     asked = any(written[1:])
     factors = f"{solved.micro_batch} x {solved.accumulation} x {solved.data_parallel}"
-    batch = (
-        f"micro_batch x accumulation x parallel.data = {factors}"
-        if asked
-        else f"the default of task {job.task}"
-    )
+    batch = f"micro_batch x accumulation x parallel.data = {factors}" if asked else f"the default of task {job.task}"
     quotient = f"of {solved.batch} / ({solved.batch // solved.micro_batch})"
     micro = (
         f"batch / (accumulation x parallel.data): {quotient}"
@@ -178,9 +166,7 @@ def _batch(job: Job) -> dict[str, Decided]:
     one_pass = solved.micro_batch * solved.data_parallel
     accumulation = f"batch / (micro_batch x parallel.data) = {solved.batch} / {one_pass}"
     spread = all(written) and parts.data == "auto"
-    processes = (
-        f"batch / (micro_batch x accumulation) = {solved.batch} / {solved.micro_batch * solved.accumulation}"
-    )
+    processes = f"batch / (micro_batch x accumulation) = {solved.batch} / {solved.micro_batch * solved.accumulation}"
     return {
         "train.batch": Decided(solved.batch, batch),
         "train.micro_batch": Decided(solved.micro_batch, micro),
@@ -207,8 +193,6 @@ def _length(job: Job) -> dict[str, Decided]:
         found["evaluate.fraction"] = Decided(0.0, "evaluate.data is given")
         found["evaluate.rows"] = Decided("all", "evaluate.data is used whole")
     else:
-        found["evaluate.fraction"] = Decided(
-            HELD_OUT, "one row in twenty is held out, so that the loss can be trusted"
-        )
+        found["evaluate.fraction"] = Decided(HELD_OUT, "one row in twenty is held out, so that the loss can be trusted")
         found["evaluate.rows"] = Decided(EVALUATED, "enough to tell models apart, few enough to wait for")
     return found

@@ -41,9 +41,7 @@ class ModelBlock(Block):
         description="hold the frozen base in 8 or 4 bits (bitsandbytes); needs an adapter to train",
     )
     trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
-    allow_pickle: bool = Field(
-        default=False, description="load pickled weights (.bin, .pt), which can run code"
-    )
+    allow_pickle: bool = Field(default=False, description="load pickled weights (.bin, .pt), which can run code")
 
 
 class SourceBlock(Block):
@@ -117,16 +115,10 @@ class TrainBlock(Block):
     """How the parameters are trained."""
 
     lr: Annotated[float, Field(gt=0, lt=10)] | Auto = Field(default="auto", description="peak learning rate")
-    batch: PositiveInt | Auto = Field(
-        default="auto", description="sequences per optimizer step, over all processes"
-    )
-    micro_batch: PositiveInt | Auto = Field(
-        default="auto", description="sequences per forward pass of one process"
-    )
+    batch: PositiveInt | Auto = Field(default="auto", description="sequences per optimizer step, over all processes")
+    micro_batch: PositiveInt | Auto = Field(default="auto", description="sequences per forward pass of one process")
     accumulation: PositiveInt | Auto = Field(default="auto", description="forward passes per optimizer step")
-    seq_len: Annotated[int, Field(ge=8)] | Auto = Field(
-        default="auto", description="longest sequence, in tokens"
-    )
+    seq_len: Annotated[int, Field(ge=8)] | Auto = Field(default="auto", description="longest sequence, in tokens")
     pack: bool | Auto = Field(
         default="auto", description="fill sequences to seq_len with several documents, kept apart"
     )
@@ -136,9 +128,7 @@ class TrainBlock(Block):
     beta1: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.9, description="AdamW first-moment decay, SGD momentum"
     )
-    beta2: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(
-        default="auto", description="AdamW second-moment decay"
-    )
+    beta2: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(default="auto", description="AdamW second-moment decay")
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW denominator term")
     schedule: Literal["linear", "cosine", "wsd", "constant"] = Field(
         default="cosine",
@@ -156,9 +146,7 @@ class TrainBlock(Block):
         default="auto", description="arithmetic of the forward pass"
     )
     compile: bool = Field(default=False, description="torch.compile each block")
-    tensorboard: bool = Field(
-        default=False, description="also write TensorBoard events into the run's folder"
-    )
+    tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
 
 
 class EvaluateBlock(Block):
@@ -180,9 +168,7 @@ class CheckpointBlock(Block):
     every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
     keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
-    to: str | None = Field(
-        default=None, description="another folder for the checkpoints; by default inside the run's"
-    )
+    to: str | None = Field(default=None, description="another folder for the checkpoints; by default inside the run's")
 
 
 class ParallelBlock(Block):
@@ -202,9 +188,7 @@ class ModuleBlock(Block):
     loss: str = Field(description="loss(outputs, targets), the mean over the samples")
     data: str = Field(description="callable that returns a dataset of (inputs, targets)")
     evaluate: str | None = Field(default=None, description="callable that returns the held-out dataset")
-    arguments: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the model's callable"
-    )
+    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's callable")
 
 
 class Job(Block):
@@ -213,9 +197,7 @@ class Job(Block):
     version: Literal[1] = Field(default=1, description="version of this file's schema")
     task: Literal["pretrain", "sft", "module"] = Field(description="what is learnt")
     model: ModelBlock | None = Field(default=None, description="the model")
-    data: list[SourceBlock] = Field(
-        default_factory=list, description="the training data, one or several sources"
-    )
+    data: list[SourceBlock] = Field(default_factory=list, description="the training data, one or several sources")
     mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
     tune: TuneBlock = Field(default_factory=TuneBlock, description="which parameters are trained")
     steps: PositiveInt | None = Field(default=None, description="optimizer steps; or give epochs")
@@ -225,9 +207,7 @@ class Job(Block):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(
         default=0, description="seed of the order, the initial weights and dropout"
     )
-    output: str | None = Field(
-        default=None, description="the run's folder; by default runs/<name of the job file>"
-    )
+    output: str | None = Field(default=None, description="the run's folder; by default runs/<name of the job file>")
     train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
     evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")

@@ -24,13 +24,7 @@ def expand_shorthands(document: Document) -> Document:
             data[key] = {main: data[key]}
     for name, field in Job.model_fields.items():
         block, is_list = block_of(field.annotation)
-        if (
-            block is not None
-            and not is_list
-            and not field.is_required()
-            and name in data
-            and data[name] is None
-        ):
+        if block is not None and not is_list and not field.is_required() and name in data and data[name] is None:
             # A block whose lines are all commented out is the block that was never begun.
             data[name] = None if field.default_factory is None else {}
     for path in SOURCE_LISTS:
@@ -48,9 +42,7 @@ def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:
     if value is None:
         return []
     if isinstance(value, dict):
-        below = {
-            old: mark for old, mark in marks.items() if old[: len(path)] == path and len(old) > len(path)
-        }
+        below = {old: mark for old, mark in marks.items() if old[: len(path)] == path and len(old) > len(path)}
         for old in below:
             del marks[old]
         marks.update({(*path, 0, *old[len(path) :]): mark for old, mark in below.items()})

@@ -32,8 +32,7 @@ SAME_VALUE = {
     "epochs": "num_train_epochs num_epochs n_epochs max_epochs epoch",
     "seed": "random_seed data_seed",
     "output": "output_dir out_dir save_dir run_dir",
-    "model": "base_model model_name_or_path model_name pretrained_model_name_or_path model_path "
-    "checkpoint_dir",
+    "model": "base_model model_name_or_path model_name pretrained_model_name_or_path model_path checkpoint_dir",
     "model.tokenizer": "tokenizer_name tokenizer_name_or_path tokenizer_path",
     "model.revision": "model_revision revision_of_model",
     "model.quantise": "quantize quantization quantisation",
@@ -154,9 +153,7 @@ def _move(parent: KeyPath, target: KeyPath, *, certain: bool) -> Suggestion:
         return Suggestion(f"write `{target[-1]}`", (*parent, target[-1]), certain)
     if len(target) == 1:
         return Suggestion(f"write `{target[0]}` at the top level", target, certain)
-    return Suggestion(
-        f"write `{target[-1]}` under `{dotted(target[:-1])}:`", target, certain and target[0] != "data"
-    )
+    return Suggestion(f"write `{target[-1]}` under `{dotted(target[:-1])}:`", target, certain and target[0] != "data")
 
 
 # What other trainers call a value.

@@ -64,9 +64,7 @@ def weights_of_gguf(path: Path) -> Path:
 
             _require_gguf(path)
             try:
-                loaded = AutoModelForCausalLM.from_pretrained(
-                    path.parent, gguf_file=path.name, dtype=torch.float32
-                )
+                loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
             except (ValueError, KeyError, OSError, NotImplementedError) as error:
                 raise UserError(f"{path} cannot be read: {error}") from error
             _keep(folder, _plain(loaded).save_pretrained)
@@ -78,11 +76,7 @@ def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
     import torch
 
     config = loaded.config.__class__.from_dict(
-        {
-            k: v
-            for k, v in loaded.config.to_dict().items()
-            if k not in ("quantization_config", "_name_or_path")
-        }
+        {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
     )
     with torch.device("meta"):
         plain = loaded.__class__(config)

@@ -82,9 +82,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         softcap: float | None,
         grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
     ) -> tuple[Tensor, Tensor]:
-        wants_hidden, wants_weight, wants_bias = (
-            grad_enabled and wanted for wanted in ctx.needs_input_grad[:3]
-        )
+        wants_hidden, wants_weight, wants_bias = (grad_enabled and wanted for wanted in ctx.needs_input_grad[:3])
         wants_any = wants_hidden or wants_weight or wants_bias
         weight = weight_VD.to(hidden_ND.dtype)
         bias = bias_V.to(hidden_ND.dtype) if bias_V is not None else None

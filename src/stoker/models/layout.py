@@ -141,9 +141,7 @@ def _isolates(model: PreTrainedModel) -> bool:
                 leaking = _predicting(whole, one_document)
         # Rounding must not pass for isolation: the difference has to be small beside that of a leak, too.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
-        isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(
-            leaking, alone
-        )
+        isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
         isolated = False  # this family does not take its attention or its positions from outside
     if not isolated and before is not None:
@@ -167,9 +165,7 @@ def _known_masks(model: PreTrainedModel) -> bool:
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
     """Within it sliding windows are shorter than the probe's documents, so that it sees what they do."""
     holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
-    found = {
-        id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)
-    }
+    found = {id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)}
     try:
         for holder, _ in found.values():
             holder.sliding_window = PROBE_WINDOW

@@ -55,9 +55,7 @@ def load_model(
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise UserError(
-            f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}"
-        ) from error
+        raise UserError(f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
     model, info = loaded
     if info["missing_keys"]:  # transformers would go on with random ones
         raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")

@@ -85,11 +85,7 @@ def fuse_lora(model: nn.Module) -> int:
             continue
         name = names[0]
         same = layer.base_layer.weight.dtype == layer.lora_A[name].weight.dtype
-        if (
-            not same
-            or not isinstance(layer.lora_dropout[name], nn.Identity)
-            or layer.lora_bias.get(name, False)
-        ):
+        if not same or not isinstance(layer.lora_dropout[name], nn.Identity) or layer.lora_bias.get(name, False):
             continue
         layer.forward = partial(_forward, layer, name)  # type: ignore[method-assign]
         fused += 1

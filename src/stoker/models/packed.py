@@ -161,15 +161,9 @@ def scored_attention(
         scores = softcap * torch.tanh(scores / softcap)
     if mask is not None:
         mask = mask[..., : k_BHTK.shape[2]]
-        scores = (
-            scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-            if mask.dtype == torch.bool
-            else scores + mask
-        )
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
     if sinks_H is not None:
-        sinks = (
-            sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
-        )
+        sinks = sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
         weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
     else:
         weights = scores.softmax(-1)

@@ -18,9 +18,7 @@ DIGITS = r"\p{N}"
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _NEWLINES_AND_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_CL100K = (
-    _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _NEWLINES_AND_SPACES
-)
+_CL100K = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _NEWLINES_AND_SPACES
 LLAMA3 = _CL100K % "{1,3}"
 QWEN2 = _CL100K % ""
 TEKKEN = (

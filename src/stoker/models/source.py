@@ -42,9 +42,7 @@ def locate(name: str, base: Path) -> ModelSource | None:
         return ModelSource("gguf", str(packaged)) if packaged else None
     if name in catalogue.SCRATCH:
         return ModelSource("scratch", name)
-    named_file = (
-        name.startswith(PATH_STARTS) or path.exists() or Path(name).suffix in (".gguf", ".bin", ".pt")
-    )
+    named_file = name.startswith(PATH_STARTS) or path.exists() or Path(name).suffix in (".gguf", ".bin", ".pt")
     if HUB_ID.fullmatch(name) and not named_file:
         return ModelSource("hub", name)
     return None
@@ -85,9 +83,7 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
         what = f"there is no file or folder {name}"
         return (
             what,
-            f"did you mean {near[0]!r}?"
-            if near
-            else "give a folder with safetensors weights, or a .gguf file",
+            f"did you mean {near[0]!r}?" if near else "give a folder with safetensors weights, or a .gguf file",
         )
     known = ", ".join(catalogue.NAMES)
     return (

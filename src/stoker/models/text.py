@@ -52,9 +52,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     assert seq_len != "auto"
     if context is not None and seq_len > context:
         if loaded.origins["train.seq_len"].source != "default":
-            message = (
-                f"train.seq_len: {seq_len} is above the {context} tokens that {job.model.name} was built for"
-            )
+            message = f"train.seq_len: {seq_len} is above the {context} tokens that {job.model.name} was built for"
             raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
         seq_len = context
     _, own = chat_template(tokenizer)
@@ -69,13 +67,9 @@ def context_of(source: ModelSource, block: ModelBlock) -> int | None:
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
-        config = AutoConfig.from_pretrained(
-            where, revision=block.revision, trust_remote_code=block.trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(
-            f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}"
-        ) from error
+        raise UserError(f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
     for name in ("max_position_embeddings", "n_positions", "seq_length"):
         value = getattr(config.get_text_config(), name, None)
         if isinstance(value, int) and value > 0 and config.model_type != "bloom":  # ALiBi has no end

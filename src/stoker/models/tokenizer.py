@@ -36,9 +36,7 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
         raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
         return _learnt(job, source.where, base)
-    return load_tokenizer_from(
-        source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision
-    )
+    return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
 
 
 def load_tokenizer_from(
@@ -49,9 +47,7 @@ def load_tokenizer_from(
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            where, trust_remote_code=trust_remote_code, revision=revision
-        )
+        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"the tokenizer of {source.where} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):

@@ -135,9 +135,7 @@ class RunFolder:
         """Drops the metrics of steps that a resumed run is going to repeat; says how many there were."""
         lines = self.read_metrics()
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
-        if (
-            self.metrics.is_file() and kept.encode() != self.metrics.read_bytes()
-        ):  # also where half a line is left
+        if self.metrics.is_file() and kept.encode() != self.metrics.read_bytes():  # also where half a line is left
             self._replace(self.metrics, kept)
         return sum(line["step"] > step for line in lines)
 

@@ -42,14 +42,10 @@ def list_runs(root: Path) -> list[RunSummary]:
 def summarise(folder: RunFolder) -> RunSummary:
     """Where a run stands, from its events and metrics alone."""
     events, metrics = folder.read_events(), folder.read_metrics()
-    started: dict[str, Any] = next(
-        (e for e in reversed(events) if e.get("event") in ("started", "resumed")), {}
-    )
+    started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
     held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]
     last = metrics[-1] if metrics else {}
-    newest = max(
-        (p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time()
-    )
+    newest = max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time())
     return RunSummary(
         path=str(folder.path),
         state=_state(folder, events),

@@ -124,8 +124,7 @@ class Loop:
         self._seed(step)
         first, last = self._next_samples()
         micro_batches = [
-            self.task.parts(i, min(i + self.plan.micro_batch, last))
-            for i in range(first, last, self.plan.micro_batch)
+            self.task.parts(i, min(i + self.plan.micro_batch, last)) for i in range(first, last, self.plan.micro_batch)
         ]
         parts = [part for micro_batch in micro_batches for part in micro_batch]
         # Normalised by the targets of the whole step: accumulation and padding cannot change the gradient.
@@ -184,13 +183,9 @@ class Loop:
     def _fail(self, step: int, loss: float, grad_norm: float, first: int, last: int) -> None:
         rows = self.task.describe_samples(first, last)
         self.folder.event("not_finite", step=step, loss=str(loss), grad_norm=str(grad_norm), rows=rows)
-        shown = ", ".join(rows[:SHOWN_ROWS]) + (
-            f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
-        )
+        shown = ", ".join(rows[:SHOWN_ROWS]) + (f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else "")
         saved = self.store.steps()[-1:]
-        back = (
-            f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
-        )
+        back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
         what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {grad_norm}"
         raise RunFailed(f"step {step}: {what}; the batch was {shown}; {back}. A lower train.lr often helps")
 
@@ -246,9 +241,7 @@ class Loop:
 
     def _restore(self, state: State) -> None:
         restore_weights(self.task.model, state)
-        moments = {
-            k.removeprefix("optimizer/"): t for k, t in state.tensors.items() if k.startswith("optimizer/")
-        }
+        moments = {k.removeprefix("optimizer/"): t for k, t in state.tensors.items() if k.startswith("optimizer/")}
         restore_optimizer(self.task.model, self.optimizer, moments, state.numbers["optimizer"])
         self.scaler.load_state_dict(state.numbers["scaler"])
         self.progress = Progress(**state.numbers["progress"])
@@ -261,9 +254,7 @@ class Loop:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = number
-            self.display.note(
-                "stopping after this step ... (once more to stop at once, without a checkpoint)"
-            )
+            self.display.note("stopping after this step ... (once more to stop at once, without a checkpoint)")
 
         try:
             before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -78,9 +78,7 @@ def _documents(
     tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None
 ) -> tuple[list[Document], int, int]:
     if data is None:
-        corpus = open_corpus(
-            tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report
-        )
+        corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
         documents = corpus.evaluation_documents()
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
@@ -93,16 +91,12 @@ def _documents(
         train_on=like.train_on,
         too_long=like.too_long,
     )
-    source = tokenise_source(
-        block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False
-    )
+    source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
     rows = source.cache.rows
     read = sum(s.rows_in for s in source.cache.summaries)
     dropped = sum(sum(s.reasons.values()) for s in source.cache.summaries)
     if not rows:
-        raise UserError(
-            f"{data}: all {read} rows are dropped: {', '.join(source.cache.summaries[0].reasons)}"
-        )
+        raise UserError(f"{data}: all {read} rows are dropped: {', '.join(source.cache.summaries[0].reasons)}")
     documents = [Document(source.cache[row], 0, row) for row in range(rows)]
     return sorted(documents, key=lambda d: len(d.row.ids)), read - dropped, dropped
 

@@ -32,9 +32,7 @@ def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:
     return SGD(groups, lr=train.lr, momentum=train.beta1)
 
 
-def optimizer_tensors(
-    model: nn.Module, optimizer: Optimizer
-) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The optimizer's state by parameter name: its tensors, and the numbers among them."""
     tensors, numbers = {}, {}
     for name, parameter in trainable(model).items():

@@ -91,6 +91,4 @@ def schedule_of(job: Job, plan: Plan) -> Schedule:
     """The learning rate of each of the plan's steps."""
     lr = job.train.lr
     assert lr != "auto"
-    return Schedule(
-        lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr
-    )
+    return Schedule(lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr)

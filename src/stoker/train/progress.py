@@ -20,15 +20,11 @@ LINES = 100  # at most about so many plain lines a run
 class Display:
     """The progress of a run. ``quiet`` shows nothing."""
 
-    def __init__(
-        self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False
-    ) -> None:
+    def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
         self.steps, self.unit, self.quiet = steps, unit, quiet
         self.console = console or Console(highlight=False)
         self._live = (
-            Live(console=self.console, auto_refresh=False, transient=True)
-            if self.console.is_terminal
-            else None
+            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
         )
         self._recent: deque[float] = deque(maxlen=20)
         self._held_out: Evaluation | None = None
@@ -58,9 +54,7 @@ class Display:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """After each evaluation."""
         self._held_out = evaluation
-        accuracy = (
-            f"  {self.unit} accuracy {evaluation.accuracy:.1%}" if evaluation.accuracy is not None else ""
-        )
+        accuracy = f"  {self.unit} accuracy {evaluation.accuracy:.1%}" if evaluation.accuracy is not None else ""
         self.note(f"held out at step {step}: loss {evaluation.loss:.4f}{accuracy}")
 
     def note(self, text: str) -> None:

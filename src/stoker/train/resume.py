@@ -43,9 +43,7 @@ def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *,
     try:
         before = load_job(folder.job).job
     except UserError as error:
-        raise UserError(
-            f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}"
-        ) from error
+        raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
         return  # it ended before its first checkpoint
     old, new = _flat(before.model_dump()), _flat(job.model_dump())
@@ -76,8 +74,4 @@ def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
         items = dict(enumerate(value)).items()
     else:
         return {prefix: value}
-    return {
-        k: v
-        for name, item in items
-        for k, v in _flat(item, f"{prefix}.{name}" if prefix else str(name)).items()
-    }
+    return {k: v for name, item in items for k, v in _flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}

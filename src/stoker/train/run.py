@@ -106,9 +106,7 @@ def _prepare_language(loaded: LoadedJob, device: Device, base: Path, report: Rep
     facts = {
         "model": f"{job.model.name}: {describe_parameters(model)}",
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
-        "rows": "laid end to end, each attending to itself"
-        if language.packs
-        else "padded, grouped by length",
+        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
         "loss": "chunked, trained positions only" if language.head else "over the model's own logits",
     }
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
@@ -132,9 +130,7 @@ def _prepare_module(loaded: LoadedJob, device: Device, base: Path, report: Repor
     return prepare_module(job, model, loss=loss, data=data, held_out=held_out, device=device)
 
 
-def prepare_module(
-    job: Job, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device
-) -> Prepared:
+def prepare_module(job: Job, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device) -> Prepared:
     """The same for a module that is at hand."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     model = model.to(device.torch)
@@ -189,12 +185,8 @@ def start(
     if resumed >= plan.steps:
         if prepared.corpus:
             prepared.corpus.close()
-        display.note(
-            f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh"
-        )
-        if (folder.read_events() or [{}])[-1].get(
-            "event"
-        ) != "done":  # killed between its last checkpoint and its end
+        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
+        if (folder.read_events() or [{}])[-1].get("event") != "done":  # killed between its last checkpoint and its end
             folder.event("done", step=resumed)
         return Outcome("done", resumed, None, None, None), loop
     folder.write_job(dump_job(job))
@@ -205,9 +197,7 @@ def start(
     repeated = folder.forget_after(resumed)
     common = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     if resumed:
-        display.note(
-            f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else "")
-        )
+        display.note(f"going on after step {resumed}" + (f" ({repeated} steps are repeated)" if repeated else ""))
         folder.event("resumed", step=resumed, repeated=repeated, **common)
     else:
         folder.event("started", **common, plan=asdict(plan))
@@ -239,8 +229,7 @@ def _model_name(job: Job) -> str:
 def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, str]:
     device, checked = prepared.device, prepared.audit
     facts = {
-        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, "
-        f"{device.precision}: {device.why}",
+        "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",
         "steps": f"{plan.steps} of {plan.batch} sequences ({plan.micro_batch} at a time), "
         f"{plan.samples} in all; "
         f"lr {schedule.peak:g}, {schedule.shape}, {schedule.warmup} of warm-up",

@@ -18,9 +18,7 @@ def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], No
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UserError(
-            "train.tensorboard needs the package tensorboard: pip install 'stoker[tensorboard]'"
-        ) from error
+        raise UserError("train.tensorboard needs the package tensorboard: pip install 'stoker[tensorboard]'") from error
     writer = SummaryWriter(str(folder), purge_step=resumed + 1 if resumed else None)
 
     def write(metrics: StepMetrics) -> None:

@@ -93,9 +93,7 @@ class Trainer:
         if not isinstance(built, nn.Module):
             raise UserError(f"{CALLER}: model gives a {type(built).__name__}, not a torch.nn.Module")
         device = choose_device(self.job.train.precision)
-        self._prepared = prepare_module(
-            self.job, built, loss=loss, data=data, held_out=evaluate, device=device
-        )
+        self._prepared = prepare_module(self.job, built, loss=loss, data=data, held_out=evaluate, device=device)
 
     def fit(self) -> FitResult:
         """Trains to the end; goes on where an earlier run in the same folder stopped.

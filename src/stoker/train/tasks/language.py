@@ -30,9 +30,7 @@ class LanguageTask:
 
     unit = "token"
 
-    def __init__(
-        self, model: nn.Module, language: LanguageModel, corpus: Corpus | None, device: torch.device
-    ) -> None:
+    def __init__(self, model: nn.Module, language: LanguageModel, corpus: Corpus | None, device: torch.device) -> None:
         self.model = model  # with its adapters around it
         self.language = language
         self._corpus = corpus

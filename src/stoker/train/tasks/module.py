@@ -57,10 +57,7 @@ class ModuleTask:
         size = len(self.data)  # type: ignore[arg-type]
         epochs, positions = np.divmod(np.arange(first, last), size)
         return np.concatenate(
-            [
-                permute(positions[epochs == e], size, stream_key(self.seed, 1, int(e)))
-                for e in np.unique(epochs)
-            ]
+            [permute(positions[epochs == e], size, stream_key(self.seed, 1, int(e))) for e in np.unique(epochs)]
         )
 
     def parts(self, first: int, last: int) -> list[Part]:
@@ -79,14 +76,8 @@ class ModuleTask:
         outputs = self.model(inputs)
         mean = self.loss_function(outputs, targets)
         if not isinstance(mean, Tensor) or mean.dim():
-            shape = (
-                f"a tensor of shape {tuple(mean.shape)}"
-                if isinstance(mean, Tensor)
-                else f"a {type(mean).__name__}"
-            )
-            raise UserError(
-                f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}"
-            )
+            shape = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(mean).__name__}"
+            raise UserError(f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}")
         return Loss(mean * part.targets, _correct(outputs, targets))
 
     def evaluation(self) -> Iterator[Part]:
