@@ -146,7 +146,7 @@ def _held_out(sources: Sequence[TokenisedSource], fraction: float) -> tuple[np.n
     return tuple(masks)
 
 
-def tokenise_source(  # noqa: PLR0917 - the same parts as open_corpus, in its order
+def tokenise_source(
     block: SourceBlock,
     job: Job,
     codec: TextCodec,

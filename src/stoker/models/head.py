@@ -72,7 +72,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # noqa: PLR0917 - autograd passes by position
+    def forward(
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,

@@ -23,7 +23,7 @@ class _LoraLinear(torch.autograd.Function):
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
-    def forward(  # noqa: PLR0917 - autograd passes by position
+    def forward(
         ctx: Any,
         x_NI: Tensor,
         weight_OI: Tensor,

@@ -51,7 +51,7 @@ def segments(layout: Sequence[Segment] | None) -> Iterator[None]:
 
 
 @torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
-def packed_attention(  # noqa: PLR0917 - transformers' own order
+def packed_attention(
     module: nn.Module,
     query_BHTK: Tensor,
     key_BGTK: Tensor,
