@@ -84,7 +84,10 @@ def run(side: str, folder: Path, steps: int, warm: int) -> Times:
             def training_step(self, model: Any, inputs: dict[str, Any], *rest: Any, **options: Any) -> Any:
                 mask = inputs.get("attention_mask")
                 tokens = int(mask.sum()) if mask is not None else inputs["input_ids"].numel()
-                counts.append((tokens, int((inputs["labels"][..., 1:] != -100).sum())))
+                trained = inputs["labels"][..., 1:] != -100
+                # TRL also trains the line feed behind a stop token; counted are the answers, as on every side.
+                behind = trained & (inputs["labels"][..., :-1] == tokenizer.eos_token_id)
+                counts.append((tokens, int((trained & ~behind).sum())))
                 return super().training_step(model, inputs, *rest, **options)
 
         return Counted

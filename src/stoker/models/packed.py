@@ -94,9 +94,14 @@ def packed_attention(
         return out.transpose(1, 2), None
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
-    for s in row.segments:
-        q = query_BHTK.narrow(2, s.start, s.length)
-        k, v = (_with_prefix(x, s) for x in (key_BGTK, value_BGTK))
+    # Split once, not sliced segment by segment: the gradient of a split is one concatenation.
+    lengths = [s.length for s in row.segments]
+    queries, keys, values = (x.split(lengths, dim=2) for x in (query_BHTK, key_BGTK, value_BGTK))
+    number_of = {s.start: i for i, s in enumerate(row.segments)}
+    for s, q, k, v in zip(row.segments, queries, keys, values, strict=True):
+        if s.prefix_length:
+            prefix = number_of[s.prefix_start]
+            k, v = torch.cat((keys[prefix], k), dim=2), torch.cat((values[prefix], v), dim=2)  # noqa: PLW2901
         window = sliding_window if sliding_window is not None and k.shape[2] > sliding_window else None
         masked = s.prefix_length or window is not None or not plain
         mask = _visible(row, s, window, q.device) if masked else None
@@ -115,13 +120,6 @@ def packed_attention(
             part = scored_attention(q, k, v, mask=mask, **how)
         parts.append(part)
     return torch.cat(parts, dim=2).transpose(1, 2), None
-
-
-def _with_prefix(x_BGTK: Tensor, s: Segment) -> Tensor:
-    own = x_BGTK.narrow(2, s.start, s.length)
-    if not s.prefix_length:
-        return own
-    return torch.cat((x_BGTK.narrow(2, s.prefix_start, s.prefix_length), own), dim=2)
 
 
 def _visible(row: _PackedRow, s: Segment, window: int | None, device: torch.device) -> Tensor:
