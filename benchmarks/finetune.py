@@ -4,10 +4,11 @@
 
 Every side tunes the same model (float32, LoRA r=16 on all linear layers, AdamW, constant 2e-4) on the same rows in
 the same order (single questions and answers of chatterbot-corpus through the model's own chat template, 8 a step),
-each in a fresh process, one after the other, in rounds. Printed: trained tokens per second (median over the rounds of
-each round's tokens by its time, the first two steps left out), peak resident memory, the loss on held-out rows after the same
-tokens, the matrix ceiling of the machine in the same minutes, and the share of it that the arithmetic of the plain
-way (every token of every row through every layer) would be: above what the machine can do where work is left out.
+each in a fresh process, one after the other, in rounds. Printed are medians over the rounds: trained tokens per second
+(tokens of the answers with their stop tokens, by the time of all steps but the first two), peak resident memory, the
+loss on held-out rows after the same tokens, the matrix ceiling of the machine in the same minutes, and the share of it
+that the arithmetic of the plain way (every token of every row through every layer) would be: above what the machine
+can do where work is left out.
 """
 
 from __future__ import annotations
