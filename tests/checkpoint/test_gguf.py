@@ -23,11 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from stoker.checkpoint import gguf_tokenizer
 from stoker.checkpoint.gguf_layout import transformers_gguf_problem
 from stoker.checkpoint.gguf_replay import Replay, ReplayRequest, replay, replay_llamacpp, transformers_logits
 from stoker.checkpoint.gguf_writer import gguf_problem, write_gguf
 from stoker.errors import RunFailed, UserError
+from stoker.models import pre_tokenizers as llama_cpp
 
 gguf = pytest.importorskip("gguf")
 
@@ -131,10 +131,10 @@ SPLITTERS = {
     "smollm": pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     ),
-    "llama-bpe": _split(gguf_tokenizer.LLAMA3),
-    "smaug-bpe": _split(gguf_tokenizer.LLAMA3),
-    "qwen2": _split(gguf_tokenizer.QWEN2),
-    "tekken": _split(gguf_tokenizer.TEKKEN),
+    "llama-bpe": _split(llama_cpp.LLAMA3),
+    "smaug-bpe": _split(llama_cpp.LLAMA3),
+    "qwen2": _split(llama_cpp.QWEN2),
+    "tekken": _split(llama_cpp.TEKKEN),
 }
 
 
