@@ -1,6 +1,6 @@
 """Tokens per second: Stoker's token cache against ``datasets.map`` with two processes.
 
-    python benchmarks/tokenise.py [--rows 40000] [--rounds 3]
+    python benchmarks/tokenise.py [--rows 120000] [--rounds 3]
 
 Both read the same JSON lines of chat rows (chatterbot-corpus repeated under new numbers), render them with the chat
 template of SmolLM2, encode them and mark the trained tokens, into files on the disk; nothing is cached between rounds.
@@ -101,7 +101,7 @@ def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
 def main() -> None:
     """Runs the sides in turn and prints medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=40_000)
+    parser.add_argument("--rows", type=int, default=120_000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
