@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -28,8 +29,6 @@ from stoker.checkpoint.gguf_replay import Replay, ReplayRequest, replay, replay_
 from stoker.checkpoint.gguf_writer import gguf_problem, write_gguf
 from stoker.errors import RunFailed, UserError
 from stoker.models import pre_tokenizers as llama_cpp
-
-gguf = pytest.importorskip("gguf")
 
 VOCAB = 420  # more than the tokenizer's ids, so that the writer has to fill the list up
 CORPUS = [

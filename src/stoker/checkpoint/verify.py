@@ -72,8 +72,7 @@ def verify(reference: Reference, export: Export, written: Path) -> str:
     replayed, encoded = answer_afresh(written, reference.questions, reference.stop_ids, conversation)
     if tuple(encoded) != reference.conversation:
         raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
-    said = compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
-    return said
+    return compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
 
 
 def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:
