@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test lint format bench clean
+.PHONY: install quickstart test lint format bench verify-all clean
 
 install: .venv/.installed
 
@@ -51,6 +51,10 @@ format: .venv/.installed-dev
 bench: .venv/.installed-bench
 	$(BIN)/python benchmarks/tokenise.py
 	$(BIN)/python benchmarks/finetune.py
+
+# Every family under every layout against one process; writes docs/matrix.md.
+verify-all: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verify_all.py
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from stoker.data.chat import BUILT_IN, ChatTemplate
 from stoker.data.tokenise import TextCodec
+from stoker.launch.pool import Pool
 
 LEARNT_FROM = [
     "What is the capital of France? The capital of France is Paris.",
@@ -30,6 +31,19 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["STOKER_CACHE"]
     else:
         os.environ["STOKER_CACHE"] = before
+
+
+@pytest.fixture(scope="session")
+def pool(stoker_cache: None) -> Iterator[Pool]:
+    """Up to eight processes that all tests share; they start when a test first needs them.
+
+    ``pool.run(function, *arguments, world=4)`` calls a function of a test module (not a nested one) on ranks 0 to
+    3, in a gloo group of their own, and gives the list of their results. An exception of a rank is raised here:
+    a `UserError` as itself, any other as `stoker.launch.failure.RankFailed` with the rank's traceback. With
+    ``world=1`` there is no process group: what one process computes. Rank and size: `torch.distributed`.
+    """
+    with Pool(8) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -39,6 +39,14 @@ def test_the_job_is_printed_with_the_origin_of_each_value(capsys: pytest.Capture
     assert lines["precision"].startswith("  precision: auto ")
 
 
+def test_the_layout_is_told_in_processes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "job.yaml", "parallel={data: 2, shard: zero3, tensor: 2}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.startswith("parallel:"))
+    assert line.endswith("  # 4 processes: data 2 (zero3) x tensor 2 + sequence")
+    assert not any(line.startswith("  schedule: 1f1b") for line in lines)  # no pipeline, no schedule
+
+
 def test_what_is_printed_is_a_job_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "job.yaml", "output=runs/x"]) == 0
     Path("again.yaml").write_text(capsys.readouterr().out)

@@ -65,6 +65,8 @@ def test_blocks_are_found_at_their_paths(path: KeyPath, block: type | None) -> N
         ("train.pack", "true or false or auto"),
         ("tune.targets", "all-linear or a list of words"),
         ("tune.method", "one of full, lora, qlora"),
+        ("parallel.stages", "a list of whole numbers above 0 or auto"),
+        ("parallel.shard", "one of none, zero1, zero2, zero3"),
     ],
 )
 def test_types_in_words(key: str, words: str) -> None:
@@ -105,6 +107,10 @@ def test_examples_are_values_that_the_schema_takes() -> None:
         (("tune",), "r", ("tune", "rank"), True),
         ((), "template", ("data", "template"), False),
         (("train",), "beta", None, False),
+        (("parallel",), "tensor_model_parallel_size", ("parallel", "tensor"), True),
+        ((), "cp_size", ("parallel", "context"), True),
+        (("train",), "shard", ("parallel", "shard"), True),
+        ((), "fsdp", None, False),
     ],
 )
 def test_suggestions(parent: KeyPath, key: str, target: KeyPath | None, certain: bool) -> None:
@@ -120,6 +126,9 @@ def test_suggestions(parent: KeyPath, key: str, target: KeyPath | None, certain:
         ("7bit", ["none", "8bit", "4bit"], "8bit"),
         ("cosin", ["linear", "cosine"], "cosine"),
         ("bfloat16", ["auto", "bf16", "fp16"], "bf16"),
+        ("3", ["none", "zero1", "zero2", "zero3"], "zero3"),
+        ("FULL_SHARD", ["none", "zero1", "zero2", "zero3"], "zero3"),
+        ("1F1B", ["gpipe", "1f1b", "interleaved"], "1f1b"),
         ("qqq", ["linear", "cosine"], None),
     ],
 )
@@ -138,5 +147,6 @@ def test_the_editors_schema_takes_shorthands() -> None:
         kinds = [option.get("type", option.get("$ref")) for option in data["anyOf"]]
         assert kinds == ["string", "#/$defs/SourceBlock", "array"]
         assert {"type": "string", "minLength": 1} in data["anyOf"][2]["items"]["anyOf"]
+    assert {"type": "string", "const": "auto"} in schema["properties"]["parallel"]["anyOf"]
     described = [p for block in schema["$defs"].values() for p in block["properties"].values()]
     assert all(p.get("description") for p in [*schema["properties"].values(), *described])

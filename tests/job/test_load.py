@@ -50,7 +50,7 @@ ONE_WRONG = [
     ("train: {batch: true}\n", (4, 16), "not true", ""),
     ("train: {clip: -1}\n", (4, 15), "of at least 0, not -1", ""),
     ("train: {clip: .inf}\n", (4, 15), "not inf", ""),
-    ("train: {compile: yes}\n", (4, 18), "true or false, not 'yes'", "write true"),
+    ("train: {compile: yes}\n", (4, 18), "true or false or auto, not 'yes'", "write true"),
     ("train: {precision: bf-16}\n", (4, 20), "one of auto, bf16, fp16, fp32", "write bf16"),
     ("train: {precision: float16}\n", (4, 20), "not 'float16'", "write fp16"),
     ("train:\n  lr:\n", (5, 3), "`train.lr` is empty", "remove the line"),

@@ -43,6 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2": LLAMA_LIKE,
     "qwen3": {**LLAMA_LIKE, "head_dim": 8},
     "mistral": {**LLAMA_LIKE, "sliding_window": WINDOW},
+    "gemma": {**LLAMA_LIKE, "head_dim": 8},
     "gemma2": {
         **LLAMA_LIKE,
         "head_dim": 8,
@@ -88,3 +89,22 @@ def tiny(family: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> 
             if parameter.dim() > 1:
                 parameter.normal_(std=0.2)
     return model
+
+
+def deep(family: str, *, layers: int = 4, **changes: Any) -> PreTrainedModel:
+    """The same with more blocks, of all kinds that the family has, and 8 heads."""
+    keys = {
+        "gpt2": ("n_layer", "n_head"),
+        "bloom": ("n_layer", "n_head"),
+        "gptj": ("n_layer", "n_head"),
+        "gpt_neo": ("num_layers", "num_heads"),
+    }
+    layers_key, heads_key = keys.get(family, ("num_hidden_layers", "num_attention_heads"))
+    kinds: dict[str, Any] = {}
+    if family == "gpt_neo":
+        kinds = {"attention_types": [[["global", "local"], layers // 2]]}
+    if family in ("gemma2", "gemma3_text"):
+        kinds = {"layer_types": ["sliding_attention", "full_attention"] * (layers // 2)}
+    if family in ("qwen2_moe", "qwen3_moe"):
+        kinds = {"mlp_only_layers": [1]}
+    return tiny(family, **{layers_key: layers, heads_key: 8, **kinds, **changes})

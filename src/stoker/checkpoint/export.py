@@ -11,18 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from peft import PeftModel
 from torch import nn
 
+from stoker.checkpoint.adapter import save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
+from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
 from stoker.models.source import locate
 
@@ -127,7 +129,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     assert isinstance(tuned.model, PeftModel)
     tuned.model.peft_config["default"].base_model_name_or_path = base_of(tuned, base)
-    tuned.model.save_pretrained(str(folder))
+    save_adapter(tuned.model, folder)
     served_tokenizer(tuned).save_pretrained(folder)
     return folder
 
@@ -152,10 +154,13 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
-    """The model with its adapters added into its weights, in float32: the sum is rounded once, at the end."""
-    if isinstance(model, PeftModel):
-        return model.float().merge_and_unload()
-    return model
+    """The model as transformers saves it, with its adapters added into its weights.
+
+    In float32, so that the sum is rounded once, at the end.
+    """
+    merged: Any = model.float().merge_and_unload() if isinstance(model, PeftModel) else model
+    saved_form(merged)
+    return merged
 
 
 def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:

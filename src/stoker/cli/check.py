@@ -14,6 +14,7 @@ from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.document import read_text
 from stoker.job.keys import KeyPath, dotted
+from stoker.job.layout import layout_of
 from stoker.job.render import job_lines
 
 REASON_COLUMN = 44  # where the origins begin, unless a value is longer
@@ -84,11 +85,17 @@ def print_job(loaded: LoadedJob) -> None:
     terminal = sys.stdout.isatty()
     for line, path in lines:
         if path is None:
-            print(line)
+            print(f"{line:<{column - 2}}  # {_processes(loaded)}" if line == "parallel:" else line)
             continue
         origin, given = _origin_words(loaded, path)
         text = f"{line:<{column - 2}}  # {origin}"
         print(text if not terminal else f"{line:<{column - 2}}  \x1b[{36 if given else 2}m# {origin}\x1b[0m")
+
+
+def _processes(loaded: LoadedJob) -> str:
+    """``4 processes: data 2 (zero3) x tensor 2 + sequence``."""
+    layout = layout_of(loaded.job)
+    return f"{layout.world} process{'es' * (layout.world > 1)}: {layout.describe()}"
 
 
 def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job
-from stoker.job import LoadedJob
+from stoker.errors import UserError
 
 if TYPE_CHECKING:
-    from stoker.train.loop import Loop, Outcome
+    from stoker.launch.join import Place
+    from stoker.launch.work import Ending, Work
 
 SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
 
@@ -33,56 +36,95 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     loaded = open_job(arguments.job, arguments.overrides)
     assert loaded.job.output is not None
-    return _train(loaded, base, base / loaded.job.output, arguments)
-
-
-def _train(loaded: LoadedJob, base: Path, output: Path, arguments: argparse.Namespace) -> int:
-    from stoker.cli.report import TokeniseReport, quiet_libraries
-    from stoker.runs.folder import RunFolder, put_aside
+    from stoker.cli.report import quiet_libraries
+    from stoker.launch.failure import Interrupted, LeftToAnother
+    from stoker.launch.join import check_world, joined
+    from stoker.launch.work import Work
 
     quiet_libraries()
-    if arguments.fresh and output.exists():
-        print(f"the earlier run is now in {put_aside(output)}", file=sys.stderr)
-    folder = RunFolder(output)
-    from stoker.train.run import prepare, start
+    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json)
+    place = joined(os.environ)
+    if place is not None:
+        check_world(place, work.layout)
+    first = place is None or place.rank == 0
+    if arguments.fresh and first and work.output.exists():
+        from stoker.runs.folder import put_aside
+
+        print(f"the earlier run is now in {put_aside(work.output)}", file=sys.stderr)
+    try:
+        ending = _train(work, place)
+    except Interrupted as interrupted:
+        return SIGNAL_EXIT + interrupted.number
+    except LeftToAnother as error:
+        return error.exit_code
+    if first and arguments.json:
+        print(json.dumps(_answer(work.output, ending)))
+    elif first:
+        _say(arguments.job, arguments.overrides, work.output, ending)
+    return 0 if ending.outcome.state == "done" else SIGNAL_EXIT + (ending.outcome.signal or 0)
+
+
+def _train(work: Work, place: Place | None) -> Ending:
+    """In the process that a launcher started, in this one, or in those that this one starts."""
+    from stoker.cli.report import TokeniseReport
+    from stoker.hardware.device import check_devices
+    from stoker.launch.failure import RankFailed
+    from stoker.launch.local import train_here
+    from stoker.runs.folder import RunFolder
+
+    folder = RunFolder(work.output)
+    if place is not None:
+        from stoker.launch.member import train_as_member
+
+        return train_as_member(work, place, TokeniseReport())
+    check_devices(work.devices, work.layout.world)
+    if work.layout.one_process:
+        from stoker.launch.worker import train
+
+        return train(work, report=TokeniseReport(), hold=folder.take())
+    from stoker.launch.inputs import check_data
 
     with TokeniseReport() as report:
-        prepared = prepare(loaded, base, report)
-    with folder.take():  # only now: a job that cannot be prepared leaves no folder behind
-        outcome, loop = start(prepared, folder, base, quiet=arguments.json)
-    if arguments.json:
-        print(json.dumps(_answer(output, outcome)))
-    else:
-        _say(arguments.job, arguments.overrides, output, outcome, loop)
-    return 0 if outcome.state == "done" else SIGNAL_EXIT + (outcome.signal or 0)
+        check_data(work, report)
+    is_new = not work.output.exists()
+    try:
+        with folder.take():
+            return train_here(work)
+    except RankFailed as error:
+        print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
+        raise
+    except UserError as error:
+        if is_new and error.exit_code == UserError.exit_code:  # the job's fault: nothing has been trained
+            shutil.rmtree(work.output)
+        raise
 
 
-def _answer(output: Path, outcome: Outcome) -> dict[str, Any]:
-    evaluation = outcome.evaluation
+def _answer(output: Path, ending: Ending) -> dict[str, Any]:
+    outcome = ending.outcome
     return {
         "state": outcome.state,
         "run": str(output),
         "step": outcome.step,
-        "held_out_loss": evaluation.loss if evaluation else None,
+        "held_out_loss": outcome.evaluation.loss if outcome.evaluation else None,
         "held_out_loss_before": outcome.first_evaluation,
     }
 
 
-def _say(job: str, overrides: list[str], output: Path, outcome: Outcome, loop: Loop) -> None:
+def _say(job: str, overrides: list[str], output: Path, ending: Ending) -> None:
+    outcome = ending.outcome
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if outcome.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
-        print(f"stopped after step {outcome.step} of {loop.plan.steps}, saved in {shown}\nto go on: {command}")
+        print(f"stopped after step {outcome.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
         return
-    progress = loop.progress
     if outcome.evaluation and outcome.first_evaluation is not None:
         print(f"held-out loss {outcome.first_evaluation:.4f} -> {outcome.evaluation.loss:.4f}")
-    elif progress.last_loss is not None:
-        print(f"loss {progress.first_loss:.4f} -> {progress.last_loss:.4f}")
-    if progress.best_step not in (None, outcome.step) and loop.plan.keep_best:
-        print(f"lowest held-out loss {progress.best_loss:.4f} at step {progress.best_step}: take it with --at best")
+    elif ending.last_loss is not None:
+        print(f"loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
+    if ending.best_step not in (None, outcome.step) and ending.keep_best:
+        print(f"lowest held-out loss {ending.best_loss:.4f} at step {ending.best_step}: take it with --at best")
     print(f"done: {shown}")
-    if loop.task.unit == "token":
+    if ending.unit == "token":
         commands = (
             f"chat {shown} --compare",
             f"eval {shown} YOUR.jsonl",

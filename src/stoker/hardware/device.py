@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,8 @@ from pathlib import Path
 import psutil
 import torch
 from torch import dtype
+
+from stoker.errors import CannotRun, Problem
 
 
 @dataclass(frozen=True)
@@ -21,20 +24,22 @@ class Device:
         type: ``cuda``, ``mps`` or ``cpu``.
         precision: ``bf16``, ``fp16`` or ``fp32``.
         why: the reason for the precision.
+        index: which of several; None for the process' current one.
     """
 
     type: str
     precision: str
     why: str
+    index: int | None = None
 
     @property
     def torch(self) -> torch.device:
-        return torch.device(self.type)
+        return torch.device(self.type) if self.index is None else torch.device(self.type, self.index)
 
     @cached_property
     def name(self) -> str:
         """The name that the maker gave it."""
-        return torch.cuda.get_device_name() if self.type == "cuda" else processor_name()
+        return torch.cuda.get_device_name(self.index) if self.type == "cuda" else processor_name()
 
     @property
     def autocast_dtype(self) -> dtype | None:
@@ -83,21 +88,69 @@ def peak_resident() -> float:
     return psutil.Process(os.getpid()).memory_info().rss / 2**30
 
 
-def choose_device(precision: str = "auto") -> Device:
+def choose_device(precision: str = "auto", on: torch.device | None = None) -> Device:
     """The device of this process and its precision; ``auto`` takes the fastest that trains without care.
 
     bfloat16 needs hardware for it: on a processor without, it is about 20 times slower than float32.
+
+    Args:
+        on: the device, where it is settled; by default the best that is here.
     """
-    kind = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    if precision != "auto":
-        return Device(kind, precision, "given")
+    on = on or torch.device(best_kind())
+    chosen, why = (precision, "given") if precision != "auto" else _precision_of(on.type)
+    return Device(on.type, chosen, why, on.index)
+
+
+def best_kind() -> str:
+    """``cuda``, ``mps`` or ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _precision_of(kind: str) -> tuple[str, str]:
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return Device(kind, "bf16", "this GPU computes in bfloat16")
+        return "bf16", "this GPU computes in bfloat16"
     if kind == "cuda":
-        return Device(kind, "fp16", "this GPU has no bfloat16, so float16 with loss scaling")
+        return "fp16", "this GPU has no bfloat16, so float16 with loss scaling"
     if kind == "cpu" and has_bf16_matrix_units():
-        return Device(kind, "bf16", "this processor has matrix units for bfloat16 (AMX)")
-    return Device(kind, "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here")
+        return "bf16", "this processor has matrix units for bfloat16 (AMX)"
+    return "fp32", "this processor has no fast bfloat16" if kind == "cpu" else "the safe choice here"
+
+
+def check_devices(devices: Sequence[int] | None, processes: int) -> None:
+    """Whether this machine has a device for each process that it is to run.
+
+    Args:
+        devices: the numbers of the GPUs that are asked for, if they are.
+
+    Raises:
+        CannotRun: it has not.
+    """
+    count = torch.cuda.device_count()
+    if devices is not None and max(devices) >= count:
+        here = f"has {count} GPUs, numbered from 0" if count else "has no GPU"
+        raise CannotRun(Problem(f"parallel.devices: {max(devices)} is asked for, and this machine {here}"))
+    if count and devices is None and processes > count:
+        raise CannotRun(
+            Problem(
+                f"the layout needs {processes} processes with a GPU each, and this machine has {count}",
+                "lower `parallel`, or start the processes on several machines with torchrun or srun",
+            )
+        )
+
+
+def device_of(local_rank: int, devices: Sequence[int] | None = None, *, alone: bool = False) -> torch.device:
+    """The device of one of several processes on this machine.
+
+    Args:
+        devices: which GPUs the processes take, in their order; by default the first ones.
+        alone: whether it is the only process: Apple's GPU serves no more.
+    """
+    if not torch.cuda.is_available():
+        return torch.device(best_kind() if alone else "cpu")
+    if devices is not None:
+        return torch.device("cuda", devices[local_rank])
+    # A launcher may let each process see its own GPU only.
+    return torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
 
 
 def has_bf16_matrix_units() -> bool:

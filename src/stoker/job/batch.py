@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.job.layout import Layout
+
 DEFAULT_BATCH = 8
 TOKENS_PER_PASS = 8192  # what a forward pass of one process holds unless told otherwise; fills small devices well
+ONE_PROCESS = Layout()
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,19 @@ def solve_batch(
     data_parallel: int | None = None,
     seq_len: int | None = None,
     default_batch: int = DEFAULT_BATCH,
+    pipeline: Layout = ONE_PROCESS,
 ) -> Batch:
     """Solve the triangle from the corners that are given; None is to be found. All are at least 1.
 
     Where the corners leave a choice: one data-parallel process; no accumulation when only the micro-batch is
     given; ``default_batch`` sequences (at least one per process and pass) when nothing else says; and the
     largest micro-batch that divides the work of a process and holds at most TOKENS_PER_PASS tokens (no limit
-    where ``seq_len`` is None). Raises BatchError where no whole numbers satisfy the corners.
+    where ``seq_len`` is None).
+
+    A ``pipeline`` takes the forward passes of a step as its micro-batches: where there is a choice they are at
+    least as many as its stages, which keeps all of them busy, or else as many as there can be.
+
+    Raises BatchError where no whole numbers satisfy the corners and the pipeline's schedule.
     """
     if data_parallel is None:
         data_parallel = 1
@@ -48,7 +57,7 @@ def solve_batch(
             _need_multiple(batch, micro_batch=micro_batch, accumulation=accumulation)
             data_parallel = batch // (micro_batch * accumulation)
     if batch is None:
-        batch = _batch_from(micro_batch, accumulation, data_parallel, default_batch)
+        batch = _batch_from(micro_batch, accumulation, data_parallel, default_batch, pipeline)
     if micro_batch is not None and accumulation is not None:
         product = micro_batch * accumulation * data_parallel
         if product != batch:
@@ -57,18 +66,27 @@ def solve_batch(
                 f"{parts} is {product}, but batch is {batch}",
                 f"write batch {product}, or give two of the three",
             )
-        return Batch(batch, micro_batch, accumulation, data_parallel)
-    if micro_batch is not None:
+    elif micro_batch is not None:
         _need_multiple(batch, micro_batch=micro_batch, data_parallel=data_parallel)
-        return Batch(batch, micro_batch, batch // (micro_batch * data_parallel), data_parallel)
-    if accumulation is not None:
+        accumulation = batch // (micro_batch * data_parallel)
+    elif accumulation is not None:
         _need_multiple(batch, accumulation=accumulation, data_parallel=data_parallel)
-        return Batch(batch, batch // (accumulation * data_parallel), accumulation, data_parallel)
-    _need_multiple(batch, data_parallel=data_parallel)
-    share = batch // data_parallel
-    limit = share if seq_len is None else max(1, TOKENS_PER_PASS // seq_len)
-    micro_batch = max(divisor for divisor in divisors(share) if divisor <= limit)
-    return Batch(batch, micro_batch, share // micro_batch, data_parallel)
+        micro_batch = batch // (accumulation * data_parallel)
+    else:
+        _need_multiple(batch, data_parallel=data_parallel)
+        share = batch // data_parallel
+        accumulation = _passes(share, share if seq_len is None else max(1, TOKENS_PER_PASS // seq_len), pipeline)
+        micro_batch = share // accumulation
+    solved = Batch(batch, micro_batch, accumulation, data_parallel)
+    if not pipeline.takes(accumulation):
+        raise _out_of_step(solved, pipeline)
+    return solved
+
+
+def _passes(share: int, limit: int, pipeline: Layout) -> int:
+    """Forward passes for a share of the batch, the fewest that keep every stage busy; ``limit`` sequences at once."""
+    possible = [share // size for size in divisors(share) if size <= limit and pipeline.takes(share // size)]
+    return min((count for count in possible if count >= pipeline.stage_count), default=max(possible, default=share))
 
 
 def divisors(number: int) -> list[int]:
@@ -77,11 +95,33 @@ def divisors(number: int) -> list[int]:
     return sorted({*low, *(number // d for d in low)})
 
 
-def _batch_from(micro_batch: int | None, accumulation: int | None, data_parallel: int, default_batch: int) -> int:
+def _batch_from(
+    micro_batch: int | None, accumulation: int | None, data_parallel: int, default_batch: int, pipeline: Layout
+) -> int:
     if micro_batch is not None:
-        return micro_batch * (accumulation or 1) * data_parallel
-    unit = (accumulation or 1) * data_parallel
+        return micro_batch * (accumulation or pipeline.stage_count) * data_parallel
+    unit = (accumulation or (1 if pipeline.takes(1) else pipeline.pipeline)) * data_parallel
     return max(unit, default_batch // unit * unit)
+
+
+def _out_of_step(solved: Batch, pipeline: Layout) -> BatchError:
+    """The error of a number of micro-batches that the schedule cannot run, with numbers that it can."""
+    over = f"`schedule: {pipeline.schedule}` over {pipeline.pipeline} processes"
+    needs = (
+        f"needs at least {pipeline.pipeline} micro-batches a step"
+        if pipeline.schedule == "1f1b"
+        else f"runs its micro-batches in equal rounds of {pipeline.pipeline} or more"
+    )
+    share = solved.micro_batch * solved.accumulation
+    fitting = sorted(filter(pipeline.takes, divisors(share)), key=lambda count: abs(count - solved.accumulation))[:2]
+    options = [f"accumulation {count} with micro_batch {share // count}" for count in sorted(fitting)]
+    if not options:
+        least = (share // pipeline.pipeline + 1) * pipeline.pipeline
+        options = [f"batch {least * solved.data_parallel} with accumulation {least}"]
+    return BatchError(
+        f"{over} {needs}, and accumulation is {solved.accumulation}",
+        f"write {', or '.join([*options, '`schedule: gpipe`'])}",
+    )
 
 
 def _need_multiple(batch: int, **corners: int) -> None:

@@ -3,57 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.batch import BatchError
-from stoker.job.document import Document
 from stoker.job.keys import KeyPath, dotted, field_at, parse_key
+from stoker.job.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.schema import Job, TuneBlock
-from stoker.job.triangle import triangle_of
+from stoker.job.triangle import TRIANGLE, triangle_of
+from stoker.job.view import CannotTellError, View
 
 ADAPTER_KEYS = tuple(name for name in TuneBlock.model_fields if name != "method")
-
-
-class CannotTellError(Exception):
-    """A conflict hangs on a key that is itself wrong, which has been reported already."""
-
-
-class View:
-    """A job under judgement: its values, which of them were written, and which are wrong by themselves."""
-
-    def __init__(self, job: Job, document: Document, wrong: set[KeyPath]) -> None:
-        self.job, self.document, self.wrong = job, document, wrong
-
-    def value(self, key: str) -> Any:
-        """The value of a key, written or default; None inside a block that is not there."""
-        path = self._known(key)
-        value: Any = self.job
-        for part in path:
-            value = value[part] if isinstance(part, int) else getattr(value, part, None)
-        return value
-
-    def given(self, key: str) -> bool:
-        """Whether a value that is not ``auto`` was written."""
-        path = self._known(key)
-        try:
-            return self.document.at(path) not in (None, "auto")
-        except KeyError:
-            return False
-
-    def _known(self, key: str) -> KeyPath:
-        path = parse_key(key)
-        if any(path[: len(wrong)] == wrong for wrong in self.wrong):
-            raise CannotTellError(key)
-        return path
-
-    def at_each(self, keys: list[str], message: str, suggestion: str) -> Iterator[Problem]:
-        """The same problem at the place of every key that was written; at the first key's where none was."""
-        places = [(key, where) for key in keys if (where := self.document.where(parse_key(key)))]
-        for key, where in places or [(keys[0], "")]:
-            others = ", ".join(other for _, other in places if other != where)
-            also = f" (see also {others})" if others else ""
-            yield self.document.problem(parse_key(key), f"{message}{also}", suggestion)
+WITHOUT_TEXT = ("model", "data", "train.seq_len", "train.pack", "evaluate.data", "evaluate.samples")
 
 
 def conflicts(view: View) -> list[Problem]:
@@ -106,7 +66,7 @@ def _module_without(view: View) -> Iterator[Problem]:
         "data": "name the callable in `module.data`",
         "evaluate.data": "name the callable in `module.evaluate`",
     }
-    for key in ("model", "data", "tune", "mix", "evaluate.data", "train.seq_len", "train.pack"):
+    for key in (*WITHOUT_TEXT, "tune", "mix"):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
             yield from view.at_each([key], f"`{key}` has no effect in `task: module`", instead.get(key, "remove it"))
 
@@ -170,6 +130,14 @@ def _two_evaluations(view: View) -> Iterator[Problem]:
         yield from view.at_each([held_out, "evaluate.fraction"], message, "keep one of them")
 
 
+def _samples(view: View) -> Iterator[Problem]:
+    nothing_held_out = view.value("evaluate.fraction") == 0 and not view.value("evaluate.data")
+    if view.value("task") != "module" and view.value("evaluate.samples") and nothing_held_out:
+        message = "`evaluate.samples` answers held-out prompts, and nothing is held out"
+        hint = "remove `fraction: 0`, or name held-out sources in `evaluate.data`"
+        yield from view.at_each(["evaluate.samples", "evaluate.fraction"], message, hint)
+
+
 def _warmup(view: View) -> Iterator[Problem]:
     warmup, steps = view.value("train.warmup"), view.value("steps")
     if steps is not None and isinstance(warmup, int) and warmup >= steps:
@@ -180,9 +148,10 @@ def _warmup(view: View) -> Iterator[Problem]:
 
 
 def _batch(view: View) -> Iterator[Problem]:
-    corners = [f"train.{name}" for name in ("batch", "micro_batch", "accumulation")]
-    written = [key for key in (*corners, "parallel.data") if view.given(key)]
-    view.value("task"), view.value("train.seq_len")
+    for key in TRIANGLE:
+        view.value(key)
+    corners = ("train.batch", "train.micro_batch", "train.accumulation", "parallel.data", "parallel.devices")
+    written = [key for key in (*corners, "parallel.pipeline", "parallel.schedule") if view.given(key)]
     try:
         triangle_of(view.job)
     except BatchError as error:
@@ -191,16 +160,24 @@ def _batch(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _module_block, _module_without, _import_paths,
-    _quantised_base, _adapter_keys_without_adapter, _weights, _two_evaluations, _warmup, _batch,
+    _quantised_base, _adapter_keys_without_adapter, _weights, _two_evaluations, _samples, _warmup, _batch,
+    *LAYOUT_CHECKS,
 )  # fmt: skip
 
 
 def has_effect(job: Job, path: KeyPath) -> bool:
     """Whether a key changes anything in this job: an adapter's keys do nothing in full tuning, and so on."""
+    if path[0] == "parallel":
+        return not _idle_in_layout(job, str(path[-1]))
     if job.task == "module":
-        return dotted(path) not in ("model", "data", "train.seq_len", "train.pack", "evaluate.data") and path[
-            0
-        ] not in ("tune", "mix")
+        return dotted(path) not in WITHOUT_TEXT and path[0] not in ("tune", "mix")
     if path[0] == "tune" and path[-1] in ADAPTER_KEYS:
         return job.tune.method != "full"
     return path[0] != "module" and field_at(path)[0] is not None
+
+
+def _idle_in_layout(job: Job, name: str) -> bool:
+    parts = job.parallel
+    idle = (["shard_size"] if parts.shard == "none" else []) + (["sequence", "expert"] if parts.tensor == 1 else [])
+    idle += (["schedule", "stages"] if parts.pipeline == 1 else []) + (["context_by"] if parts.context == 1 else [])
+    return name in idle

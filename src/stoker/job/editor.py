@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.job.keys import block_of, choices, field_at
 from stoker.job.schema import Job
-from stoker.job.shorthand import MAIN_KEY
+from stoker.job.shorthand import ALL_AUTO, MAIN_KEY
 
 
 def editor_schema() -> dict[str, Any]:
@@ -21,6 +21,7 @@ def editor_schema() -> dict[str, Any]:
         options = choices(field.annotation) if field is not None else []
         short: dict[str, Any] = {"type": "string", **({"enum": options} if options else {"minLength": 1})}
         _allow(schema["properties"], key, short)
+    _allow(schema["properties"], ALL_AUTO, {"const": "auto", "type": "string"})
     source = {"$ref": "#/$defs/SourceBlock"}
     for holder, key in (
         (schema["properties"], "data"),

@@ -122,8 +122,7 @@ def choices(annotation: Any) -> list[str]:
 
 def accepts(annotation: Any, *kinds: type) -> bool:
     """Whether one of the alternatives is of these types."""
-    bare = [get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)]
-    return any(part in kinds or get_origin(part) in kinds for part in bare)
+    return any(part in kinds or get_origin(part) in kinds for part in _bare(annotation))
 
 
 # Values that show what is meant where the schema's default is ``auto`` or nothing.
@@ -151,10 +150,24 @@ def example_of(path: KeyPath) -> str:
     return str(default).lower() if isinstance(default, bool) else f"{default}"
 
 
+def item_of(annotation: Any) -> Any:
+    """The annotation of what a list or a block of names and values holds."""
+    return next(get_args(part)[-1] for part in _bare(annotation) if get_origin(part) in (list, dict))
+
+
 def describe(field: FieldInfo) -> str:
     """What may be written, in words: ``a whole number above 0 or auto``."""
-    words = [_describe(part, field.metadata) for part in _alternatives(field.annotation)]
-    return " or ".join(words)
+    return in_words(field.annotation, field.metadata)
+
+
+def in_words(annotation: Any, bounds: list[Any]) -> str:
+    """The same for an annotation and its bounds."""
+    return " or ".join(_describe(part, bounds) for part in _alternatives(annotation))
+
+
+def _bare(annotation: Any) -> list[Any]:
+    """The alternatives without their bounds."""
+    return [get_args(part)[0] if get_origin(part) is Annotated else part for part in _alternatives(annotation)]
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -176,8 +189,11 @@ def _describe(part: Any, bounds: list[Any]) -> str:
     block, is_list = block_of(part)
     if block is not None:
         return "a list of blocks" if is_list else "a block of keys"
+    if origin is list:
+        item = _describe(get_args(part)[0], [])
+        return f"a list of {'words' if item == 'text' else item.replace('a whole number', 'whole numbers')}"
     words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    words |= {list: "a list of words", dict: "a block of names and values"}
+    words |= {dict: "a block of names and values"}
     return words.get(origin or part, "any value") + (_bounds(bounds) if part in (int, float) else "")
 
 

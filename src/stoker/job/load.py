@@ -11,13 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError
-from stoker.job.conflicts import View, conflicts
+from stoker.job.conflicts import conflicts
 from stoker.job.document import COMMAND_LINE, Document, read_document
 from stoker.job.keys import KeyPath, block_at, parse_key
 from stoker.job.messages import Finding, findings
 from stoker.job.overrides import apply_overrides
 from stoker.job.resolve import Origin, resolve
 from stoker.job.schema import SCHEMA_VERSION, Job
+from stoker.job.view import View
 
 ANY_TASK = "sft"  # stands in for a task that is missing or wrong, so that the rest can still be judged
 

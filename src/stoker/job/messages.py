@@ -19,6 +19,8 @@ from stoker.job.keys import (
     dotted,
     example_of,
     field_at,
+    in_words,
+    item_of,
 )
 from stoker.job.suggest import nearest, suggest_key
 
@@ -85,8 +87,10 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
     field, home = field_at(path)
     if field is None:
         return Finding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
-    if home != path:  # an item of a list or of a block of names and values: all of them hold text
-        return Finding(path, f"{name} must be text, not {shown(value)}", _quoted(value))
+    if home != path:
+        item = item_of(field.annotation)
+        instead = _quoted(value) if item is str else _instead(item, value)
+        return Finding(path, f"{name} must be {in_words(item, [])}, not {shown(value)}", instead)
     block, is_list = block_of(field.annotation)
     if block is not None:
         expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
@@ -101,7 +105,7 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
             f"{name} must be {expected} of keys, not {shown(value)}".replace("list of keys", "list"),
             hint,
         )
-    if value is None or value == "":
+    if value in (None, "", []):
         return Finding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
     return Finding(path, f"{name} must be {describe(field)}, not {shown(value)}", instead)
@@ -115,6 +119,8 @@ def _instead(annotation: Any, value: Any) -> str:
         return f"write {int(value)}"
     if isinstance(value, str) and (meant := _meant_by_text(annotation, value)):
         return meant
+    if isinstance(value, int) and accepts(annotation, list):
+        return " or ".join([f"write [{value}]", *options])
     if options and isinstance(value, str | int | float):
         near = nearest(str(value), options)
         return f"write {near}" if near is not None and (isinstance(value, str) or not numeric) else ""

@@ -10,7 +10,7 @@ from stoker.job.document import Document
 from stoker.job.keys import KeyPath, dotted, leaves, parse_key
 from stoker.job.reasons import REASONS, UNDECIDED
 from stoker.job.schema import Job
-from stoker.job.triangle import is_scratch, seq_len_of, triangle_of
+from stoker.job.triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
 
 HELD_OUT = 0.05
 EVALUATED = 256  # sequences: enough to tell models apart, few enough to wait for
@@ -88,7 +88,7 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Do
 
 def _decisions(job: Job, file: str) -> dict[str, Decided]:
     """What each ``auto`` would be in this job; those that were written are not used."""
-    found = {**_optimizer(job), **_sequences(job), **_batch(job), **_length(job)}
+    found = {**_optimizer(job), **_sequences(job), **_batch(job), **_layout(job), **_length(job)}
     if job.output is None:
         found["output"] = Decided(f"runs/{Path(file).stem or 'job'}", "runs/ and the name of the job file")
     if job.tune.method == "qlora" and job.model is not None:
@@ -161,17 +161,52 @@ def _batch(job: Job) -> dict[str, Decided]:
         if written[2]
         else f"the largest part of {solved.batch // solved.data_parallel} that holds at most 8192 tokens"
     )
+    if parts.pipeline > 1 and not written[2]:
+        micro = f"leaves the pipeline {solved.accumulation} micro-batches a step, to keep its stages busy"
     if job.task == "module" and not written[2]:
         micro = "the whole batch of a process at once"
     one_pass = solved.micro_batch * solved.data_parallel
     accumulation = f"batch / (micro_batch x parallel.data) = {solved.batch} / {one_pass}"
-    spread = all(written) and parts.data == "auto"
-    processes = f"batch / (micro_batch x accumulation) = {solved.batch} / {solved.micro_batch * solved.accumulation}"
+    processes = "one process"
+    if data_parallel_of(job) is not None and parts.devices != "auto":
+        others = parts.tensor * parts.pipeline * parts.context
+        processes = f"devices / (tensor x pipeline x context) = {len(parts.devices)} / {others}"
+    elif all(written):
+        product = solved.micro_batch * solved.accumulation
+        processes = f"batch / (micro_batch x accumulation) = {solved.batch} / {product}"
     return {
         "train.batch": Decided(solved.batch, batch),
         "train.micro_batch": Decided(solved.micro_batch, micro),
         "train.accumulation": Decided(solved.accumulation, accumulation),
-        "parallel.data": Decided(solved.data_parallel, processes if spread else "one process"),
+        "parallel.data": Decided(solved.data_parallel, processes),
+    }
+
+
+def _layout(job: Job) -> dict[str, Decided]:
+    parts, data = job.parallel, triangle_of(job).data_parallel
+    alone = "not used: `{}` is one"
+    shard_size = Decided(data, f"one copy, spread over all {data}")
+    if parts.shard == "none":
+        shard_size = Decided(1, "nothing is sharded")
+    compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)
+    compiling = "as the other `compile` says" if compiled else "compiling pays only in long runs"
+    return {
+        "parallel.shard_size": shard_size,
+        "parallel.sequence": Decided(
+            parts.tensor > 1,
+            "divides what `tensor` leaves whole, for no more traffic" if parts.tensor > 1 else alone.format("tensor"),
+        ),
+        "parallel.schedule": Decided(
+            DEFAULT_SCHEDULE,
+            "holds the fewest activations" if parts.pipeline > 1 else alone.format("pipeline"),
+        ),
+        "parallel.context_by": Decided(
+            "gather",
+            "works with any number of heads" if parts.context > 1 else alone.format("context"),
+        ),
+        "parallel.expert": Decided(parts.tensor, "experts are spread over the processes of `tensor`"),
+        "parallel.compile": Decided(compiled, compiling),
+        "train.compile": Decided(compiled, compiling),
     }
 
 

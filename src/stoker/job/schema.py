@@ -11,10 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
+
 SCHEMA_VERSION = 1
 
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(gt=0)]
+NaturalInt = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -142,10 +145,10 @@ class TrainBlock(Block):
         default="auto", description="decoupled weight decay, on matrices only"
     )
     clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="largest gradient norm; 0 for none")
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
-        default="auto", description="arithmetic of the forward pass"
+    precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = Field(
+        default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
     )
-    compile: bool = Field(default=False, description="torch.compile each block")
+    compile: bool | Auto = Field(default="auto", description="torch.compile each block")
     tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
 
 
@@ -160,6 +163,9 @@ class EvaluateBlock(Block):
         default="auto", description="held-out sequences that an evaluation uses: so many, or all"
     )
     every: PositiveInt | Auto = Field(default="auto", description="steps between evaluations")
+    samples: NaturalInt = Field(
+        default=0, description="answers to held-out prompts written at each evaluation, to be read by people"
+    )
 
 
 class CheckpointBlock(Block):
@@ -172,12 +178,51 @@ class CheckpointBlock(Block):
 
 
 class ParallelBlock(Block):
-    """How the work is spread."""
+    """How the work is spread: processes = data x tensor x pipeline x context."""
 
-    data: PositiveInt | Auto = Field(default="auto", description="data-parallel processes")
-    recompute: Literal["none", "full"] = Field(
+    data: PositiveInt | Auto = Field(
+        default="auto", description="processes that take different samples; only they multiply the batch"
+    )
+    shard: Shard = Field(
         default="none",
-        description="full: keep only each block's input and compute the rest again in the backward pass",
+        description="what the data-parallel processes share instead of all holding it: zero1 optimizer states, "
+        "zero2 gradients too, zero3 weights too",
+    )
+    shard_size: PositiveInt | Auto = Field(
+        default="auto",
+        description="processes that one copy is spread over; fewer than data: the copies are replicas (hybrid)",
+    )
+    tensor: PositiveInt = Field(default=1, description="processes that each matrix is split over")
+    sequence: bool | Auto = Field(
+        default="auto", description="split activations outside of the matrices too, along the sequence"
+    )
+    pipeline: PositiveInt = Field(default=1, description="processes that the blocks are split over, as stages")
+    schedule: ScheduleName | Auto = Field(
+        default="auto",
+        description="order of the pipeline's micro-batches; interleaved, zero-bubble and zbv hold two stages a process",
+    )
+    stages: Annotated[list[PositiveInt], Field(min_length=1)] | Auto = Field(
+        default="auto", description="blocks of each pipeline stage, first to last; auto spreads them evenly"
+    )
+    context: PositiveInt = Field(default=1, description="processes that each row of tokens is split over")
+    context_by: ContextBy | Auto = Field(
+        default="auto", description="how attention sees the whole row: gather keys and values, or ulysses (by heads)"
+    )
+    expert: PositiveInt | Auto = Field(
+        default="auto", description="processes that the experts of a mixture are spread over; so far as tensor says"
+    )
+    recompute: Recompute = Field(
+        default="none",
+        description="computed again in the backward pass instead of kept; full: all of a block but its input; "
+        "selective: what is cheap to compute and large to keep",
+    )
+    offload: Offload = Field(
+        default="none",
+        description="kept in the host's memory: optimizer states, or params (weights and gradients too, with zero3)",
+    )
+    compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
+    devices: Annotated[list[NaturalInt], Field(min_length=1)] | Auto = Field(
+        default="auto", description="numbers of the devices that are used, one for each process: [0, 2]"
     )
 
 
@@ -211,6 +256,6 @@ class Job(Block):
     train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
     evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")
-    parallel: ParallelBlock = Field(default_factory=ParallelBlock, description="how the work is spread")
+    parallel: ParallelBlock = Field(default_factory=ParallelBlock, description="how the work is spread; or auto")
     target: Literal["local"] = Field(default="local", description="where it runs")
     module: ModuleBlock | None = Field(default=None, description="the block of task: module")

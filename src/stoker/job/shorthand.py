@@ -1,4 +1,4 @@
-"""The short ways to write a block, written out: ``model: NAME``, ``data: FILE``, ``tune: lora``."""
+"""The short ways to write a block, written out: ``model: NAME``, ``tune: lora``, ``parallel: auto``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from stoker.job.schema import Job
 MAIN_KEY = {"model": "name", "tune": "method"}
 SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
 SOURCE_KEY = "path"
+ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it
 
 
 def expand_shorthands(document: Document) -> Document:
@@ -22,6 +23,8 @@ def expand_shorthands(document: Document) -> Document:
         if _is_scalar(data.get(key)):
             marks[(key, main)] = marks[(key,)]
             data[key] = {main: data[key]}
+    if data.get(ALL_AUTO) == "auto":
+        data[ALL_AUTO] = {}
     for name, field in Job.model_fields.items():
         block, is_list = block_of(field.annotation)
         if block is not None and not is_list and not field.is_required() and name in data and data[name] is None:

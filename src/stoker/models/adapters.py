@@ -13,16 +13,17 @@ from transformers import PreTrainedModel
 
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
+from stoker.models.split import Parts, split_targets
 
 
-def lora_config(tune: TuneBlock) -> LoraConfig:
+def lora_config(tune: TuneBlock, targets: str | list[str]) -> LoraConfig:
     """peft's configuration of a ``tune:`` block."""
     assert tune.alpha != "auto", "the job is resolved before its model is built"
     return LoraConfig(
         r=tune.rank,
         lora_alpha=tune.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
         lora_dropout=tune.dropout,
-        target_modules=tune.targets,
+        target_modules=targets,
         use_rslora=tune.rslora,
         use_dora=tune.dora,
         bias="none",
@@ -36,13 +37,15 @@ def add_adapter(model: PreTrainedModel, tune: TuneBlock) -> PeftModel:
     Raises:
         UserError: a target names no layer of the model.
     """
-    if isinstance(tune.targets, list):
-        _check_targets(model, tune.targets)
-    return get_peft_model(model, lora_config(tune))
+    targets = tune.targets
+    if isinstance(targets, list):
+        _check_targets(model, targets)
+        targets = split_targets(model, targets)
+    return get_peft_model(model, lora_config(tune, targets))
 
 
 def _check_targets(model: nn.Module, targets: list[str]) -> None:
-    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _has_weight_matrix(module)}
+    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_layer(module)}
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules()):
             near = get_close_matches(target, sorted(linear), 1)
@@ -52,9 +55,9 @@ def _check_targets(model: nn.Module, targets: list[str]) -> None:
             )
 
 
-def _has_weight_matrix(module: nn.Module) -> bool:
+def _is_layer(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
-    return isinstance(weight, torch.Tensor) and weight.dim() == 2
+    return isinstance(module, Parts) or (isinstance(weight, torch.Tensor) and weight.dim() == 2)
 
 
 @contextmanager

@@ -6,12 +6,30 @@ Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
+
+
+class Across(Protocol):
+    """Processes that each have the rows of some words of the output embedding.
+
+    Attributes:
+        start: the first word of this process.
+        widest: words of the process that has most, so that all cut the same chunks.
+    """
+
+    start: int
+    widest: int
+
+    def maximum(self, x_C: Tensor) -> None:
+        """The largest over the processes, in place."""
+
+    def total(self, x: Tensor) -> None:
+        """The sum over the processes, in place."""
 
 
 @dataclass(frozen=True)
@@ -22,11 +40,14 @@ class Head:
         linear: the output embedding.
         scale: factor of the logits (Cohere, Granite); 1 for most.
         softcap: bound of the logits (Gemma 2); None for most.
+        across: the processes that the vocabulary is split over; None where ``linear`` is whole. The gradient of the
+            hidden states then covers this process' words only, and is to be summed.
     """
 
     linear: nn.Linear
     scale: float = 1.0
     softcap: float | None = None
+    across: Across | None = None
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """All logits of a few positions, shape (N, V)."""
@@ -45,6 +66,7 @@ class Head:
             target_N,
             self.scale,
             self.softcap,
+            self.across,
             torch.is_grad_enabled(),
         )
 
@@ -80,13 +102,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         target_N: Tensor,
         scale: float,
         softcap: float | None,
+        across: Across | None,
         grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
     ) -> tuple[Tensor, Tensor]:
         wants_hidden, wants_weight, wants_bias = (grad_enabled and wanted for wanted in ctx.needs_input_grad[:3])
         wants_any = wants_hidden or wants_weight or wants_bias
         weight = weight_VD.to(hidden_ND.dtype)
         bias = bias_V.to(hidden_ND.dtype) if bias_V is not None else None
-        rows = max(1, CHUNK_BYTES // (4 * weight.shape[0]))
+        words = weight.shape[0] if across is None else across.widest
+        rows = max(1, CHUNK_BYTES // (4 * words))
         loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
         grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
@@ -99,15 +123,30 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 raw_CV.mul_(scale)
             logits_CV = _transform(raw_CV, softcap)
             top_C, best_C = logits_CV.max(dim=1, keepdim=True)
-            correct += (best_C == t_C).sum()
+            own_C = None
+            if across is not None:
+                t_C = t_C - across.start
+                own_C = (t_C >= 0) & (t_C < weight.shape[0])
+                t_C = t_C.where(own_C, 0)
+                across.maximum(top_C)
             picked_C = logits_CV.gather(1, t_C)
+            if own_C is not None:
+                picked_C = picked_C.where(own_C, 0.0)
             slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and wants_any else None
             p_CV = logits_CV.sub_(top_C).exp_() if softcap is None else (logits_CV - top_C).exp_()
             total_C = p_CV.sum(dim=1, keepdim=True)
+            if across is None:
+                correct += (best_C == t_C).sum()
+            else:
+                both_2C = torch.stack((total_C, picked_C))
+                across.total(both_2C)
+                total_C, picked_C = both_2C
+                correct += (picked_C >= top_C).sum()
             loss += (total_C.log() + top_C - picked_C).sum()
             if not wants_any:
                 continue
-            p_CV.div_(total_C).scatter_add_(1, t_C, torch.full_like(total_C, -1.0))
+            hit_C = torch.full_like(total_C, -1.0) if own_C is None else -own_C.to(total_C.dtype)
+            p_CV.div_(total_C).scatter_add_(1, t_C, hit_C)
             if slope_CV is not None:
                 p_CV.mul_(slope_CV)
             if scale != 1.0:
@@ -126,12 +165,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        # Kept as they are: a zero-bubble schedule comes twice, for the hidden states and then for the weights.
         hidden, weight, bias = ctx.grads
-        ctx.grads = None
         return (
-            hidden.mul_(grad_loss) if hidden is not None else None,
-            weight.mul_(grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
-            bias.mul_(grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
+            hidden * grad_loss if hidden is not None else None,
+            (weight * grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
+            (bias * grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
+            None,
             None,
             None,
             None,

@@ -67,15 +67,17 @@ class LanguageModel:
             rows: (token ids, trained mask) of each document.
         """
         if self.packs:
-            return [pack(rows, device, share=not self._drops())]
+            return [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
         return [pad(group, device) for group in groups_by_length(rows)]
 
-    def _drops(self) -> bool:
-        """Whether dropout is at work: then equal beginnings of two rows are not computed alike."""
-        if not self.model.training:
-            return False
-        in_attention = [v for k, v in vars(self.model.config).items() if "drop" in k and isinstance(v, float)]
-        return any(isinstance(m, nn.Dropout) and m.p > 0 for m in self.model.modules()) or any(in_attention)
+
+def drops(model: nn.Module) -> bool:
+    """Whether dropout is at work."""
+    if not model.training:
+        return False
+    config = getattr(model, "config", None)
+    in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
+    return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)
 
 
 def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:

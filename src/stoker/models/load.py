@@ -1,20 +1,49 @@
-"""Models with their weights: from the hub, a folder, a GGUF file, or random."""
+"""Models by name: from the hub, a folder, a GGUF file, or random; without memory first, then with their weights."""
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from stoker.errors import Problem, UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import weights_of_gguf
+from stoker.models.initial import Initial
+from stoker.models.meta import allocate, parameters_on_meta, set_parameter
 from stoker.models.source import locate
+from stoker.models.stored import Stored
+from stoker.models.weights import Held, WeightSource, fill_whole
+
+_WRONG_INPUT = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A model whose parameters are on the meta device, and where their values come from.
+
+    A quantised model has its values already, for its library quantises while it reads.
+    """
+
+    model: PreTrainedModel
+    weights: WeightSource
 
 
 def load_model(
@@ -25,7 +54,21 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     stop_id: int | None = None,
 ) -> PreTrainedModel:
-    """The model of a job, on the CPU (a quantised one where its library wants it), ready to be tuned.
+    """The whole model of a job, on the CPU (a quantised one where its library wants it). See `blank_model`."""
+    blank = blank_model(block, base, seed=seed, dtype=dtype, stop_id=stop_id)
+    fill_whole(allocate(blank.model, torch.device("cpu")), blank.weights)
+    return blank.model
+
+
+def blank_model(
+    block: ModelBlock,
+    base: Path,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    stop_id: int | None = None,
+) -> Blank:
+    """The model of a job without memory for its parameters.
 
     Args:
         block: the job's ``model:``.
@@ -35,36 +78,88 @@ def load_model(
         stop_id: of a model from scratch, the end token to write into its configuration.
 
     Raises:
-        UserError: it cannot be found or loaded, or loading it would run code that the job does not allow.
+        UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
+            not allow.
     """
     source = locate(block.name, base)
     if source is None:
         raise UserError(f"there is no model {block.name!r}")
     if source.kind == "scratch":
-        fresh: nn.Module = _from_scratch(source.where, seed, stop_id)
-        return fresh.to(dtype)  # type: ignore[return-value]
+        with parameters_on_meta():
+            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
+        return Blank(fresh, Initial(fresh, seed))
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            where,
-            dtype=dtype,
-            revision=block.revision,
-            use_safetensors=None if block.allow_pickle else True,
-            trust_remote_code=block.trust_remote_code,
-            quantization_config=quantisation(block.quantise, dtype),
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+        if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
+            return Blank(_read_whole(block, where, dtype), Held({}))
+        files = _weight_files(where, block.revision)
+        if not files and block.allow_pickle:  # pickled weights cannot be read in parts
+            held = _read_whole(block, where, dtype)
+            return Blank(_build(config, block, where, dtype), Held(held.state_dict()))
+        model = _build(config, block, where, dtype)
+    except _WRONG_INPUT as error:
         raise UserError(f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    if not files:
+        raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
+    return Blank(model, Stored(block.name, files, model))
+
+
+def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a configuration, its parameters on the meta device, its buffers real."""
+    with parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
+        for module in model.modules():  # buffers again, now that float32 is the default: as when transformers loads
+            module.__dict__.pop("_is_hf_initialized", None)
+        model.initialize_weights()
+    _keep_exact(model, dtype)
+    with suppress(OSError):  # where there is none, the one made from the model's configuration stays
+        model.generation_config = GenerationConfig.from_pretrained(where, revision=block.revision or "main")
+    return model.eval()
+
+
+def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Puts the few weights that a family wants in float32 whatever the others are into it."""
+    for pattern, kept in model._get_dtype_plan(dtype).items():
+        named = re.compile(pattern.replace("*", ".*"))
+        for name, parameter in list(model.named_parameters()):
+            if named.search(name):
+                set_parameter(model, name, nn.Parameter(parameter.to(kept), parameter.requires_grad))
+        for name, buffer in model.named_buffers():
+            if named.search(name):
+                buffer.data = buffer.to(kept)
+
+
+def _weight_files(where: str, revision: str | None) -> list[Path]:
+    """The safetensors files of a folder or a hub id, which are got from the hub where they are not here yet."""
+    optional = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+    if single := cached_file(where, "model.safetensors", **optional):
+        return [Path(single)]
+    if index := cached_file(where, "model.safetensors.index.json", **optional):
+        return [Path(file) for file in get_checkpoint_shard_files(where, index, revision=revision)[0]]
+    return []
+
+
+def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as transformers loads it, in one piece."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        where,
+        dtype=dtype,
+        revision=block.revision,
+        use_safetensors=None if block.allow_pickle else True,
+        trust_remote_code=block.trust_remote_code,
+        quantization_config=quantisation(block.quantise, dtype),
+        output_loading_info=True,
+    )
     model, info = loaded
     if info["missing_keys"]:  # transformers would go on with random ones
         raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
     return model
 
 
-def _from_scratch(name: str, seed: int, stop_id: int | None) -> LlamaForCausalLM:
+def _scratch_config(name: str, stop_id: int | None) -> LlamaConfig:
     shape = catalogue.SCRATCH[name]
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=shape.vocabulary,
         hidden_size=shape.width,
         num_hidden_layers=shape.layers,
@@ -77,8 +172,6 @@ def _from_scratch(name: str, seed: int, stop_id: int | None) -> LlamaForCausalLM
         eos_token_id=stop_id,
         pad_token_id=None,
     )
-    set_seed(seed)
-    return LlamaForCausalLM(config)
 
 
 def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]

@@ -50,7 +50,8 @@ class _LoraLinear(torch.autograd.Function):
 def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     base = layer.base_layer
     plain = (
-        not layer.disable_adapters
+        "forward" not in vars(base)  # a layer that a layout has split in a way of its own
+        and not layer.disable_adapters
         and not layer.merged
         and not arguments
         and not options

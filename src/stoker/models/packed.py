@@ -11,9 +11,9 @@ Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K h
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,11 +28,38 @@ NAME = "stoker_packed"
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Queries that lie together: ``length`` tokens of a segment, from its ``first`` one on."""
+
+    segment: int
+    first: int
+    length: int
+
+
+class AcrossRow(Protocol):
+    """Processes that each have a part of a packed row, and attend together."""
+
+    def stretches(self, segments: Sequence[Segment]) -> list[Stretch]:
+        """The queries that this process attends with, in the order in which `enter` gives them."""
+
+    def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From this process' tokens to its queries, and the keys and values of the whole row."""
+
+    def leave(self, out_BHTK: Tensor) -> Tensor:
+        """From what its queries gave to this process' tokens."""
+
+    def heads(self, count: int) -> slice:
+        """Which of the query heads it attends with."""
+
+
+@dataclass(frozen=True)
 class _PackedRow:
     """The row at hand, and the masks of its segments: made in the first layer, used in all."""
 
     segments: tuple[Segment, ...]
-    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+    across: AcrossRow | None
+    stretches: Sequence[Stretch]
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
 
 # The rows in work, the innermost last. A plain list and no context variable: on a GPU the backward pass, in
@@ -41,13 +68,37 @@ _rows: list[_PackedRow | None] = [None]
 
 
 @contextmanager
-def segments(layout: Sequence[Segment] | None) -> Iterator[None]:
-    """Within it, rows are laid out so. Must enclose the backward pass too: recompute attends again."""
-    _rows.append(_PackedRow(tuple(layout)) if layout is not None else None)
+def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
+    """Within it, rows are laid out so.
+
+    Args:
+        across: the processes that the row is spread over; None where it is all here.
+    """
+    row = None
+    if layout is not None:
+        whole = [Stretch(i, 0, s.length) for i, s in enumerate(layout)]
+        row = _PackedRow(tuple(layout), across, whole if across is None else across.stretches(layout))
+    with _within(row):
+        yield
+
+
+def same_again() -> AbstractContextManager[None]:
+    """The rows as they are laid out now, for later: recompute attends again in the backward pass."""
+    return _within(_rows[-1])
+
+
+@contextmanager
+def _within(row: _PackedRow | None) -> Iterator[None]:
+    _rows.append(row)
     try:
         yield
     finally:
         _rows.pop()
+
+
+def in_segments() -> bool:
+    """Whether rows are laid out by `segments` here, so that masks come from them and not from the model."""
+    return _rows[-1] is not None
 
 
 @torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
@@ -62,6 +113,7 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    slopes: tuple[float, ...] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own.
@@ -70,11 +122,18 @@ def packed_attention(
         sliding_window: how many keys a query sees, its own included; None for all.
         softcap: bound of the scores (Gemma 2).
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
+        slopes: of each of the H heads, by which the score of a key grows with its position (ALiBi: BLOOM).
     """
     plain = softcap is None and s_aux is None  # what torch's fused kernels compute
     how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
     row = _rows[-1]
     if row is None:
+        if slopes is not None:
+            mask = attention_mask
+            if mask is None:
+                keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
+                mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+            attention_mask = biased(mask, slopes, query_BHTK.dtype)
         if plain:
             return sdpa_attention_forward(
                 module,
@@ -92,19 +151,28 @@ def packed_attention(
             mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
         out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how)
         return out.transpose(1, 2), None
+    if row.across is not None:
+        own = row.across.heads(query_BHTK.shape[1])
+        slopes = slopes[own] if slopes is not None else None
+        how["sinks_H"] = s_aux[own] if s_aux is not None else None
+        query_BHTK, key_BGTK, value_BGTK = row.across.enter(query_BHTK, key_BGTK, value_BGTK)
     grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
     parts = []
     # Split once, not sliced segment by segment: the gradient of a split is one concatenation.
-    lengths = [s.length for s in row.segments]
-    queries, keys, values = (x.split(lengths, dim=2) for x in (query_BHTK, key_BGTK, value_BGTK))
+    queries = query_BHTK.split([stretch.length for stretch in row.stretches], dim=2)
+    keys, values = (x.split([s.length for s in row.segments], dim=2) for x in (key_BGTK, value_BGTK))
     number_of = {s.start: i for i, s in enumerate(row.segments)}
-    for s, q, k, v in zip(row.segments, queries, keys, values, strict=True):
+    for stretch, q in zip(row.stretches, queries, strict=True):
+        s = row.segments[stretch.segment]
+        end = stretch.first + stretch.length
+        k, v = (x[stretch.segment][:, :, :end] for x in (keys, values))
         if s.prefix_length:
             prefix = number_of[s.prefix_start]
-            k, v = torch.cat((keys[prefix], k), dim=2), torch.cat((values[prefix], v), dim=2)  # noqa: PLW2901
+            k, v = torch.cat((keys[prefix], k), dim=2), torch.cat((values[prefix], v), dim=2)
+        before = s.prefix_length + stretch.first  # keys that all of these queries see
         window = sliding_window if sliding_window is not None and k.shape[2] > sliding_window else None
-        masked = s.prefix_length or window is not None or not plain
-        mask = _visible(row, s, window, q.device) if masked else None
+        masked = before or window is not None or slopes is not None or not plain
+        mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, slopes, q) if masked else None
         if plain:
             part = F.scaled_dot_product_attention(
                 q,
@@ -119,13 +187,19 @@ def packed_attention(
         else:
             part = scored_attention(q, k, v, mask=mask, **how)
         parts.append(part)
-    return torch.cat(parts, dim=2).transpose(1, 2), None
+    out_BHTK = torch.cat(parts, dim=2)
+    if row.across is not None:
+        out_BHTK = row.across.leave(out_BHTK)
+    return out_BHTK.transpose(1, 2), None
 
 
-def _visible(row: _PackedRow, s: Segment, window: int | None, device: torch.device) -> Tensor:
-    key = (s.length, s.prefix_length, window)
+def _mask_of(
+    row: _PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor
+) -> Tensor:
+    key = (s.length, s.prefix_length, window, slopes, query.dtype)
     if key not in row.masks:
-        row.masks[key] = visible(s, window, device)
+        mask = visible(s, window, query.device)
+        row.masks[key] = mask if slopes is None else biased(mask, slopes, query.dtype)
     return row.masks[key]
 
 
@@ -134,6 +208,21 @@ def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
     query = torch.arange(s.length, device=device)[:, None] + s.prefix_length
     distance = query - torch.arange(s.prefix_length + s.length, device=device)[None, :]
     return (distance >= 0) & (distance < window) if window is not None else distance >= 0
+
+
+def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """What ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
+
+    A key's position times the slope of the head: only the differences within a row of scores matter, so a
+    position may be counted from any key.
+
+    Args:
+        mask: true where a query sees a key, shape (queries, keys) or (B, 1, queries, keys).
+    """
+    positions = torch.arange(mask.shape[-1], device=mask.device, dtype=torch.float32)
+    slopes_H = torch.tensor(slopes, device=mask.device, dtype=torch.float32)
+    bias = (slopes_H[:, None, None] * positions).to(dtype)
+    return torch.where(mask, bias, torch.finfo(dtype).min).view(-1, len(slopes), *mask.shape[-2:])
 
 
 def scored_attention(
@@ -169,7 +258,7 @@ def scored_attention(
 
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
-    return None if _rows[-1] is not None else sdpa_mask(*arguments, **options)
+    return None if in_segments() else sdpa_mask(*arguments, **options)
 
 
 def register() -> None:

@@ -8,11 +8,15 @@ whatever follows, so losses and gradients are those of the documents one by one,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from stoker.models.packed import AcrossRow
 
 Row = tuple[np.ndarray, np.ndarray]
 """(token ids, trained mask) of a document, both of shape (length,)."""
@@ -44,6 +48,8 @@ class Inputs:
             of a shared prefix stands in it once for each document that goes on from there.
         targets: those next tokens, shape (N,).
         tokens: of the documents, shared ones counted for each, padding not at all.
+        across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
+            always those of the whole row.
     """
 
     ids: Tensor
@@ -53,6 +59,28 @@ class Inputs:
     predict: Tensor
     targets: Tensor
     tokens: int
+    across: AcrossRow | None = None
+
+
+def lengthen(inputs: Inputs, length: int) -> Inputs:
+    """A packed row filled up to a length with a document of its own, on which nothing is predicted."""
+    more = length - inputs.ids.shape[1]
+    assert more >= 0 and inputs.segments is not None and inputs.positions is not None
+    if not more:
+        return inputs
+    return replace(
+        inputs,
+        ids=torch.nn.functional.pad(inputs.ids, (0, more)),
+        positions=torch.cat((inputs.positions, torch.arange(more, device=inputs.ids.device)[None]), dim=1),
+        segments=(*inputs.segments, Segment(inputs.ids.shape[1], more)),
+    )
+
+
+def nothing(device: torch.device) -> Inputs:
+    """A row of one token on which nothing is predicted: its loss and its gradients are zero."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0)
 
 
 def trim(row: Row) -> Row:

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Literal
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.errors import UserError
+from stoker.models import packed
+from stoker.models.families.facts import Family, find
 from stoker.parallel.blocks import blocks_of
 
 
-def recompute_blocks(model: nn.Module) -> int:
+def recompute_blocks(
+    model: nn.Module, which: Literal["full", "selective"] = "full", family: Family | None = None
+) -> int:
     """Makes every block recompute, with the same random numbers (dropout); says how many there are.
 
+    Args:
+        which: ``full`` computes whole blocks again; ``selective`` their feed-forward part only, whose activations
+            are the widest, and keeps what attention has computed.
+        family: says where the feed-forward part is.
+
     Raises:
-        UserError: the model has no list of blocks.
+        UserError: the model has no list of blocks, or what to select in them is not known.
     """
-    blocks = blocks_of(model)
-    if not blocks:
+    modules = blocks_of(model)
+    if not modules:
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    return len(blocks)
+    if which == "selective":
+        path = family.regions[-1].enter if family is not None else ""
+        parts = [find(block, path) for block in modules] if path else []
+        if not parts or any(part is None or isinstance(part, nn.Linear) for part in parts):
+            raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
+        modules = [part for part in parts if part is not None]
+    for module in modules:
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False, context_fn=_as_laid_out)
+    return len(modules)
+
+
+def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What encloses the first and the second computation: the second sees the row of the first, whichever is
+    at hand by then (pipelines have several micro-batches in work)."""
+    return nullcontext(), packed.same_again()

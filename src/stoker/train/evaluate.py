@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.hardware.device import Device
+from stoker.train.passes import Passes
 from stoker.train.task import Part, Task
 
 
@@ -33,21 +33,15 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(task: Task, device: Device, parts: Iterable[Part] | None = None) -> Evaluation | None:
+def evaluate(task: Task, passes: Passes, parts: Iterable[Part] | None = None) -> Evaluation | None:
     """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
     training = task.model.training
     task.model.eval()
-    total, correct, targets, counted = 0.0, 0, 0, True
     try:
-        for part in task.evaluation() if parts is None else parts:
-            with task.around(part), device.autocast():
-                loss = task.loss(part)
-            total += float(loss.total)
-            counted = counted and loss.correct is not None
-            correct += int(loss.correct) if loss.correct is not None else 0
-            targets += part.targets
+        totals = passes.evaluate(list(task.evaluation() if parts is None else parts))
     finally:
         task.model.train(training)
-    if not targets:
+    if not totals.targets:
         return None
-    return Evaluation(total / targets, correct / targets if counted else None, targets)
+    accuracy = totals.correct / totals.targets if totals.correct is not None else None
+    return Evaluation(totals.loss / totals.targets, accuracy, totals.targets)

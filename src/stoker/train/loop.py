@@ -6,7 +6,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,18 +15,21 @@ import numpy as np
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.store import DamagedError, State, Store
-from stoker.checkpoint.weights import restore_weights, saved_buffers, trainable
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.store import DamagedError, Saved, State, Store
+from stoker.checkpoint.weights import NONE, held_weights
 from stoker.data.order import stream_key
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
+from stoker.parallel.pieces import Piece
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.optimizer import optimizer_tensors, restore_optimizer
+from stoker.train.optimizer import empty_moments, held_moments
+from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
 from stoker.train.progress import Display
 from stoker.train.schedule import Schedule
-from stoker.train.task import Part, Task
+from stoker.train.task import Task
 
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
 
@@ -56,16 +59,20 @@ class Loop:
         folder: RunFolder,
         store: Store,
         display: Display,
+        passes: Passes,
+        pieces: Mapping[str, Piece] = NONE,
+        aliases: Mapping[str, str] = NONE,
         on_step: Callable[[StepMetrics], None] = lambda _: None,
     ) -> None:
         self.task, self.optimizer, self.schedule, self.plan = task, optimizer, schedule, plan
         self.device, self.folder, self.store, self.display = device, folder, store, display
-        self.on_step = on_step
+        self.passes, self.on_step = passes, on_step
+        self._names = (pieces, aliases)
         self.progress = Progress()
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
-        self.parameters = list(trainable(task.model).values())
         self.writer: MetricsWriter | None = None
         self._signal: int | None = None
+        self._stop = False  # whether any process got a signal
 
     def resume(self) -> int:
         """Restores the newest checkpoint, if any; says from which step the run goes on (0: from the start).
@@ -78,13 +85,14 @@ class Loop:
         steps = self.store.steps()
         for step in reversed(steps):
             try:
-                state = self.store.load(step)
+                numbers = self.store.restore(step, self._places)
             except DamagedError as error:
                 aside = self.store.put_aside(step)
-                self.folder.event("damaged", step=step, error=str(error), aside=str(aside))
+                self._event("damaged", step=step, error=str(error), aside=str(aside))
                 self.display.note(f"{error}; it is now {aside.name}, and the one before it is taken")
             else:
-                self._restore(state)
+                self.scaler.load_state_dict(numbers["scaler"])
+                self.progress = Progress(**numbers["progress"])
                 return self.progress.step
         if steps:
             raise RunFailed(f"no checkpoint in {self.store.folder} can be read; to start anew write --fresh")
@@ -102,18 +110,20 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            self.writer = MetricsWriter(self.folder)
+            self.writer = MetricsWriter(self.folder) if self.passes.first else None
             try:
-                while self.progress.step < self.plan.steps and self._signal is None:
+                while self.progress.step < self.plan.steps and not self._stop:
                     metrics = self._step(self.progress.step + 1)
-                    self.writer.write(metrics)
+                    if self.writer is not None:
+                        self.writer.write(metrics)
                     self.on_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
                 if self.progress.step:
                     self._save()
             finally:
-                self.writer.close()
+                if self.writer is not None:
+                    self.writer.close()
             finished = self.progress.step >= self.plan.steps
         return Outcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
 
@@ -123,66 +133,63 @@ class Loop:
         begin = time.perf_counter()
         self._seed(step)
         first, last = self._next_samples()
+        mine = self.passes.share(first, last, self.plan.batch)
         micro_batches = [
-            self.task.parts(i, min(i + self.plan.micro_batch, last)) for i in range(first, last, self.plan.micro_batch)
+            self.task.parts(i, min(i + self.plan.micro_batch, mine[1])) for i in range(*mine, self.plan.micro_batch)
         ]
         parts = [part for micro_batch in micro_batches for part in micro_batch]
-        # Normalised by the targets of the whole step: accumulation and padding cannot change the gradient.
-        targets = max(1, sum(part.targets for part in parts))
+        # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
+        counts = self.passes.count(parts)
         self.optimizer.zero_grad(set_to_none=True)
-        total = torch.zeros((), dtype=torch.float64, device=self._metric_device)
-        for part in parts:
-            total += self._forward_backward(part, targets).to(total.device, total.dtype)
+        total = self.passes.train(parts, counts, self.scaler)
         lr = self.schedule.lr(step)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.scaler.unscale_(self.optimizer)
-        norm = self._clip()
-        loss, grad_norm = float(total) / targets, float(norm)
+        norm = self.passes.clip(self.plan.clip)
+        summed, stops = self.passes.total(float(total), float(self._signal is not None))
+        self._stop = stops > 0
+        loss, grad_norm = summed / max(1, counts.targets), float(norm)
         overflow = self.scaler.is_enabled() and not math.isfinite(grad_norm) and math.isfinite(loss)
         if not overflow and not (math.isfinite(loss) and math.isfinite(grad_norm)):
             self._fail(step, loss, grad_norm, first, last)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if overflow:  # the norm is that of all processes, so all of them leave this step out
+            self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
+        else:
+            self.optimizer.step()
+            self.scaler.update()
         self.progress.step, self.progress.samples = step, last
-        self.progress.trained += targets
+        self.progress.trained += counts.targets
         self.progress.last_loss = loss
         self.progress.first_loss = self.progress.first_loss if self.progress.first_loss is not None else loss
         seconds = time.perf_counter() - begin
-        tokens = sum(part.tokens for part in parts)
         return StepMetrics(
-            step, loss, grad_norm, lr, tokens, targets, tokens / seconds, self.device.peak_memory(), seconds
+            step,
+            loss,
+            grad_norm,
+            lr,
+            counts.tokens,
+            counts.targets,
+            counts.tokens / seconds,
+            self.device.peak_memory(),
+            seconds,
         )
 
     def _next_samples(self) -> tuple[int, int]:
         first = self.progress.samples
         return first, min(first + self.plan.batch, self.plan.samples)
 
-    def _forward_backward(self, part: Part, targets: int) -> torch.Tensor:
-        with self.task.around(part):
-            with self.device.autocast():
-                loss = self.task.loss(part).total
-            self.scaler.scale(loss / targets).backward()
-        return loss.detach()
-
-    def _clip(self) -> torch.Tensor:
-        limit = self.plan.clip or math.inf
-        return torch.nn.utils.clip_grad_norm_(self.parameters, limit)
-
-    @property
-    def _metric_device(self) -> torch.device:
-        return torch.device("cpu" if self.device.type == "mps" else self.device.type)  # mps has no float64
-
     def _seed(self, step: int) -> None:
-        """The random state is a function of (seed, step), so a resumed run draws the same numbers."""
-        key = stream_key(self.plan.seed, 7, step)
+        """The random state is a function of (seed, step, process), so a resumed run draws the same numbers."""
+        seat = self.passes.seat()
+        key = stream_key(self.plan.seed, 7, step, *([seat] if seat else []))
         random.seed(key)
         np.random.seed(key % 2**32)
         torch.manual_seed(key % 2**63)
 
     def _fail(self, step: int, loss: float, grad_norm: float, first: int, last: int) -> None:
         rows = self.task.describe_samples(first, last)
-        self.folder.event("not_finite", step=step, loss=str(loss), grad_norm=str(grad_norm), rows=rows)
+        self._event("not_finite", step=step, loss=str(loss), grad_norm=str(grad_norm), rows=rows)
         shown = ", ".join(rows[:SHOWN_ROWS]) + (f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else "")
         saved = self.store.steps()[-1:]
         back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
@@ -202,13 +209,13 @@ class Loop:
 
     def _evaluate(self) -> Evaluation | None:
         begin = time.perf_counter()
-        evaluation = evaluate(self.task, self.device)
+        evaluation = evaluate(self.task, self.passes)
         if evaluation is None:
             return None
         step = self.progress.step
         if step and (self.progress.best_loss is None or evaluation.loss < self.progress.best_loss):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
-        self.folder.event(
+        self._event(
             "evaluated",
             step=step,
             loss=evaluation.loss,
@@ -227,24 +234,29 @@ class Loop:
             self.writer.flush()
         seconds = self.store.save(self._state())
         self.store.retain(self.plan.keep, self.progress.best_step if self.plan.keep_best else None)
-        self.folder.event("saved", step=self.progress.step, seconds=round(seconds, 3))
+        self._event("saved", step=self.progress.step, seconds=round(seconds, 3))
+
+    def _event(self, name: str, **values: Any) -> None:
+        """Records what happened, once for all processes."""
+        if self.passes.first:
+            self.folder.event(name, **values)
 
     def _state(self) -> State:
-        model = {f"model/{name}": p.detach() for name, p in trainable(self.task.model).items()}
-        buffers = {f"buffer/{name}": b for name, b in saved_buffers(self.task.model).items()}
-        tensors, numbers = optimizer_tensors(self.task.model, self.optimizer)
         return State(
             self.progress.step,
-            {**model, **buffers, **{f"optimizer/{name}": t for name, t in tensors.items()}},
-            {"progress": vars(self.progress), "optimizer": numbers, "scaler": self.scaler.state_dict()},
+            {
+                **held_weights(self.task.model, *self._names),
+                **held_moments(self.task.model, self.optimizer, *self._names),
+            },
+            {"progress": vars(self.progress), "scaler": self.scaler.state_dict()},
         )
 
-    def _restore(self, state: State) -> None:
-        restore_weights(self.task.model, state)
-        moments = {k.removeprefix("optimizer/"): t for k, t in state.tensors.items() if k.startswith("optimizer/")}
-        restore_optimizer(self.task.model, self.optimizer, moments, state.numbers["optimizer"])
-        self.scaler.load_state_dict(state.numbers["scaler"])
-        self.progress = Progress(**state.numbers["progress"])
+    def _places(self, saved: Mapping[str, Saved]) -> Held:
+        """Where a checkpoint's tensors go."""
+        return {
+            **held_weights(self.task.model, *self._names),
+            **empty_moments(self.task.model, self.optimizer, saved, *self._names),
+        }
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

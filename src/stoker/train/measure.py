@@ -18,6 +18,7 @@ from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build import build_model
 from stoker.models.layout import lay_out_for
 from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.passes import Alone
 from stoker.train.tasks.language import LanguageTask
 
 
@@ -103,6 +104,6 @@ def _documents(
 
 def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
     task = LanguageTask(model, lay_out_for(unwrap(model)), None, tuned.device.torch)
-    evaluation = evaluate(task, tuned.device, task.evaluation_parts(documents))
+    evaluation = evaluate(task, Alone(task, tuned.device, ()), task.evaluation_parts(documents))
     assert evaluation is not None
     return evaluation

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
-from stoker.checkpoint.weights import trainable
+from stoker.checkpoint.chunks import Chunk, chunk_of
+from stoker.checkpoint.store import Saved
+from stoker.checkpoint.weights import NONE, stepped, trainable
 from stoker.job.schema import TrainBlock
+from stoker.parallel.pieces import Piece
 
 
 def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:
@@ -32,26 +36,57 @@ def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:
     return SGD(groups, lr=train.lr, momentum=train.beta1)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The optimizer's state by parameter name: its tensors, and the numbers among them."""
-    tensors, numbers = {}, {}
-    for name, parameter in trainable(model).items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{key}"] = value
-            elif value is not None:
-                numbers[f"{name}/{key}"] = value
-    return tensors, numbers
+def held_moments(
+    model: nn.Module,
+    optimizer: Optimizer,
+    pieces: Mapping[str, Piece] = NONE,
+    aliases: Mapping[str, str] = NONE,
+) -> dict[str, list[Chunk]]:
+    """What this process holds of the optimizer's state, as checkpoints name it (``optimizer/<parameter>/<moment>``).
+
+    A moment of the parameter's shape is cut as the parameter is; all else (step counters) is whole.
+    For ``pieces`` and ``aliases`` see `stoker.checkpoint.weights.stepped`.
+    """
+    held: dict[str, list[Chunk]] = defaultdict(list)
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter, piece in stepped(model, pieces, aliases):
+        assert id(parameter) in known, f"{name} is not stepped: its weights are still gathered (see `reshard`)"
+        for moment, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                cut = value.shape == parameter.shape
+                held[f"optimizer/{name}/{moment}"].append(chunk_of(value, piece) if cut else Chunk.whole(value))
+    return dict(held)
 
 
-def restore_optimizer(
-    model: nn.Module, optimizer: Optimizer, tensors: dict[str, torch.Tensor], numbers: dict[str, Any]
-) -> None:
-    """Puts back what `optimizer_tensors` took."""
-    parameters = trainable(model)
-    for full, value in {**tensors, **numbers}.items():
-        name, key = full.rsplit("/", 1)
-        parameter = parameters[name]
-        # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
-        moves = isinstance(value, torch.Tensor) and (value.dim() > 0 or optimizer.defaults.get("fused"))
-        optimizer.state[parameter][key] = value.to(parameter.device) if moves else value
+@torch.no_grad()
+def empty_moments(
+    model: nn.Module,
+    optimizer: Optimizer,
+    saved: Mapping[str, Saved],
+    pieces: Mapping[str, Piece] = NONE,
+    aliases: Mapping[str, str] = NONE,
+) -> dict[str, list[Chunk]]:
+    """Makes room in a fresh optimizer for the state that a checkpoint has, to be filled by `Store.restore`.
+
+    Args:
+        saved: what the checkpoint holds.
+    """
+    moments: dict[str, dict[str, Saved]] = defaultdict(dict)
+    for key, entry in saved.items():
+        if key.startswith("optimizer/"):
+            name, moment = key.removeprefix("optimizer/").rsplit("/", 1)
+            moments[name][moment] = entry
+    for name, parameter, piece in stepped(model, pieces, aliases):
+        shape = tuple(parameter.shape) if piece is None else piece.shape
+        optimizer.state[parameter] = {
+            moment: torch.empty_like(parameter, dtype=entry.dtype, requires_grad=False)
+            if entry.shape == shape
+            # Step counters stay on the CPU, but those of a fused optimizer lie beside the parameters.
+            else torch.empty(
+                entry.shape,
+                dtype=entry.dtype,
+                device=parameter.device if entry.shape or optimizer.defaults.get("fused") else "cpu",
+            )
+            for moment, entry in moments[name].items()
+        }
+    return held_moments(model, optimizer, pieces, aliases)

@@ -2,29 +2,60 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from statistics import fmean
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 from rich.table import Table
 
 from stoker.runs.folder import StepMetrics
-from stoker.train.evaluate import Evaluation
+
+if TYPE_CHECKING:  # a process that shows something need not load what trains
+    from stoker.train.evaluate import Evaluation
 
 LINES = 100  # at most about so many plain lines a run
 
 
+class KeptConsole(Console):
+    """The terminal or pipe that this process began with, though its standard output goes into a log by now."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(file=os.fdopen(descriptor, "w", encoding="utf-8"), highlight=False)
+        self._descriptor = descriptor
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """Columns and rows; what rich looks at would be the log."""
+        if not self.is_terminal:
+            return super().size
+        columns, rows = os.get_terminal_size(self._descriptor)
+        return ConsoleDimensions(columns, rows)
+
+    @size.setter
+    def size(self, _: tuple[int, int]) -> None:
+        raise AttributeError("the size is the terminal's")
+
+
 class Display:
-    """The progress of a run. ``quiet`` shows nothing."""
+    """The progress of a run. ``quiet`` shows nothing.
+
+    Args:
+        console: where it is shown; by default standard output, and then nothing else printed there mixes with it.
+    """
 
     def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
         self.steps, self.unit, self.quiet = steps, unit, quiet
         self.console = console or Console(highlight=False)
+        own = console is None
         self._live = (
-            Live(console=self.console, auto_refresh=False, transient=True) if self.console.is_terminal else None
+            Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=own, redirect_stderr=own)
+            if self.console.is_terminal
+            else None
         )
         self._recent: deque[float] = deque(maxlen=20)
         self._held_out: Evaluation | None = None

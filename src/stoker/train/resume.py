@@ -18,6 +18,7 @@ MAY_CHANGE = (
     "target",
     "evaluate.every",
     "evaluate.rows",
+    "evaluate.samples",
     "checkpoint.every",
     "checkpoint.keep",
     "checkpoint.best",

@@ -45,6 +45,9 @@ class Task(Protocol):
     def parts(self, first: int, last: int) -> list[Part]:
         """The forward passes of samples first .. last-1, which make one micro-batch."""
 
+    def nothing(self) -> Part:
+        """A part whose loss and gradients are zero, for a process that has fewer parts than others."""
+
     def around(self, part: Part) -> AbstractContextManager[None]:
         """What encloses the forward and the backward pass of a part."""
 

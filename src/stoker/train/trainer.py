@@ -107,7 +107,7 @@ class Trainer:
         with folder.take():
             outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)
         task = self._prepared.task
-        evaluation = outcome.evaluation or evaluate(task, self._prepared.device)
+        evaluation = outcome.evaluation or evaluate(task, self._prepared.passes)
         loss = loop.progress.last_loss
         return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
 

@@ -6,17 +6,18 @@ the answers are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.models import packed
 from stoker.models.layout import LanguageModel
-from stoker.models.rows import Inputs
+from stoker.models.rows import Inputs, nothing
 from stoker.train.task import Loss, Part
 
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
@@ -30,9 +31,22 @@ class LanguageTask:
 
     unit = "token"
 
-    def __init__(self, model: nn.Module, language: LanguageModel, corpus: Corpus | None, device: torch.device) -> None:
-        self.model = model  # with its adapters around it
-        self.language = language
+    def __init__(
+        self,
+        model: nn.Module,
+        language: LanguageModel,
+        corpus: Corpus | None,
+        device: torch.device,
+        *,
+        root: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        """
+        Args:
+            model: holds the parameters, with its adapters around it.
+            root: gives the loss, where it is not the language model itself that does.
+        """
+        self.model, self.language = model, language
+        self._root = root or language.loss
         self._corpus = corpus
         self.device = device
 
@@ -58,11 +72,17 @@ class LanguageTask:
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
-        return packed.segments(part.inputs.segments)
+        return packed.segments(part.inputs.segments, part.inputs.across)
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)
-        return Loss(*self.language.loss(part.inputs))
+        return Loss(*self._root(part.inputs))
+
+    def nothing(self) -> Part:
+        row = nothing(self.device)
+        if not self.language.packs:
+            row = replace(row, positions=None, segments=None)
+        return Part(row, targets=0, tokens=0)
 
     def evaluation(self) -> Iterator[Part]:
         yield from self.evaluation_parts(self.corpus.evaluation_documents())

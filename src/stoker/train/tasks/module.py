@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ class ModuleTask:
         device: torch.device,
     ) -> None:
         self.model, self.loss_function, self.seed, self.device = model, loss, seed, device
+        self.root: Callable[[Any], Any] = model  # what a layout has put around the model, if anything
         self.data = as_dataset(data, "data")
         self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
 
@@ -73,12 +75,16 @@ class ModuleTask:
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, tuple)
         inputs, targets = part.inputs
-        outputs = self.model(inputs)
+        outputs = self.root(inputs)
         mean = self.loss_function(outputs, targets)
         if not isinstance(mean, Tensor) or mean.dim():
             shape = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(mean).__name__}"
             raise UserError(f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}")
-        return Loss(mean * part.targets, _correct(outputs, targets))
+        correct = _correct(outputs, targets)
+        return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
+
+    def nothing(self) -> Part:
+        return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0)
 
     def evaluation(self) -> Iterator[Part]:
         if self.held_out is None:

@@ -1,0 +1,299 @@
+"""One GPU: a Llama of one billion parameters from random weights, and LoRA on an 8B shape; Stoker beside a plain loop.
+
+    python benchmarks/gpu.py [--tasks pretrain-1b lora-8b] [--sides stoker plain] [--steps 20] [--recompute none|full]
+                             [--set train.compile=true] [--json FILE]
+    python benchmarks/gpu.py --tiny --cpu        # the same code on small shapes, to see that it runs
+
+Both sides train the same weights on rows of the same length, bfloat16 products over float32 trained weights, AdamW,
+clipping at 1.0, each in a fresh process. The plain side is what one writes by hand: transformers' model, the cross
+entropy of its logits, peft, torch's fused AdamW, scaled-dot-product attention. Measured: tokens per second over all
+steps but the first ones, model FLOP/s (the arithmetic that the training needs, recomputation not counted), its share
+of the device's measured matrix ceiling, and peak memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+WORDS, RANK, LR, WARM = 1000, 16, 1e-4, 5
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Llama, the rows it is trained on, and whether LoRA is."""
+
+    vocabulary: int
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    mlp_width: int
+    length: int
+    batch: int
+    micro_batch: int
+    lora: bool
+
+    @property
+    def matrix_weights(self) -> int:
+        """Weights that each token is multiplied with: all but the embedding and the norms."""
+        attention = 2 * self.width**2 + 2 * self.width * (self.width * self.kv_heads // self.heads)
+        return self.layers * (attention + 3 * self.width * self.mlp_width) + self.vocabulary * self.width
+
+    def flop_per_token(self) -> float:
+        """Forward and backward: 2 a weight forward, 2 for the input's gradient, 2 for the weight's unless it is frozen;
+        causal attention 2 x length x width a layer forward and twice that backward (Chowdhery et al., 2022, appendix B,
+        halved for the causal mask)."""
+        return (4 if self.lora else 6) * self.matrix_weights + 6 * self.layers * self.length * self.width
+
+
+SHAPES = {
+    "pretrain-1b": Shape(32000, 2048, 22, 32, 4, 5632, 4096, 4, 4, lora=False),
+    "lora-8b": Shape(128256, 4096, 32, 32, 8, 14336, 4096, 2, 1, lora=True),
+}
+TINY = {"vocabulary": 1024, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "mlp_width": 128, "length": 64}
+
+
+@dataclass
+class Result:
+    """What one side of a task measured."""
+
+    task: str
+    side: str
+    device: str
+    tokens_per_s: float
+    tflops: float
+    ceiling_tflops: float
+    peak_gib: float
+    losses: list[float]
+
+    @property
+    def share(self) -> float:
+        """Of the ceiling."""
+        return self.tflops / self.ceiling_tflops
+
+
+def ceiling(device: torch.device) -> float:
+    """TFLOP/s of square matrix products, bfloat16 on a GPU and float32 on a CPU: the best of five rounds."""
+    gpu = device.type == "cuda"
+    size, dtype, times = (8192, torch.bfloat16, 20) if gpu else (1024, torch.float32, 4)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = 0.0
+    for _ in range(5):
+        wait(device)
+        begin = time.perf_counter()
+        for _ in range(times):
+            a @ b
+        wait(device)
+        best = max(best, times * 2 * size**3 / (time.perf_counter() - begin) / 1e12)
+    return best
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def make_inputs(folder: Path, shape: Shape, rows: int, device: torch.device) -> None:
+    """A model folder with random weights, a tokenizer of a thousand words, and rows that are as long as asked for."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp_width,
+        max_position_embeddings=shape.length + 1,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=WORDS,
+        pad_token_id=None,
+    )
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    with device:
+        LlamaForCausalLM(config).save_pretrained(folder / "model")
+    torch.set_default_dtype(torch.float32)
+    backend = Tokenizer(models.WordLevel({**{f"w{i}": i for i in range(WORDS)}, "</s>": WORDS}, unk_token="</s>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>").save_pretrained(folder / "model")
+    words = random.Random(0)
+    with (folder / "rows.jsonl").open("w") as out:
+        for _ in range(rows):
+            text = " ".join(f"w{words.randrange(WORDS)}" for _ in range(shape.length))  # and the end token
+            out.write(json.dumps({"text": text}) + "\n")
+
+
+def stoker(folder: Path, shape: Shape, arguments: argparse.Namespace) -> tuple[float, int, list[float]]:
+    """Stoker's own loop, as ``stoker train`` runs it: (seconds, tokens, losses)."""
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    from stoker.job import load_job
+    from stoker.runs.folder import RunFolder
+    from stoker.train.run import prepare, start
+
+    job = folder / "job.yaml"
+    tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"
+    job.write_text(
+        f"task: pretrain\nmodel: {folder}/model\ndata: {folder}/rows.jsonl\nsteps: {arguments.steps}\ntune: {tune}\n"
+        f"output: {folder}/run\nevaluate: {{fraction: 0.0}}\ncheckpoint: {{every: 100000, best: false}}\n"
+        f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {shape.batch}, "
+        f"micro_batch: {shape.micro_batch}, seq_len: {shape.length + 1}, pack: false, clip: 1.0}}\n"
+        f"parallel: {{recompute: {arguments.recompute}}}\n"
+    )
+    precision = ["train.precision=fp32"] if arguments.cpu else []
+    loaded = load_job(job, [*precision, *arguments.set])
+    prepared = prepare(loaded, folder)
+    run = RunFolder(folder / "run")
+    with run.take():
+        start(prepared, run, folder, quiet=True)
+    metrics = run.read_metrics()
+    measured = metrics[WARM:]
+    return (
+        sum(m["seconds"] for m in measured),
+        sum(m["trained_tokens"] for m in measured),
+        [m["loss"] for m in metrics],
+    )
+
+
+def plain(
+    folder: Path, shape: Shape, arguments: argparse.Namespace, device: torch.device
+) -> tuple[float, int, list[float]]:
+    """A loop of transformers, peft and torch as one writes it by hand: (seconds, tokens, losses)."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    low = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder / "model", dtype=low if shape.lora else torch.float32, attn_implementation="sdpa"
+    ).to(device)
+    if arguments.recompute == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if shape.lora:
+        torch.manual_seed(0)
+        settings = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(model, settings)
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0, fused=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    steps = arguments.steps
+    texts = [json.loads(line)["text"] for line in (folder / "rows.jsonl").read_text().splitlines()]
+    ids = torch.tensor([[*tokenizer(text)["input_ids"], WORDS] for text in texts[: steps * shape.batch]])
+    losses, begin = [], 0.0
+    for step in range(steps):
+        if step == WARM:
+            wait(device)
+            begin = time.perf_counter()
+        total = torch.zeros((), device=device)
+        for rows in ids[step * shape.batch : (step + 1) * shape.batch].split(shape.micro_batch):
+            rows = rows.to(device)  # noqa: PLW2901
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                logits = model(input_ids=rows[:, :-1]).logits
+                loss = nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten(), reduction="sum")
+                loss = loss / (shape.batch * shape.length)
+            loss.backward()
+            total += loss.detach()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(total)
+    wait(device)
+    seconds = time.perf_counter() - begin
+    return seconds, (steps - WARM) * shape.batch * shape.length, [float(loss) for loss in losses]
+
+
+def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) -> Result:
+    """One side of a task, in this process."""
+    device = torch.device("cpu" if arguments.cpu else "cuda")
+    best = ceiling(device)
+    from stoker.hardware.device import choose_device
+
+    measured = choose_device()
+    measured.reset_peak()
+    if side == "stoker":
+        seconds, tokens, losses = stoker(arguments.folder, shape, arguments)
+    else:
+        seconds, tokens, losses = plain(arguments.folder, shape, arguments, device)
+    peak = measured.peak_memory()
+    rate = tokens / seconds
+    best = max(best, ceiling(device))
+    return Result(task, side, measured.name, rate, rate * shape.flop_per_token() / 1e12, best, peak, losses)
+
+
+def main() -> None:
+    """Runs every side of every task in its own process, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--sides", nargs="+", default=["stoker", "plain"], choices=["stoker", "plain"])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--recompute", default="none", choices=["none", "full"])
+    parser.add_argument("--tiny", action="store_true", help="small shapes")
+    parser.add_argument("--cpu", action="store_true", help="on the CPU, in float32")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="more keys of Stoker's job")
+    parser.add_argument("--json", type=Path, help="also write the results there")
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    shapes = {name: replace(shape, **TINY) if arguments.tiny else shape for name, shape in SHAPES.items()}
+    if arguments.side:
+        task, side = arguments.side
+        print("RESULT " + json.dumps(asdict(run_side(task, side, shapes[task], arguments))))
+        return
+    if arguments.steps <= WARM:
+        sys.exit(f"--steps: the first {WARM} are not measured, so write more")
+    results = []
+    for task in arguments.tasks:
+        with tempfile.TemporaryDirectory() as temporary:
+            rows = shapes[task].batch * arguments.steps
+            make_inputs(Path(temporary), shapes[task], rows, torch.device("cpu" if arguments.cpu else "cuda"))
+            for side in arguments.sides:
+                results.append(in_own_process(task, side, temporary, cpu=arguments.cpu))
+    print_table(results)
+    if arguments.json:
+        arguments.json.write_text(json.dumps([{**asdict(r), "share": r.share} for r in results], indent=1) + "\n")
+
+
+def in_own_process(task: str, side: str, folder: str, *, cpu: bool) -> Result:
+    """One side measured where nothing else has used memory."""
+    command = [sys.executable, __file__, *sys.argv[1:], "--side", task, side, "--folder", folder]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""} if cpu else None
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        sys.exit(f"{task}, {side} failed:\n{done.stderr[-3000:]}")
+    return Result(**json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def print_table(results: list[Result]) -> None:
+    """A line a side."""
+    print(
+        f"{'task':<12} {'side':<7} {'tokens/s':>9} {'TFLOP/s':>8} {'of ceiling':>11} {'peak GiB':>9}   losses, device"
+    )
+    for r in results:
+        losses = f"{r.losses[0]:.4f} to {r.losses[-1]:.4f}"
+        print(
+            f"{r.task:<12} {r.side:<7} {r.tokens_per_s:>9,.0f} {r.tflops:>8.2f} "
+            f"{r.share:>4.0%} of {r.ceiling_tflops:<5.1f} {r.peak_gib:>7.2f}   {losses}, {r.device}"
+        )
+
+
+if __name__ == "__main__":
+    main()

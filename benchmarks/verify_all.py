@@ -1,0 +1,106 @@
+"""The matrix: every family under every layout against one process, in float64; written to docs/matrix.md.
+
+make verify-all                                        # all of it, half an hour on two cores
+python benchmarks/verify_all.py llama gpt2 --to -      # some families, printed
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+from stoker.cli.report import quiet_libraries
+from stoker.job.load import load_job
+from stoker.launch.pool import Pool
+from stoker.launch.verify import Verdict, Verifier
+from stoker.models.families import FAMILIES
+from stoker.train.cells import MATRIX
+from stoker.train.twin import make_twin
+
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}  # fewer key-value heads than `tensor 4` has processes
+WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only
+PROCESSES = 8
+JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n"
+
+
+def verify_family(family: str, pool: Pool) -> list[Verdict]:
+    """The family's column of the matrix."""
+    config = AutoConfig.for_model(family)
+    if getattr(config, "num_key_value_heads", None) is not None:
+        config = AutoConfig.for_model(family, **HEADS)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "job.yaml").write_text(JOB)
+        twin = make_twin(load_job(folder / "job.yaml").job, folder, folder, steps=5, config=config)
+        print(f"\n{twin.describe()}", file=sys.stderr)
+        verdicts = []
+        for verdict in Verifier(twin, pool).verdicts(MATRIX):
+            print(f"  {verdict.cell.name:<22} {_cell(verdict)}  {verdict.reason}", file=sys.stderr, flush=True)
+            verdicts.append(verdict)
+    return verdicts
+
+
+def _cell(verdict: Verdict) -> str:
+    """The largest of all differences; a dash where the layout cannot be."""
+    if verdict.comparison is None:
+        return "-" if verdict.passed is None else "FAILED"
+    sizes = [getattr(verdict.comparison, name).size for name in ("loss", "grad_norm", "gradient", "weight")]
+    return f"{max(sizes):.0e}" if verdict.passed else f"**{max(sizes):.0e}**"
+
+
+def page(columns: dict[str, list[Verdict]], seconds: float) -> str:
+    """The matrix as Markdown."""
+    reasons: dict[str, int] = {}
+    rows = []
+    for number, cell in enumerate(MATRIX):
+        found = [cell.name]
+        for verdicts in columns.values():
+            mark = ""
+            if verdicts[number].reason:
+                mark = f" [{reasons.setdefault(verdicts[number].reason, len(reasons) + 1)}]"
+            found.append(_cell(verdicts[number]) + mark)
+        rows.append("| " + " | ".join(found) + " |")
+    verdicts = [verdict for column in columns.values() for verdict in column]
+    same, differ = (sum(v.passed is passed for v in verdicts) for passed in (True, False))
+    head = f"""# The matrix
+
+Every family under every layout, five optimizer steps in float64, against one process: the largest difference of
+losses, gradient norms, all gradients and all weights, relative to what is larger than 1. Written by
+`make verify-all` on {date.today()} in {seconds / 60:.0f} minutes, with torch {torch.__version__} and transformers
+{transformers.__version__} on {platform.machine()}; {same} cells agree, {differ} differ, {len(verdicts) - same - differ}
+cannot be (-, with the reason below). `stoker verify JOB --layouts all` does the same for the model of a job.
+"""
+    titles = "| layout | " + " | ".join(columns) + " |"
+    rule = "| --- |" + " --- |" * len(columns)
+    notes = [f"{number}. {reason}" for reason, number in reasons.items()]
+    return "\n".join([head, titles, rule, *rows, "", *notes]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("families", nargs="*", default=[*FAMILIES, *WITHOUT_FACTS])
+    parser.add_argument("--to", default="docs/matrix.md", help="the file; - prints the page")
+    arguments = parser.parse_args()
+    quiet_libraries()
+    begin = time.perf_counter()
+    with Pool(PROCESSES) as pool:
+        columns = {family: verify_family(family, pool) for family in arguments.families}
+    text = page(columns, time.perf_counter() - begin)
+    if arguments.to == "-":
+        print(text)
+    else:
+        Path(arguments.to).write_text(text, encoding="utf-8")
+    return int(any(v.passed is False for column in columns.values() for v in column))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Prove that a layout computes what one process computes: the job's small twin runs both ways, in float64."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from stoker.cli.preflight import open_job
+from stoker.errors import Problem, UserError
+from stoker.job import LoadedJob
+
+if TYPE_CHECKING:
+    from stoker.launch.verify import Verdict
+    from stoker.train.cells import Cell
+
+MOST_PROCESSES = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker verify``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument(
+        "--layouts",
+        default="planned",
+        metavar="planned|all|FILE",
+        help="the job's own layout (default), the matrix of all kinds, or a YAML list of `parallel:` blocks",
+    )
+    parser.add_argument("--steps", type=int, default=5, help="optimizer steps of each run (default: 5)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Verify; returns 0 when all layouts that can be compute the same, and at least one can; else 1."""
+    base = Path.cwd()
+    if arguments.steps < 1:
+        raise UserError(f"--steps {arguments.steps}: give at least 1")
+    loaded = open_job(arguments.job, arguments.overrides)
+    if arguments.device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the processes that are started
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    from stoker.launch.pool import Pool
+    from stoker.launch.verify import Verifier
+    from stoker.train.twin import make_twin
+
+    cells = _cells(arguments.layouts, loaded)
+    if arguments.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UserError("--device cuda: there is no CUDA device here; write --device cpu")
+        largest = torch.cuda.device_count()
+    else:
+        largest = min(MOST_PROCESSES, max(cell.world for cell in cells))
+    with TemporaryDirectory(prefix="stoker-verify-") as folder, Pool(largest, device=arguments.device) as pool:
+        twin = make_twin(loaded.job, base, Path(folder), steps=arguments.steps)
+        verifier = Verifier(twin, pool)
+        if not arguments.json:
+            print(f"twin      {twin.describe()}; {arguments.steps} steps in float64")
+            for fact in twin.facts:
+                print(f"          {fact}")
+            print(f"bound     {verifier.bound:.0e} from one process, of everything\n")
+        verdicts = []
+        for verdict in verifier.verdicts(cells):
+            verdicts.append(verdict)
+            if not arguments.json:
+                print(_line(verdict), flush=True)
+    passed = all(v.passed is not False for v in verdicts) and any(v.passed for v in verdicts)
+    if arguments.json:
+        print(json.dumps({"passed": passed, "layouts": [verdict.as_json() for verdict in verdicts]}))
+    else:
+        print(f"\n{_summary(verdicts)}")
+    return 0 if passed else 1
+
+
+def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
+    from stoker.train.cells import MATRIX, Cell, planned
+
+    if layouts == "all":
+        return list(MATRIX)
+    if layouts == "planned":
+        cell = planned(loaded)
+        if cell.world == 1:
+            print("the job trains in one process: only how it cuts the batch can be verified", file=sys.stderr)
+        return [cell]
+    from stoker.job.document import parse_document, read_text
+
+    written = parse_document(read_text(layouts), file=layouts).data
+    if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):
+        message = "the file holds no list of `parallel:` blocks"
+        raise UserError(Problem(message, "begin each with a dash: `- {data: 2, shard: zero2}`", file=layouts))
+    return [Cell(", ".join(f"{key} {value}" for key, value in block.items()), block) for block in written]
+
+
+def _line(verdict: Verdict) -> str:
+    name = verdict.cell.name if verdict.layout is None else verdict.layout.describe()
+    if verdict.comparison is None:
+        word = "cannot be" if verdict.passed is None else "FAILED"
+        return f"{name:<44} {word}: {verdict.reason}"
+    found = verdict.comparison
+    sizes = f"loss {found.loss.size:.0e}  norm {found.grad_norm.size:.0e}  "
+    sizes += f"gradients {found.gradient.size:.0e}  weights {found.weight.size:.0e}"
+    end = "same" if verdict.passed else f"DIFFERS: {verdict.reason}"
+    return f"{name:<44} {sizes}  {end}  ({verdict.seconds:.1f} s)"
+
+
+def _summary(verdicts: list[Verdict]) -> str:
+    same, differ = sum(v.passed is True for v in verdicts), sum(v.passed is False for v in verdicts)
+    refused = len(verdicts) - same - differ
+    words = [f"{same} of {len(verdicts)} layouts compute what one process computes"]
+    words += [f"{differ} do not"] if differ else []
+    words += [f"{refused} cannot be"] if refused else []
+    return ", ".join(words)

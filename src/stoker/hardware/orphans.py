@@ -1,0 +1,26 @@
+"""A process that ends with the one that started it, however that one ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+LOOK_EVERY = 0.5  # seconds between two looks at the parent
+
+
+def end_with(parent: int) -> None:
+    """From now on this process is killed when its parent, of that process id, is gone."""
+    if sys.platform == "linux":  # the kernel does it, also where this process hangs
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent-watch").start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(LOOK_EVERY)
+    os._exit(1)

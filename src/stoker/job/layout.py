@@ -1,0 +1,127 @@
+"""The layout of a run: how many processes, and what each axis of them does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from stoker.job.schema import Job
+
+Shard = Literal["none", "zero1", "zero2", "zero3"]
+ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
+ContextBy = Literal["gather", "ulysses"]
+Recompute = Literal["none", "selective", "full"]
+Offload = Literal["none", "optimizer", "params"]
+LOOPED: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble", "zbv")  # two stages a process
+ROUNDS: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble")  # micro-batches go through in equal rounds
+SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("zero-bubble", "zbv")  # gradients of inputs first, of weights later
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Processes = data x tensor x pipeline x context.
+
+    Attributes:
+        data: processes that take different samples.
+        shard: what is spread over them: nothing; optimizer states (zero1); gradients too (zero2); weights too (zero3).
+        shard_size: processes that one copy is spread over; fewer than ``data`` is hybrid sharding: the copies
+            are replicas of each other. 1 without sharding.
+        tensor: processes that each matrix is split over.
+        sequence: whether activations outside of the matrices are split along the sequence, over the same processes.
+        pipeline: processes that the blocks are split over.
+        schedule: the order of a pipeline's micro-batches.
+        stages: blocks of each stage, first to last; None spreads them evenly.
+        context: processes that each row of tokens is split over.
+        context_by: ``gather`` gathers keys and values, ``ulysses`` exchanges heads for tokens.
+        recompute: what is computed again in the backward pass instead of being kept.
+        offload: what is kept in the host's memory instead of the device's.
+    """
+
+    data: int = 1
+    shard: Shard = "none"
+    shard_size: int = 1
+    tensor: int = 1
+    sequence: bool = False
+    pipeline: int = 1
+    schedule: ScheduleName = "1f1b"
+    stages: tuple[int, ...] | None = None
+    context: int = 1
+    context_by: ContextBy = "gather"
+    recompute: Recompute = "none"
+    offload: Offload = "none"
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def replicas(self) -> int:
+        """Copies of a sharded model."""
+        return self.data // self.shard_size
+
+    @property
+    def stages_per_process(self) -> int:
+        """Pipeline stages that a process holds."""
+        return 2 if self.pipeline > 1 and self.schedule in LOOPED else 1
+
+    @property
+    def stage_count(self) -> int:
+        """Pipeline stages in all."""
+        return self.pipeline * self.stages_per_process
+
+    def takes(self, micro_batches: int) -> bool:
+        """Whether the pipeline's schedule can run so many micro-batches a step.
+
+        As torch.distributed.pipelining demands: 1F1B fills all its stages; the looped 1F1B and zero-bubble
+        schedules run equal rounds of at least as many micro-batches as there are processes.
+        """
+        if self.pipeline == 1:
+            return True
+        if self.schedule in ROUNDS:
+            return micro_batches % max(1, micro_batches // self.pipeline) == 0
+        return self.schedule != "1f1b" or micro_batches >= self.pipeline
+
+    @property
+    def one_process(self) -> bool:
+        """Whether nothing is spread."""
+        return self.world == 1
+
+    def describe(self) -> str:
+        """``data 4 (zero3 over 2) x tensor 2 + sequence``, for people."""
+        parts = []
+        if self.data > 1 or self.world == 1:
+            over = f" over {self.shard_size}" if self.shard_size != self.data else ""
+            parts.append(f"data {self.data}" + (f" ({self.shard}{over})" if self.shard != "none" else ""))
+        if self.tensor > 1:
+            parts.append(f"tensor {self.tensor}" + (" + sequence" if self.sequence else ""))
+        if self.pipeline > 1:
+            stages = f", {'-'.join(map(str, self.stages))}" if self.stages else ""
+            parts.append(f"pipeline {self.pipeline} ({self.schedule}{stages})")
+        if self.context > 1:
+            parts.append(f"context {self.context} ({self.context_by})")
+        more = [f"recompute {self.recompute}"] if self.recompute != "none" else []
+        more += [f"offload {self.offload}"] if self.offload != "none" else []
+        return ", ".join([" x ".join(parts), *more])
+
+
+def layout_of(job: Job) -> Layout:
+    """The layout that a resolved job asks for."""
+    parts = job.parallel
+    assert parts.data != "auto" and parts.shard_size != "auto" and parts.sequence != "auto"
+    assert parts.schedule != "auto" and parts.context_by != "auto"
+    return Layout(
+        data=parts.data,
+        shard=parts.shard,
+        shard_size=parts.shard_size,
+        tensor=parts.tensor,
+        sequence=parts.sequence,
+        pipeline=parts.pipeline,
+        schedule=parts.schedule,
+        stages=None if parts.stages == "auto" else tuple(parts.stages),
+        context=parts.context,
+        context_by=parts.context_by,
+        recompute=parts.recompute,
+        offload=parts.offload,
+    )

@@ -1,0 +1,242 @@
+"""Layouts that cannot be, each with its reason: what is known before the model is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, cast
+
+from stoker.errors import Problem
+from stoker.job.batch import BatchError, divisors
+from stoker.job.layout import SPLIT_BACKWARD, Layout
+from stoker.job.schema import ParallelBlock
+from stoker.job.triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
+from stoker.job.view import CannotTellError, View
+
+AXES = ("tensor", "pipeline", "context")
+# Keys that do nothing while the axis they belong to is one, and the values that say just that.
+OF_AXIS: dict[str, tuple[tuple[str, object], ...]] = {
+    "tensor": (("sequence", False),),
+    "pipeline": (("schedule", None), ("stages", None)),
+    "context": (("context_by", None),),
+}
+
+
+class _Asked:
+    """The block ``parallel`` of a job under judgement: asking for a key that is wrong raises CannotTellError."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __getattr__(self, name: str) -> Any:
+        return self._view.value(f"parallel.{name}")
+
+
+def _parts(view: View) -> ParallelBlock:
+    return cast(ParallelBlock, _Asked(view))
+
+
+def _data(view: View) -> int:
+    """Data-parallel processes as they will be."""
+    parts = _parts(view)
+    if parts.data != "auto":
+        return parts.data
+    for key in TRIANGLE:
+        view.value(key)
+    try:
+        return triangle_of(view.job).data_parallel
+    except BatchError:
+        raise CannotTellError("parallel.data") from None
+
+
+def _pipeline(view: View) -> Layout:
+    """The layout's pipeline alone."""
+    parts = _parts(view)
+    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
+    return Layout(pipeline=parts.pipeline, schedule=schedule)
+
+
+def _keys_without_axis(axis: str, view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if getattr(parts, axis) > 1:
+        return
+    for name, idle in OF_AXIS[axis]:
+        key = f"parallel.{name}"
+        if view.given(key) and getattr(parts, name) != idle:
+            message = f"`{name}` has no effect without `{axis}`"
+            yield from view.at_each([key], message, f"write `{axis}: 2` or more beside it, or remove it")
+
+
+def _nothing_to_shard(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if parts.shard == "none":
+        if parts.shard_size not in ("auto", 1):
+            message = f"`shard_size: {parts.shard_size}` has no effect without `shard`"
+            hint = "write `shard: zero3` (or zero1, zero2) beside it, or remove it"
+            yield from view.at_each(["parallel.shard_size", "parallel.shard"], message, hint)
+    elif _data(view) == 1 and parts.context == 1:
+        message = f"`shard: {parts.shard}` spreads over the data-parallel processes, and there is one"
+        hint = "write `data: 2` or more beside it, or remove `shard`"
+        yield from view.at_each(["parallel.shard", "parallel.data"], message, hint)
+    elif parts.shard_size == 1 and parts.context == 1:
+        message = f"`shard_size: 1` leaves nothing to shard, and `shard` is {parts.shard}"
+        sizes = " or ".join(map(str, divisors(_data(view))[1:]))
+        yield from view.at_each(
+            ["parallel.shard_size", "parallel.shard"], message, f"write {sizes}, or `shard: none` without `shard_size`"
+        )
+
+
+def _shard_size(view: View) -> Iterator[Problem]:
+    parts, data = _parts(view), _data(view)
+    size = parts.shard_size
+    if parts.shard == "none" or size == "auto" or data % size == 0 or (data == 1 and parts.context == 1):
+        return
+    near = sorted(divisors(data), key=lambda divisor: (abs(divisor - size), -divisor))
+    hint = f"write {near[0]}, or `data: {-(-data // size) * size}`"
+    message = f"`shard_size: {size}` does not divide `data: {data}`, and every replica must be a whole copy"
+    yield from view.at_each(["parallel.shard_size", "parallel.data"], message, hint)
+
+
+def _stages(view: View) -> Iterator[Problem]:
+    parts, pipeline = _parts(view), _pipeline(view)
+    if parts.pipeline == 1 or parts.stages == "auto" or len(parts.stages) == pipeline.stage_count:
+        return
+    each = f" ({pipeline.stages_per_process} a process)" if pipeline.stages_per_process > 1 else ""
+    message = (
+        f"`stages` has {len(parts.stages)} numbers, and `pipeline: {parts.pipeline}` with `{pipeline.schedule}` has "
+        f"{pipeline.stage_count} stages{each}"
+    )
+    hint = f"write the blocks of each of the {pipeline.stage_count} stages, or auto"
+    yield from view.at_each(["parallel.stages", "parallel.pipeline", "parallel.schedule"], message, hint)
+
+
+def _split_backward(view: View) -> Iterator[Problem]:
+    parts, schedule = _parts(view), _pipeline(view).schedule
+    if parts.pipeline == 1 or schedule not in SPLIT_BACKWARD:
+        return
+    halves = f"`schedule: {schedule}` runs the backward pass of a block in two halves"
+    hint = "write `schedule: interleaved` or 1f1b"
+    if parts.recompute != "none":
+        message = f"{halves}, and `recompute: {parts.recompute}` can compute it again for one only"
+        yield from view.at_each(["parallel.schedule", "parallel.recompute"], message, f"{hint}, or `recompute: none`")
+    if True in (parts.compile, view.value("train.compile")):
+        message = f"{halves}, and a compiled block has one backward pass"
+        keys = ["parallel.schedule", "parallel.compile", "train.compile"]
+        yield from view.at_each(keys, message, f"{hint}, or `compile: false`")
+
+
+def _offload(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if parts.offload == "params" and parts.shard != "zero3":
+        message = (
+            f"`offload: params` fetches weights when they are used, and `shard: {parts.shard}` holds them all along"
+        )
+        hint = "write `shard: zero3` beside it, or `offload: optimizer`"
+        yield from view.at_each(["parallel.offload", "parallel.shard"], message, hint)
+
+
+def _expert(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if parts.expert not in ("auto", parts.tensor):
+        message = f"`expert: {parts.expert}` cannot be: experts are spread over the processes of `tensor`"
+        message += f", and `tensor` is {parts.tensor}"
+        hint = f"remove it, or write `tensor: {parts.expert}` as well"
+        yield from view.at_each(["parallel.expert", "parallel.tensor"], message, hint)
+
+
+def _repeated_devices(view: View) -> Iterator[Problem]:
+    devices = _parts(view).devices
+    if devices == "auto":
+        return
+    for index, device in enumerate(devices):
+        if device in devices[:index]:
+            place = ("parallel", "devices", index)
+            yield view.document.problem(place, f"`devices` names {device} twice", "name each device once")
+
+
+def _number_of_devices(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if parts.devices == "auto":
+        return
+    named, others = len(parts.devices), parts.tensor * parts.pipeline * parts.context
+    keys = ["parallel.devices", "parallel.data", *(f"parallel.{axis}" for axis in AXES)]
+    if parts.data == "auto":
+        if named % others:
+            counts = " or ".join(str(n) for n in (named // others * others, (named // others + 1) * others) if n)
+            message = f"`devices` names {named}, which is no multiple of tensor x pipeline x context = {others}"
+            yield from view.at_each(keys, message, f"name {counts} devices")
+    elif named != parts.data * others:
+        product = f"{parts.data} x {parts.tensor} x {parts.pipeline} x {parts.context}"
+        message = f"`devices` names {named}, and data x tensor x pipeline x context = {product}"
+        message += f" is {parts.data * others} processes"
+        hint = f"name {parts.data * others} devices" + (f", or write `data: {named // others}`" * (named % others == 0))
+        yield from view.at_each(keys, message, hint)
+
+
+def _module(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    if view.value("task") != "module":
+        return
+    for axis in AXES:
+        size = getattr(parts, axis)
+        if size > 1:
+            message = (
+                f"`{axis}: {size}` needs a family's facts (matrices, blocks, attention), and `task: module` has none"
+            )
+            hint = f"write `data: {size}` instead, with `shard: zero3` to spread the weights"
+            yield from view.at_each([f"parallel.{axis}"], message, hint)
+
+
+def _quantised(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    quantised = view.value("tune.method") == "qlora" or view.value("model.quantise") in ("4bit", "8bit")
+    if not quantised:
+        return
+    keys = ["model.quantise", "tune.method"]
+    spread = {"tensor": parts.tensor > 1, "pipeline": parts.pipeline > 1, "shard": parts.shard != "none"}
+    for name in (name for name, asked in spread.items() if asked):
+        value = getattr(parts, name)
+        message = (
+            f"`{name}: {value}` cuts weights into pieces, and a quantised base is held in blocks that cannot be cut"
+        )
+        hint = f"remove `{name}` and write `data`, or write `tune: lora` on a base that is not quantised"
+        yield from view.at_each([f"parallel.{name}", *keys], message, hint)
+    if view.value("train.precision") == "fp64":
+        message = "`precision: fp64` cannot be had of a quantised base"
+        yield from view.at_each(
+            ["train.precision", *keys], message, "write `tune: lora` on a base that is not quantised"
+        )
+
+
+def _whole_matrices(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    cut = "tensor" if parts.tensor > 1 else "shard" if parts.shard != "none" else None
+    if cut is not None and view.value("train.optimizer") == "adafactor":
+        message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
+        hint = f"write `optimizer: adamw`, or remove `{cut}`"
+        yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
+    if parts.tensor > 1 and view.value("task") != "module" and view.value("tune.dora"):
+        message = "`dora` takes norms of whole columns, and `tensor` gives a process a part of them"
+        yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
+
+
+def _fp16_pipeline(view: View) -> Iterator[Problem]:
+    if _parts(view).pipeline > 1 and view.value("train.precision") == "fp16":
+        message = (
+            "`precision: fp16` scales the loss, and the stages of a pipeline would skip overflown steps one by one"
+        )
+        yield from view.at_each(["train.precision", "parallel.pipeline"], message, "write `precision: bf16` or fp32")
+
+
+def _two_compiles(view: View) -> Iterator[Problem]:
+    one, other = _parts(view).compile, view.value("train.compile")
+    if "auto" not in (one, other) and one != other:
+        message = "`train.compile` and `parallel.compile` mean the same, and one is true, the other false"
+        yield from view.at_each(["parallel.compile", "train.compile"], message, "keep one of them")
+
+
+LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
+    *(partial(_keys_without_axis, axis) for axis in AXES),
+    _nothing_to_shard, _shard_size, _stages, _split_backward, _offload, _expert, _repeated_devices,
+    _number_of_devices, _module, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles,
+)  # fmt: skip

@@ -1,0 +1,87 @@
+"""One process that this machine's agent started: it ends with its parent, keeps a log, and says how it failed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from stoker.hardware.orphans import end_with
+from stoker.launch.failure import failure_of
+from stoker.launch.join import Place, joined
+from stoker.launch.work import Ending, Work
+from stoker.train.progress import KeptConsole
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+SETTLE = 1.0  # seconds
+SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
+Entry = Callable[..., Ending]  # as `stoker.launch.worker.train`
+
+
+def main(work: Work, pickled_entry: bytes | None, parent: int) -> Ending:
+    """Trains, or calls another ``entry(work, place=..., console=...)``, and keeps what is printed in a log.
+
+    The agent has put the process' place into the environment.
+    Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
+    are blocked until there is a handler.
+    """
+    end_with(parent)
+    os.setsid()
+    place = joined(os.environ)
+    assert place is not None
+    console = _keep_log(work.log_of(place.rank), place, work)
+    for number in STOPS:
+        signal.signal(number, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    try:
+        return _entry(pickled_entry)(work, place=place, console=console)
+    except KeyboardInterrupt:
+        code = SIGNAL_EXIT + signal.SIGTERM
+    except BaseException as error:
+        failure_of(error, place.rank).write(work.failure_of(place.rank))
+        traceback.print_exc()
+        _wait_for_words(work, place.world)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
+
+
+def _entry(pickled: bytes | None) -> Entry:
+    if pickled is not None:
+        return cast(Entry, pickle.loads(pickled))
+    from stoker.launch.worker import train
+
+    return train
+
+
+def _wait_for_words(work: Work, world: int) -> None:
+    """Gives the others a moment to fail alike: the first that ends makes the agent end them."""
+    deadline = time.monotonic() + SETTLE
+    while len(work.failures()) < world and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _stop(*_: Any) -> None:
+    """Before the first step there is nothing to save."""
+    raise KeyboardInterrupt
+
+
+def _keep_log(path: Path, place: Place, work: Work) -> Console | None:
+    """From now on what this process prints goes into a file; gives rank 0 what it printed to before."""
+    console = KeptConsole(os.dup(1)) if place.rank == 0 else None
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"-- {began} rank {place.rank} of {place.world}, process {os.getpid()}: {work.layout.describe()}", flush=True)
+    return console

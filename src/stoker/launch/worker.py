@@ -1,0 +1,78 @@
+"""What each process of a run does: its device, its group, its part of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+from rich.console import Console
+
+from stoker.data.build import Report
+from stoker.hardware.device import device_of
+from stoker.launch.group import process_group, share_cores
+from stoker.launch.join import Place
+from stoker.launch.work import Ending, Work
+from stoker.parallel.mesh import Mesh
+from stoker.runs.folder import RunFolder
+from stoker.train.progress import Display
+from stoker.train.run import prepare, start
+
+TIMEOUT = 1800.0  # seconds that a process waits for the others: one of them may be writing a checkpoint
+
+
+def train(
+    work: Work,
+    *,
+    place: Place | None = None,
+    console: Console | None = None,
+    report: AbstractContextManager[Report | None] | None = None,
+    hold: AbstractContextManager[None] | None = None,
+) -> Ending:
+    """Trains as one process of a run, or as all of it.
+
+    Args:
+        place: of this process among the others; None where it is alone.
+        console: where rank 0 shows the progress; by default standard output.
+        report: within it, what is called as the data is tokenised.
+        hold: takes the run's folder, once everything is prepared: a job that cannot be leaves no folder behind.
+            By default the caller holds it.
+
+    Raises:
+        UserError: as `stoker.train.run.prepare` and `stoker.train.run.start` do.
+        CannotRun: a device is missing.
+    """
+    first = place is None or place.rank == 0
+    with _mesh(work, place) as mesh:
+        with (report if first else None) or nullcontext() as tokenised:
+            prepared = prepare(work.loaded, work.base, tokenised, mesh=mesh)
+        display = Display(0, prepared.task.unit, console=console, quiet=work.quiet or not first)
+        with hold or nullcontext():
+            outcome, loop = start(prepared, RunFolder(work.output), work.base, display=display)
+    done, plan = loop.progress, loop.plan
+    return Ending(
+        outcome,
+        plan.steps,
+        done.first_loss,
+        done.last_loss,
+        done.best_loss,
+        done.best_step,
+        plan.keep_best,
+        loop.task.unit,
+    )
+
+
+@contextmanager
+def _mesh(work: Work, place: Place | None) -> Iterator[Mesh | None]:
+    """Within it this process has its device and its groups; None where it is alone."""
+    one = work.layout.one_process
+    device = device_of(place.local_rank if place else 0, work.devices, alone=one)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        torch.cuda.init()
+    if one or place is None:
+        yield None
+        return
+    share_cores(place.local_world)
+    with process_group(device, rank=place.rank, world=place.world, store=place.store(), timeout=TIMEOUT):
+        yield Mesh(work.layout, device)

@@ -1,0 +1,30 @@
+"""One small file of layout facts per model family, and the table of them."""
+
+from __future__ import annotations
+
+from stoker.models.families.bloom import BLOOM
+from stoker.models.families.cohere import COHERE
+from stoker.models.families.facts import Family
+from stoker.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from stoker.models.families.glm import GLM, GLM4
+from stoker.models.families.gpt2 import GPT2
+from stoker.models.families.gpt_neo import GPT_NEO
+from stoker.models.families.gpt_neox import GPT_NEOX
+from stoker.models.families.gptj import GPTJ
+from stoker.models.families.granite import GRANITE
+from stoker.models.families.llama import LLAMA
+from stoker.models.families.mistral import MISTRAL, MIXTRAL
+from stoker.models.families.opt import OPT
+from stoker.models.families.phi import PHI, PHI3
+from stoker.models.families.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+
+ALL = (
+    *(GPT2, BLOOM, OPT, GPT_NEO, GPTJ, GPT_NEOX, LLAMA, GLM, GLM4, QWEN2, QWEN3, MISTRAL, MIXTRAL),
+    *(QWEN2_MOE, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI, PHI3, GRANITE, COHERE),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in ALL}
+
+
+def family_of(config: object) -> Family | None:
+    """The facts of a model by its configuration's ``model_type``; None where there are none."""
+    return FAMILIES.get(str(getattr(config, "model_type", "")))

@@ -1,0 +1,43 @@
+"""Whether the facts of a family say of every parameter of a model where it belongs."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from stoker.models.families.facts import Family, Region, find, regions_of
+
+
+def placement_problem(model: nn.Module, family: Family) -> str | None:
+    """Why a model cannot be spread over tensor or pipeline processes by its family's facts; None where it can.
+
+    A matrix that no fact names would stay whole inside of a region in which every process computes with a part
+    only, and get a part of its gradient. So every parameter has to be named, also those that stay whole.
+
+    Args:
+        model: the causal language model itself, its fused layers split, with adapters inside or not.
+    """
+    blocks = find(model, family.blocks)
+    if blocks is None:
+        return f"{family.name}: there are no blocks at {family.blocks}"
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    named = {family.embedding, *family.first, *family.last, *(n for n, m in model.named_modules() if m is head)}
+    for index, block in blocks.named_children():
+        regions = regions_of(block, family)
+        if not regions:
+            return f"{family.name}: nothing is known about the layers of {family.blocks}.{index}"
+        paths = [path for region in regions for path in _paths(region)]
+        named |= {f"{family.blocks}.{index}.{path}" for path in (*paths, *family.whole)}
+    for name, _ in model.named_parameters():
+        if not named & _prefixes(name):
+            return f"{family.name}: the family's facts say nothing about the parameter {name}"
+    return None
+
+
+def _paths(region: Region) -> tuple[str, ...]:
+    return (*region.column, *region.row, *region.shared, *([region.experts] if region.experts else []))
+
+
+def _prefixes(name: str) -> set[str]:
+    """The paths of all modules that a parameter is in."""
+    parts = name.split(".")
+    return {".".join(parts[:i]) for i in range(1, len(parts))}

@@ -1,0 +1,13 @@
+"""Granite: LLaMA's blocks with constant factors on embeddings, residuals, scores and logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stoker.models.families.llama import LLAMA
+
+GRANITE = replace(
+    LLAMA,
+    name="granite",
+    refused={"pipeline": "its code multiplies what goes into the first block by a factor, and would on every stage"},
+)

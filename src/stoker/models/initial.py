@@ -1,0 +1,69 @@
+"""Random first weights that do not depend on how a model is spread, nor on the order in which they are drawn.
+
+Each tensor is drawn whole, on the CPU and in float32, from a generator that is seeded by the job's seed and the
+tensor's name; a process then takes its part. So every layout starts from the same bits as one process.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.initialization import guard_torch_init_functions
+
+
+@contextmanager
+def drawn_for(seed: int, name: str) -> Iterator[None]:
+    """Within it torch's random numbers on the CPU are those of a tensor's name."""
+    digest = blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(int.from_bytes(digest, "big") >> 1)  # seeds have 63 bits
+        yield
+
+
+class Initial:
+    """The first weights of a model from scratch, by transformers' own rules for its architecture."""
+
+    def __init__(self, model: PreTrainedModel, seed: int) -> None:
+        self._model = copy.deepcopy(model)  # the caller splits and cuts its own; on the meta device this costs nothing
+        self._seed = seed
+
+    def read(self, name: str, rows: tuple[slice, ...]) -> Tensor:
+        """The part ``rows`` of a parameter of that name."""
+        *path, leaf = name.split(".")
+        modules: list[nn.Module] = [self._model]
+        for part in path:
+            modules.append(modules[-1].get_submodule(part))
+        blank = modules[-1]._parameters[leaf]
+        assert blank is not None and blank.is_meta, name
+        whole = nn.Parameter(torch.full(blank.shape, math.nan))
+        modules[-1]._parameters[leaf] = whole
+        # From the innermost module outwards, as transformers goes: an outer one may draw an inner one's weights again,
+        # such as GPT-2's residual projections. Everything else is on the meta device, where nothing is drawn.
+        with drawn_for(self._seed, name), guard_torch_init_functions():
+            for depth in range(len(modules), 0, -1):
+                self._rules(modules[:depth])._init_weights(modules[depth - 1])
+        modules[-1]._parameters[leaf] = blank
+        assert not whole.isnan().any(), f"{type(self._model).__name__} has no rule for {name}"
+        return whole.detach()[rows]
+
+    def _rules(self, path: list[nn.Module]) -> PreTrainedModel:
+        """The innermost model within a model: its rules apply."""
+        return next(module for module in reversed(path) if isinstance(module, PreTrainedModel))
+
+
+def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:
+    """The first value of a LoRA matrix, as peft draws it: one of the two random, their product zero."""
+    whole = torch.zeros(shape)
+    with drawn_for(seed, name):
+        if ".lora_A." in name:
+            nn.init.kaiming_uniform_(whole, a=math.sqrt(5))
+        elif ".lora_embedding_B." in name:
+            nn.init.normal_(whole)
+    return whole

@@ -1,0 +1,76 @@
+"""Models without memory: parameters on the meta device until each process knows which part of them it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+META = torch.device("meta")
+
+
+@contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Within it, modules are built with their parameters on the meta device and with real buffers.
+
+    Buffers that no checkpoint holds (rotary frequencies, masks) are computed by the modules' own code, so nothing has
+    to know how. Random numbers drawn by that code are not missed afterwards.
+    """
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None and not parameter.is_meta:
+            # A parameter that is registered twice is shared, on the meta device as well.
+            known = parameter.__dict__.setdefault("on_meta", nn.Parameter(parameter.to(META), parameter.requires_grad))
+            module._parameters[name] = known
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def allocate(model: nn.Module, device: torch.device, *, offload: bool = False) -> dict[str, nn.Parameter]:
+    """Gives the parameters on the meta device uninitialised memory on a device, and moves everything else there.
+
+    Shared parameters stay shared. Parameters are new objects afterwards, except those of ``fully_shard``. A model
+    that has all its values, such as a quantised one, stays where it is.
+
+    Args:
+        offload: whether the parameters' memory is the host's, and only everything else moves to the device.
+
+    Returns:
+        the parameters that have no values yet, by name.
+    """
+    blank = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    if not blank:
+        return {}
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    memory = torch.device("cpu") if offload else device
+    model._apply(lambda t: torch.empty_like(t, device=memory) if t.is_meta else t.to(device))
+    for first, *others in names_of.values():
+        shared = model.get_parameter(first)
+        for other in others:
+            set_parameter(model, other, shared)
+    return {name: parameter for name, parameter in model.named_parameters() if name in blank}
+
+
+def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    """Puts a parameter in the place of that of a name."""
+    path, _, leaf = name.rpartition(".")
+    setattr(model.get_submodule(path), leaf, parameter)
+
+
+def name_groups(model: nn.Module) -> list[tuple[str, ...]]:
+    """The names of each parameter and of each persistent buffer: one name, or all that share it, the first first."""
+    names: dict[Tensor, list[str]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        names.setdefault(tensor, []).append(name)
+    return [tuple(group) for group in names.values()]

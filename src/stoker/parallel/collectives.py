@@ -1,0 +1,133 @@
+"""Collectives that gradients flow through.
+
+Each forward collective has its counterpart in the backward pass (Shoeybi et al., 2019, section 3;
+Korthikanti et al., 2022, section 4.2.2): what is copied to all is summed up on the way back, what is gathered
+is scattered in sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def copy_to(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The same tensor, about to be used differently on each process: its gradients are summed."""
+    return x if group is None else _Copy.apply(x, group)
+
+
+def sum_from(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """The sum over the processes, used alike on each: the gradient goes to every addend."""
+    return x if group is None else _Sum.apply(x, group)
+
+
+def gather_parts(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    """All processes' parts one after the other, about to be used differently on each: gradients are summed
+    and every process gets its part of them. Parts are of equal size."""
+    return x if group is None else _Gather.apply(x, dim, group)
+
+
+def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    """This process' part of the sum over the processes. The dimension must divide."""
+    return x if group is None else _ScatterSum.apply(x, dim, group)
+
+
+def take_part(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
+    """This process' part of a tensor that all have; no communication, as the gradient of the rest belongs to others."""
+    if group is None:
+        return x
+    return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
+
+
+def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Splits one dimension over the processes and joins another from them (all-to-all); both must divide."""
+    return x if group is None else _Exchange.apply(x, split, join, group)
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _all_reduce(grad, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return _all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return reduce_scatter(grad, ctx.dim, ctx.group), None, None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.split, ctx.join, ctx.group = split, join, group
+        return all_to_all(x, split, join, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return all_to_all(grad, ctx.join, ctx.split, ctx.group), None, None, None
+
+
+def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = x.contiguous().clone()
+    dist.all_reduce(total, group=group)
+    return total
+
+
+def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """All processes' tensors, of equal shape, joined along a dimension."""
+    size = dist.get_world_size(group)
+    gathered = x.new_empty(size * x.shape[0], *x.shape[1:])
+    dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
+    return gathered.unflatten(0, (size, -1)).movedim(0, dim).flatten(dim, dim + 1)
+
+
+def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
+    """This process' equal part, along a dimension, of the sum over the processes."""
+    size = dist.get_world_size(group)
+    parts = torch.stack(x.chunk(size, dim)) if dim else x.contiguous().view(size, -1, *x.shape[1:])
+    mine = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(mine, parts.flatten(0, 1), group=group)
+    return mine
+
+
+def all_to_all(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
+    """Sends the n-th part along ``split`` to the n-th process; joins what comes along ``join``."""
+    size = dist.get_world_size(group)
+    parts = torch.stack(x.chunk(size, split))
+    received = torch.empty_like(parts)
+    dist.all_to_all_single(received, parts, group=group)
+    return torch.cat(list(received), dim=join)

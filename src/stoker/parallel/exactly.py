@@ -1,0 +1,82 @@
+"""Arithmetic in which nothing is rounded to float32: what makes layouts comparable to 1e-10.
+
+Modelling code computes norms, softmaxes and rotary angles in float32 whatever its weights are. Two layouts of
+one model add the same numbers up in another order; a difference of 1e-16 before such a rounding can be one of
+1e-7 behind it. Within `in_float64` every request for float32 gives float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_GROUPED: tuple[Any, ...] = tuple(
+    function
+    for function in (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
+    if function is not None
+)
+
+
+class _Float64(TorchFunctionMode):
+    """Reads float64 wherever a function of torch is asked for float32."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.float:
+            return args[0].double()
+        if func in _GROUPED and args[0].dtype == torch.float64:
+            return _grouped_product(*args, **kwargs)
+        if any(argument is torch.float32 for argument in args):
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+        if kwargs.get("dtype") is torch.float32:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Within it float32 is never asked for; new tensors of floating point are float64 unless told otherwise.
+
+    Holds in the backward pass as well. What exists in float32 already stays as it is.
+    """
+    before = torch.get_default_dtype()
+    engine = torch.autograd._engine_run_backward
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        # Tensor.backward is itself a function of torch, and while one runs the mode is off; recompute needs it.
+        with _Float64():
+            return engine(*args, **kwargs)
+
+    torch.set_default_dtype(torch.float64)
+    torch.autograd._engine_run_backward = run_backward
+    try:
+        with _Float64():
+            yield
+    finally:
+        torch.autograd._engine_run_backward = engine
+        torch.set_default_dtype(before)
+
+
+def _grouped_product(x: Tensor, weights: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+    """Rows offs[i-1] .. offs[i] of ``x`` times ``weights[i]``: torch's own exists in bfloat16 and float32 only.
+
+    Args:
+        x: shape (rows, inputs).
+        weights: shape (groups, inputs, outputs).
+        offs: the end of each group's rows, shape (groups,).
+    """
+    ends = offs.tolist()
+    parts = [x[start:end] @ weights[i] for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    rest = x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])  # rows beyond the last group belong to nobody
+    return torch.cat([*parts, rest])

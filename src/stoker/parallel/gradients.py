@@ -1,0 +1,116 @@
+"""What is done with gradients once a step: partial ones summed, ties joined, the norm taken over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+
+from stoker.parallel.mesh import Axis, Mesh, sum_over
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that is trained, and how its gradient is spread.
+
+    Attributes:
+        split: whether tensor processes hold different parts of it.
+        partial: whether its gradient has to be summed over the tensor processes.
+        copy: whether it is the last stage's copy of a tied embedding.
+        tied: whether another stage has, or this is, such a copy.
+    """
+
+    parameter: Parameter
+    split: bool = False
+    partial: bool = False
+    copy: bool = False
+    tied: bool = False
+
+
+class Gradients:
+    """The gradients of this process' parameters, seen as parts of the whole model's."""
+
+    def __init__(self, trained: Sequence[Trained], mesh: Mesh, *, reduce_batch: bool) -> None:
+        """
+        Args:
+            reduce_batch: whether gradients are still to be summed over the processes with the same weights; they
+                are where no wrapper does it.
+        """
+        self._trained, self._mesh, self._reduce_batch = trained, mesh, reduce_batch
+
+    def finish(self) -> None:
+        """Makes the gradients those of the whole step, after its last backward pass."""
+        if self._reduce_batch:
+            self._sum([t.parameter for t in self._trained], "batch")
+        self._sum([t.parameter for t in self._trained if t.partial], "tensor")
+        self._join_ties()
+
+    def norm(self) -> Tensor:
+        """The L2 norm over all parameters of all processes, the same on each; 0-d."""
+        squares = {True: [], False: []}  # type: dict[bool, list[Tensor]]
+        for t in self._trained:
+            if t.parameter.grad is not None and not t.copy:
+                squares[t.split].append(torch.linalg.vector_norm(_local(t.parameter.grad)).square())
+        split, whole = (self._total(squares[key]) for key in (True, False))
+        if self._mesh.layout.shard != "none":
+            sum_over(_shards(self._mesh), split, whole)
+        sum_over(self._mesh.groups["tensor"], split)
+        total = split + whole
+        sum_over(self._mesh.groups["pipe"], total)
+        return total.sqrt()
+
+    def clip(self, norm: Tensor, limit: float) -> None:
+        """Scales the gradients down to a norm of ``limit``; 0 leaves them."""
+        if limit:
+            factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+            gradients = [_local(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
+            for gradient in gradients:
+                gradient.mul_(factor.to(gradient.device, gradient.dtype))
+
+    def _total(self, squares: list[Tensor]) -> Tensor:
+        if squares:
+            return torch.stack([s.to(self._mesh.device) for s in squares]).sum()
+        kinds = [_local(t.parameter).dtype for t in self._trained]
+        return torch.zeros((), dtype=kinds[0] if kinds else torch.float32, device=self._mesh.device)
+
+    def _sum(self, parameters: list[Parameter], axis: Axis) -> None:
+        group = self._mesh.groups[axis]
+        if group is None:
+            return
+        by_type: dict[torch.dtype, list[Tensor]] = {}
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            local = _local(parameter.grad)
+            by_type.setdefault(local.dtype, []).append(local)
+        for gradients in by_type.values():
+            sum_over(group, *gradients)
+
+    def _join_ties(self) -> None:
+        """The embedding's gradient is that of both of its uses: on the first stage and, as the head, on the last."""
+        tied = [t.parameter for t in self._trained if t.tied]
+        if not tied or self._mesh.layout.pipeline == 1:
+            return
+        gradients = [_local(p.grad) if p.grad is not None else torch.zeros_like(_local(p)) for p in tied]
+        total = torch.stack(gradients).sum(0) if len(gradients) > 1 else gradients[0].clone()
+        if len(tied) == 1:  # the other copy is another process'
+            dist.all_reduce(total, group=self._mesh.groups["ends"])
+        for parameter, gradient in zip(tied, gradients, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+                gradient = _local(parameter.grad)  # noqa: PLW2901
+            gradient.copy_(total)
+
+
+def _shards(mesh: Mesh) -> dist.ProcessGroup | None:
+    group = mesh.sharding.get_group("shard") if mesh.sharding.ndim > 1 else mesh.sharding.get_group()
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

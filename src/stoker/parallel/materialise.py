@@ -1,0 +1,67 @@
+"""From a model without memory to this process' part of its weights: each process reads only what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from stoker.models.meta import allocate
+from stoker.models.weights import Rows, Wanted, WeightSource, all_rows, fill
+from stoker.parallel.pieces import Piece, chunk
+
+
+def materialise(
+    model: nn.Module,
+    source: WeightSource,
+    placements: Mapping[str, Piece],
+    device: torch.device,
+    *,
+    offload: bool = False,
+) -> None:
+    """Gives the parameters on the meta device memory on a device, and reads this process' part of their values.
+
+    Comes after the model has been split, cut and sharded, and before it is wrapped for the sum of its gradients.
+    Parameters are new objects afterwards, except those of ``fully_shard``; shared ones stay shared.
+
+    Args:
+        source: by the names of the model's parameters.
+        placements: by the same names, which piece of the whole tensor a parameter is before ``fully_shard``;
+            whole where it has none.
+        offload: whether parameters stay in the host's memory, as ``fully_shard`` with offloading wants them.
+
+    Raises:
+        UserError: the weights cannot be read.
+    """
+    wanted = []
+    for name, parameter in allocate(model, device, offload=offload).items():
+        into = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        wanted.append(Wanted(name, rows_held(parameter, placements.get(name)), into.data))
+    fill(wanted, source)
+
+
+def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
+    """The part of the whole tensor that a parameter holds on this process.
+
+    Args:
+        piece: the piece of the whole tensor that was given to ``fully_shard``, or is held as it is.
+    """
+    if piece is None:
+        piece = Piece(None, 0, 0, tuple(parameter.shape))
+    rows = list(all_rows(piece.shape))
+    if piece.dim is not None:
+        rows[piece.dim] = slice(piece.start, piece.stop)
+    if isinstance(parameter, DTensor):
+        mesh = parameter.device_mesh
+        for axis, placement in enumerate(parameter.placements):
+            assert type(placement) in (Shard, Replicate), f"{placement} is no placement of fully_shard"
+            if isinstance(placement, Shard):
+                held = rows[placement.dim]
+                start, stop = chunk(held.stop - held.start, mesh.size(axis), mesh.get_local_rank(axis))
+                rows[placement.dim] = slice(held.start + start, held.start + stop)
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    sizes = tuple(row.stop - row.start for row in rows)
+    assert sizes == tuple(local.shape), f"{sizes} indices are held in the shape {tuple(local.shape)}"
+    return tuple(rows)

@@ -1,0 +1,108 @@
+"""The processes of a run as a grid: one axis for each way of spreading the work, one group for each line of it.
+
+Ranks count the axis ``tensor`` fastest, as its processes talk most and should be neighbours; then ``context``,
+``shard``, ``replica``, and ``pipe``, whose processes talk least.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from stoker.job.layout import Layout
+
+AXES = ("pipe", "replica", "shard", "context", "tensor")
+Axis = Literal["pipe", "batch", "context", "tensor", "ends"]
+_LINES: dict[Axis, tuple[str, ...]] = {
+    "pipe": ("pipe",),
+    "batch": ("replica", "shard", "context"),
+    "context": ("context",),
+    "tensor": ("tensor",),
+}
+
+
+class Mesh:
+    """This process' place among all of a layout's, and its groups.
+
+    The default process group must be initialised, with as many processes as the layout asks for.
+
+    Attributes:
+        groups: by axis; None where the group is this process alone.
+            ``pipe``: the stages of one pipeline. ``tensor``: who splits each matrix.
+            ``context``: who splits each row. ``batch``: who computes with the same weights on other tokens, over
+            which gradients are summed. ``ends``: the first and the last stage of a pipeline.
+    """
+
+    def __init__(self, layout: Layout, device: torch.device) -> None:
+        if dist.get_world_size() != layout.world:
+            raise ValueError(f"the layout needs {layout.world} processes, and there are {dist.get_world_size()}")
+        self.layout, self.device = layout, device
+        self.rank = dist.get_rank()
+        self._grid = np.arange(layout.world).reshape(
+            layout.pipeline, layout.replicas, layout.shard_size, layout.context, layout.tensor
+        )
+        self._at = dict(zip(AXES, (int(i[0]) for i in np.nonzero(self._grid == self.rank)), strict=True))
+        self.groups: dict[Axis, dist.ProcessGroup | None] = {
+            axis: self._group(lines, axis) for axis, lines in _LINES.items()
+        }
+        ends = self._grid[[0, -1]] if layout.pipeline > 1 else self._grid[:1]
+        self.groups["ends"] = self._new_group(np.moveaxis(ends, 0, -1).reshape(-1, len(ends)), "ends")
+
+    def _group(self, lines: tuple[str, ...], axis: str) -> dist.ProcessGroup | None:
+        along = [AXES.index(name) for name in lines]
+        last = np.moveaxis(self._grid, along, range(-len(along), 0))
+        size = int(np.prod([self._grid.shape[i] for i in along]))
+        return self._new_group(last.reshape(-1, size), axis)
+
+    def _new_group(self, lines: np.ndarray, axis: str) -> dist.ProcessGroup | None:
+        """The group of the line that this process is in; every process makes all of them, in the same order."""
+        if lines.shape[1] == 1:
+            return None
+        mine = None
+        for ranks in lines.tolist():
+            group = dist.new_group(ranks, group_desc=axis)
+            mine = group if self.rank in ranks else mine
+        return mine
+
+    def size(self, axis: Axis) -> int:
+        """Processes in this process' group of an axis."""
+        group = self.groups[axis]
+        return 1 if group is None else dist.get_world_size(group)
+
+    def at(self, axis: Literal["pipe", "replica", "shard", "context", "tensor"]) -> int:
+        """The coordinate of this process."""
+        return self._at[axis]
+
+    @property
+    def data_index(self) -> int:
+        """Which of the ``layout.data`` portions of a batch this process takes."""
+        return self.at("replica") * self.layout.shard_size + self.at("shard")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is rank 0, which writes and prints."""
+        return self.rank == 0
+
+    @cached_property
+    def sharding(self) -> DeviceMesh:
+        """What weights are sharded over, for ``fully_shard``: context processes hold the same weights, so they
+        share in it. Two-dimensional where there are replicas. Every process must ask for it."""
+        layout = self.layout
+        sizes = (layout.pipeline, layout.replicas, layout.shard_size * layout.context, layout.tensor)
+        whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=("pipe", "replica", "shard", "tensor"))
+        return whole["replica", "shard"] if layout.replicas > 1 else whole["shard"]
+
+
+def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
+    """Adds small tensors of one type up over a group, in one message, in place."""
+    if group is None or not tensors:
+        return
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat, group=group)
+    for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view_as(tensor))

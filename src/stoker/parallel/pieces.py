@@ -1,0 +1,35 @@
+"""Which part of a whole tensor a process holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Indices [start, stop) of one dimension of a whole tensor.
+
+    Attributes:
+        dim: the dimension that is split; None for a tensor that is held whole.
+        shape: of the whole tensor.
+    """
+
+    dim: int | None
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part of the whole tensor, a view."""
+        return whole if self.dim is None else whole.narrow(self.dim, self.start, self.stop - self.start)
+
+
+def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
+    """The range of the ``index``-th of ``parts`` parts of a dimension, as ``torch.chunk`` cuts it.
+
+    All parts but the last ones have the same size, rounded up; the last may be smaller or empty.
+    """
+    step = -(-size // parts)
+    return min(size, index * step), min(size, (index + 1) * step)

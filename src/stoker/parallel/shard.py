@@ -1,0 +1,69 @@
+"""Sharded data parallelism (ZeRO: Rajbhandari et al., 2020) with PyTorch's ``fully_shard``.
+
+zero1 and zero2 gather the weights once a step and keep them; zero3 lets them go after each block. zero2 and
+zero3 reduce the gradients of each micro-batch to shards; zero1 keeps them whole until the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from stoker.job.layout import Layout
+from stoker.parallel.mesh import Mesh
+
+
+def shard(root: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, compute: torch.dtype | None) -> None:
+    """Shards each block, and what is outside of them with the root. Works on the meta device.
+
+    Args:
+        root: is called for the forward pass.
+        compute: type that gathered weights are cast to; None for the type they are kept in.
+    """
+    layout = mesh.layout
+    offload = OffloadPolicy()
+    if layout.offload == "params":
+        offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda")
+    # Gradients are reduced in float32, or in float64 where they are.
+    types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
+    again = layout.shard == "zero3"
+    for block in blocks:
+        fully_shard(block, mesh=mesh.sharding, reshard_after_forward=again, mp_policy=types, offload_policy=offload)
+    fully_shard(root, mesh=mesh.sharding, reshard_after_forward=False, mp_policy=types, offload_policy=offload)
+    for module in sharded_modules(root):
+        # Losses are divided by the targets of the whole step, so gradients are summed and not averaged.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
+    """The modules that have been sharded, the root first."""
+    return (module for module in root.modules() if isinstance(module, FSDPModule))
+
+
+def reshard(root: nn.Module | None) -> None:
+    """Lets go of the weights that stay gathered after a forward pass that no backward pass follows.
+
+    While they are gathered, the model's parameters are not those that the optimizer steps and has states for.
+    """
+    for module in sharded_modules(root) if root is not None else ():
+        module.reshard()
+
+
+@contextmanager
+def micro_batch(root: FSDPModule, layout: Layout, *, last: bool) -> Iterator[None]:
+    """Encloses the forward and the backward pass of a micro-batch.
+
+    Args:
+        last: whether it is the last one of the step, after which gradients must be complete.
+    """
+    root.set_is_last_backward(last)
+    root.set_requires_gradient_sync(last or layout.shard != "zero1")
+    root.set_requires_all_reduce(last)  # over replicas, of shards that are summed up so far
+    if layout.shard != "zero3":
+        root.set_reshard_after_backward(last)
+    yield

@@ -1,0 +1,248 @@
+"""Tensor parallelism: each matrix of a block is split over processes (Shoeybi et al., 2019).
+
+A column layer computes this process' outputs (its heads, its neurons), the row layer after it takes them as
+inputs, and the outputs of the row layers are summed: two sums a block in the forward pass, two in the backward.
+With sequence parallelism (Korthikanti et al., 2022) what lies between such regions is split along the
+sequence: tokens are gathered where a region begins, and its sum is scattered where it ends.
+
+A split parameter is an ordinary parameter that holds this process' part; which part is recorded by name. The
+model's own code runs unchanged on fewer heads and neurons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from stoker.models.families.facts import Family, Region, find, regions_of
+from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.pieces import Piece, chunk
+from stoker.parallel.randomness import Apart
+
+
+@dataclass
+class Placed:
+    """Where the parameters of a split model are.
+
+    Attributes:
+        pieces: by name, of the parameters that are split over the tensor processes. All others are whole.
+        partial: names of whole parameters whose gradient on a process covers its own part of the work only,
+            so that the gradients are to be summed over the tensor processes.
+    """
+
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
+
+
+def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
+    """Splits the blocks of a causal language model (or of a stage of one), on the meta device or any other.
+
+    The embedding and the head are split in `stoker.parallel.vocabulary`.
+    """
+    splitter = _Splitter(model, mesh)
+    for path, block in blocks_by_path(model, family):
+        for region in regions_of(block, family):
+            splitter.region(path, block, region)
+        for count in family.counts:
+            _divide(block, count, mesh.layout.tensor)
+        for entries in family.per_head:
+            _own_entries(block, entries, mesh)
+        for group in family.groups:
+            _set_group(block, group, model.config, mesh.layout.tensor)  # type: ignore[arg-type]
+    for positions in family.positions if mesh.layout.sequence else ():
+        module = find(model, positions)
+        if module is not None:
+            module.register_forward_hook(lambda _m, _a, out: take_positions(out, mesh))
+    return splitter.placed
+
+
+def blocks_by_path(model: nn.Module, family: Family) -> Iterator[tuple[str, nn.Module]]:
+    """(name, block) of every block that the model (or stage) has."""
+    holder = model.get_submodule(family.blocks)
+    for name, block in holder.named_children():
+        yield f"{family.blocks}.{name}", block
+
+
+def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
+    """This process' tokens of vectors that were made for all of the row, shape (B, T, D) or (T, D)."""
+    size = mesh.layout.tensor
+    return out.chunk(size, dim=-2)[mesh.at("tensor")]
+
+
+class _Splitter:
+    def __init__(self, model: nn.Module, mesh: Mesh) -> None:
+        self.config: Any = model.config
+        self.group = mesh.groups["tensor"]
+        self.index, self.size = mesh.at("tensor"), mesh.layout.tensor
+        self.sequence = mesh.layout.sequence
+        self.placed = Placed()
+        self.apart = Apart(model, mesh.at("tensor"), mesh.device)
+
+    def region(self, path: str, block: nn.Module, region: Region) -> None:
+        _hook_entry(block.get_submodule(region.enter), self.group, self.sequence)
+        for name in region.column:
+            if name in region.keys_values and (heads := self._few_heads(block.get_submodule(name))):
+                self._repeat(f"{path}.{name}", block.get_submodule(name), heads)
+            else:
+                self._column(f"{path}.{name}", block.get_submodule(name))
+        for name in region.row:
+            self._row(f"{path}.{name}", block.get_submodule(name), sums=region.experts is None)
+        if region.experts is not None:
+            self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
+            block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.group, self.sequence))
+        for name in region.shared:
+            self._shared(path, block, name)
+        if region.column and region.row:
+            self.apart.around(block.get_submodule(region.column[-1]), block.get_submodule(region.row[-1]))
+
+    # -- one layer -----------------------------------------------------------------------------------------
+
+    def _split(self, name: str, module: nn.Module, key: str, dim: int) -> None:
+        """Replaces a parameter by this process' part of it."""
+        whole = getattr(module, key)
+        if whole is None:
+            return
+        start, stop = chunk(whole.shape[dim], self.size, self.index)
+        piece = Piece(dim, start, stop, tuple(whole.shape))
+        part = piece.of(whole.detach()).clone()
+        setattr(module, key, Parameter(part, requires_grad=whole.requires_grad))
+        self.placed.pieces[f"{name}.{key}"] = piece
+
+    def _column(self, name: str, layer: nn.Module) -> None:
+        for inner, linear, side in _linears(layer):
+            if side == "A":
+                self.placed.partial.add(f"{name}{inner}.weight")
+                continue
+            self._split(f"{name}{inner}", linear, "weight", 0)
+            self._split(f"{name}{inner}", linear, "bias", 0)
+            linear.out_features = linear.weight.shape[0]
+        _note_width(layer, "out_features", self.size)
+
+    def _row(self, name: str, layer: nn.Module, *, sums: bool) -> None:
+        bias = None
+        for inner, linear, side in _linears(layer):
+            if side == "B":
+                self.placed.partial.add(f"{name}{inner}.weight")
+                continue
+            self._split(f"{name}{inner}", linear, "weight", 1)
+            linear.in_features = linear.weight.shape[1]
+            if linear.bias is not None and sums:
+                bias = linear
+                linear.forward = partial(_without_bias, linear)
+        _note_width(layer, "in_features", self.size)
+        if sums:
+            layer.register_forward_hook(partial(_leave_row, self.group, self.sequence, bias))
+
+    def _few_heads(self, layer: nn.Module) -> int | None:
+        """The number of key-value heads where it is smaller than the number of processes."""
+        heads = getattr(self.config, "num_key_value_heads", None)
+        return heads if heads is not None and heads < self.size else None
+
+    def _repeat(self, name: str, layer: nn.Module, heads: int) -> None:
+        """Several processes need the same head: each holds the layer whole and computes that head only."""
+        head = self.index // (self.size // heads)
+        for inner, linear, side in _linears(layer):
+            keys = ("weight", "bias") if linear.bias is not None else ("weight",)
+            self.placed.partial.update(f"{name}{inner}.{key}" for key in keys)
+            if side != "A":
+                width = linear.weight.shape[0] // heads
+                linear.forward = partial(_some_outputs, linear, slice(head * width, (head + 1) * width))
+
+    def _experts(self, name: str, experts: Any) -> None:
+        start, stop = chunk(experts.num_experts, self.size, self.index)
+        for key, whole in list(experts.named_parameters(recurse=False)):
+            if whole.shape[0] == experts.num_experts:
+                self._split(name, experts, key, 0)
+        experts.num_experts = stop - start
+        experts.register_forward_pre_hook(partial(_own_experts, start, stop))
+
+    def _shared(self, path: str, block: nn.Module, name: str) -> None:
+        module = find(block, name)
+        for key, _ in module.named_parameters() if module is not None else ():
+            self.placed.partial.add(f"{path}.{name}.{key}")
+
+
+def _linears(layer: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    """(name below the layer, linear, side) of a layer and of LoRA's around it; the side is "", "A" or "B"."""
+    if not hasattr(layer, "base_layer"):
+        yield "", layer, ""
+        return
+    yield ".base_layer", layer.base_layer, ""
+    for side in ("A", "B"):
+        for adapter, linear in getattr(layer, f"lora_{side}").items():
+            yield f".lora_{side}.{adapter}", linear, side
+
+
+def _note_width(layer: nn.Module, key: str, size: int) -> None:
+    if hasattr(layer, "base_layer"):
+        setattr(layer, key, getattr(layer.base_layer, key))
+
+
+def _hook_entry(module: nn.Module, group: dist.ProcessGroup | None, sequence: bool) -> None:
+    def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        name = None if args else "hidden_states"
+        x = args[0] if name is None else kwargs[name]
+        x = gather_parts(x, x.dim() - 2, group) if sequence else copy_to(x, group)
+        return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
+
+    module.register_forward_pre_hook(enter, with_kwargs=True)
+
+
+def _leave_row(
+    group: dist.ProcessGroup | None, sequence: bool, biased: Any, _: nn.Module, _args: Any, out: Tensor
+) -> Tensor:
+    total = scatter_sum(out, out.dim() - 2, group) if sequence else sum_from(out, group)
+    return total if biased is None else total + biased.bias
+
+
+def _leave(group: dist.ProcessGroup | None, sequence: bool, module: nn.Module, args: Any, out: Any) -> Any:
+    if isinstance(out, tuple):
+        return (_leave_row(group, sequence, None, module, args, out[0]), *out[1:])
+    return _leave_row(group, sequence, None, module, args, out)
+
+
+def _without_bias(linear: nn.Linear, x: Tensor) -> Tensor:
+    return F.linear(x, linear.weight)
+
+
+def _some_outputs(linear: nn.Linear, rows: slice, x: Tensor) -> Tensor:
+    return F.linear(x, linear.weight[rows], None if linear.bias is None else linear.bias[rows])
+
+
+def _own_experts(start: int, stop: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Numbers this process' experts from 0; others get the number that stands for no expert."""
+    hidden, index, *rest = args
+    own = (index >= start) & (index < stop)
+    return (hidden, (index - start).masked_fill(~own, stop - start), *rest)
+
+
+def _divide(block: nn.Module, path: str, size: int) -> None:
+    holder, _, key = path.rpartition(".")
+    module = find(block, holder)
+    if module is not None and hasattr(module, key):
+        setattr(module, key, getattr(module, key) // size)
+
+
+def _own_entries(block: nn.Module, path: str, mesh: Mesh) -> None:
+    holder, _, key = path.rpartition(".")
+    module = find(block, holder)
+    if module is not None:
+        entries = getattr(module, key)
+        setattr(module, key, entries[slice(*chunk(len(entries), mesh.layout.tensor, mesh.at("tensor")))])
+
+
+def _set_group(block: nn.Module, path: str, config: Any, size: int) -> None:
+    """Query heads that share a key-value head, when both are counted on one process."""
+    holder, _, key = path.rpartition(".")
+    module = find(block, holder)
+    if module is not None:
+        heads, shared = config.num_attention_heads, config.num_key_value_heads
+        setattr(module, key, (heads // size) // max(1, shared // size))

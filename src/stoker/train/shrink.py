@@ -1,0 +1,165 @@
+"""A model's configuration, made small: the same family and the same features in a few thousand weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+
+from stoker.errors import UserError
+from stoker.job.schema import ModelBlock
+from stoker.models import catalogue
+from stoker.models.gguf import tokenizer_of_gguf
+from stoker.models.source import locate
+
+HEADS, HEAD_SIZE = 8, 8
+WIDTH = HEADS * HEAD_SIZE
+GROUPED = 2  # key-value heads of a model that has fewer of them than query heads
+VOCABULARY = 131  # a prime: it divides by no number of processes
+MLP_WIDTH, EXPERT_WIDTH, EXPERTS, CHOSEN = 96, 32, 4, 2
+CONTEXT = 128
+WINDOW = 6  # tokens a sliding window sees: fewer than a document of the twin has
+
+# The names under which families know the same number; transformers maps most others onto the first.
+SIZES: dict[str, int] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "num_attention_heads": HEADS,
+    "head_dim": HEAD_SIZE,
+    "query_pre_attn_scalar": HEAD_SIZE,
+    "intermediate_size": MLP_WIDTH,
+    "ffn_dim": MLP_WIDTH,
+    "ffn_hidden_size": MLP_WIDTH,
+    "n_inner": MLP_WIDTH,
+    "max_position_embeddings": CONTEXT,
+    "n_positions": CONTEXT,
+    "rotary_dim": HEAD_SIZE // 2,
+    "sliding_window": WINDOW,
+    "window_size": WINDOW,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "moe_intermediate_size": EXPERT_WIDTH,
+    "shared_expert_intermediate_size": EXPERT_WIDTH,
+    "shared_intermediate_size": EXPERT_WIDTH,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": HEAD_SIZE // 2,
+    "qk_nope_head_dim": HEAD_SIZE // 2,
+    "qk_head_dim": HEAD_SIZE,
+    "v_head_dim": HEAD_SIZE,
+    "state_size": 4,
+    "n_group": 1,
+    "topk_group": 1,
+}
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # one entry a block
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is asked of a twin's model.
+
+    Attributes:
+        blocks: how many it has.
+        experts: how many a mixture of experts has at least.
+    """
+
+    blocks: int = 4
+    experts: int = EXPERTS
+
+
+def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
+    """The configuration of a job's model; no weights are read.
+
+    Raises:
+        UserError: there is no such model, or its configuration cannot be read.
+    """
+    source = locate(block.name, base)
+    if source is None:
+        raise UserError(f"there is no model {block.name!r}")
+    if source.kind == "scratch":
+        shape = catalogue.SCRATCH[source.where]
+        return LlamaConfig(
+            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, tie_word_embeddings=True
+        )
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    try:
+        return AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+
+
+def shrunk(original: PreTrainedConfig, shape: Shape) -> PreTrainedConfig:
+    """The small configuration: heads in the same grouping, layers of the same kinds, no dropout.
+
+    Windows are shorter than the twin's documents, so that they are felt.
+    """
+    whole = original.get_text_config()
+    values: dict[str, Any] = whole.to_dict()
+    for name in ("quantization_config", "_name_or_path", "auto_map", "dtype", "torch_dtype", "architectures"):
+        values.pop(name, None)
+    names = {name: getattr(whole, "attribute_map", {}).get(name, name) for name in (*SIZES, "num_hidden_layers")}
+    for name, size in SIZES.items():
+        if values.get(names[name]) is not None:  # what is None follows from other numbers
+            values[names[name]] = size
+    values[names["num_hidden_layers"]] = shape.blocks
+    for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        if values.get(name) is not None:
+            values[name] = max(EXPERTS, shape.experts)
+    values.update(_key_value_heads(whole, values))
+    values.update(_layers(values, shape.blocks))
+    values.update(_rotary(values))
+    if "word_embed_proj_dim" in values:  # the head of some OPT models takes another width than the blocks
+        values["word_embed_proj_dim"] = WIDTH if whole.word_embed_proj_dim == whole.hidden_size else WIDTH // 2
+    for name, value in values.items():
+        if ("drop" in name and isinstance(value, float)) or name in ("router_jitter_noise", "input_jitter_noise"):
+            values[name] = 0.0
+    values.update({name: None for name in values if name.endswith("_token_id")})
+    small = type(whole).from_dict(values)
+    small.architectures = None
+    return small
+
+
+def _key_value_heads(whole: PreTrainedConfig, values: dict[str, Any]) -> dict[str, int]:
+    found = {}
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        heads = values.get(name)
+        if heads is not None:
+            found[name] = 1 if heads == 1 else GROUPED if heads < whole.num_attention_heads else HEADS
+    return found
+
+
+def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """Lists with an entry a block, cut to the twin's blocks so that every kind of layer is there still."""
+    found: dict[str, Any] = {}
+    for name in LAYER_LISTS:
+        if values.get(name):
+            kinds = list(dict.fromkeys(values[name]))
+            found[name] = [kinds[i % len(kinds)] for i in range(blocks)]
+    if values.get("attention_layers"):  # GPT-Neo
+        kinds = list(dict.fromkeys(values["attention_layers"]))
+        found["attention_layers"] = [kinds[i % len(kinds)] for i in range(blocks)]
+        found["attention_types"] = [[found["attention_layers"], 1]]
+    if values.get("mlp_only_layers"):
+        found["mlp_only_layers"] = [0]
+    if values.get("decoder_sparse_step"):
+        found["decoder_sparse_step"] = min(2, values["decoder_sparse_step"])
+    if values.get("first_k_dense_replace"):
+        found["first_k_dense_replace"] = 1
+    if values.get("max_window_layers"):
+        found["max_window_layers"] = 1
+    return found
+
+
+def _rotary(values: dict[str, Any]) -> dict[str, Any]:
+    """Rotary factors one for each frequency are as many as a small head has."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: cut(item) for name, item in value.items()}
+        return value[: HEAD_SIZE // 2] if isinstance(value, list) else value
+
+    return {name: cut(values[name]) for name in ("rope_parameters", "rope_scaling") if values.get(name)}

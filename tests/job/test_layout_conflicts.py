@@ -1,0 +1,128 @@
+"""Layouts that cannot be: each is told at the keys that take part, with its reason and what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import Problem, UserError
+from stoker.job import load_job
+
+SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
+MODULE = "task: module\nmodule: {model: 'a:b', loss: 'a:b', data: 'a:b'}\n"
+QUANTISED = "task: sft\nmodel: {name: m, quantise: 8bit}\ndata: x\ntune: lora\n"
+
+# (head of the job, its `parallel` and `train` lines, keys at which it is told, part of the message, of the suggestion)
+IMPOSSIBLE = [
+    (SFT, "parallel: {data: 4, shard: zero3, shard_size: 3}", ["shard_size", "data"],
+     "`shard_size: 3` does not divide `data: 4`", "write 4, or `data: 6`"),
+    (SFT, "parallel: {data: 4, shard_size: 2}", ["shard_size"], "no effect without `shard`", "`shard: zero3`"),
+    (SFT, "parallel: {data: 4, shard: zero3, shard_size: 1}", ["shard_size", "shard"],
+     "leaves nothing to shard", "write 2 or 4"),
+    (SFT, "parallel: {shard: zero2}", ["shard"], "data-parallel processes, and there is one", "write `data: 2`"),
+    (SFT, "parallel: {data: 1, shard: zero2, tensor: 2}", ["shard", "data"], "there is one", "write `data: 2`"),
+    (SFT, "parallel: {data: 2, sequence: true}", ["sequence"], "no effect without `tensor`", "write `tensor: 2`"),
+    (SFT, "parallel: {schedule: 1f1b}", ["schedule"], "no effect without `pipeline`", "write `pipeline: 2`"),
+    (SFT, "parallel: {stages: [4, 4]}", ["stages"], "no effect without `pipeline`", "write `pipeline: 2`"),
+    (SFT, "parallel: {context_by: ulysses}", ["context_by"], "no effect without `context`", "write `context: 2`"),
+    (SFT, "parallel: {pipeline: 2, stages: [1, 2, 3]}", ["stages", "pipeline"],
+     "`stages` has 3 numbers, and `pipeline: 2` with `1f1b` has 2 stages", "each of the 2 stages"),
+    (SFT, "parallel: {pipeline: 2, schedule: zbv, stages: [4, 4]}", ["stages", "pipeline", "schedule"],
+     "has 4 stages (2 a process)", "each of the 4 stages"),
+    (SFT, "parallel: {pipeline: 4}\ntrain: {batch: 8, accumulation: 2}",
+     ["train.batch", "train.accumulation", "pipeline"], "needs at least 4 micro-batches", "accumulation 4"),
+    (SFT, "parallel: {pipeline: 4}\ntrain: {batch: 2}", ["train.batch", "pipeline"],
+     "needs at least 4 micro-batches", "write batch 4 with accumulation 4"),
+    (SFT, "parallel: {pipeline: 2, schedule: interleaved}\ntrain: {accumulation: 7}",
+     ["train.accumulation", "pipeline", "schedule"], "equal rounds of 2 or more", "write accumulation 1"),
+    (SFT, "parallel: {pipeline: 2, schedule: zero-bubble, recompute: full}", ["schedule", "recompute"],
+     "backward pass of a block in two halves", "write `schedule: interleaved`"),
+    (SFT, "parallel: {pipeline: 2, schedule: zbv}\ntrain: {compile: true}", ["schedule", "train.compile"],
+     "a compiled block has one backward pass", "or `compile: false`"),
+    (SFT, "parallel: {data: 2, shard: zero2, offload: params}", ["offload", "shard"],
+     "`shard: zero2` holds them all along", "write `shard: zero3`"),
+    (SFT, "parallel: {offload: params}", ["offload"], "`offload: params`", "or `offload: optimizer`"),
+    (SFT, "parallel: {tensor: 2, expert: 4}", ["expert", "tensor"],
+     "experts are spread over the processes of `tensor`", "write `tensor: 4`"),
+    (SFT, "parallel: {devices: [0, 1, 0]}", ["devices[2]"], "names 0 twice", "once"),
+    (SFT, "parallel: {devices: [0, 1, 2], data: 2}", ["devices", "data"],
+     "names 3, and data x tensor x pipeline x context = 2 x 1 x 1 x 1 is 2", "name 2 devices, or write `data: 3`"),
+    (SFT, "parallel: {devices: [0, 1, 2], tensor: 2}", ["devices", "tensor"],
+     "no multiple of tensor x pipeline x context = 2", "name 2 or 4 devices"),
+    (SFT, "parallel: {devices: [0, 1, 2]}\ntrain: {batch: 8}", ["train.batch", "devices"],
+     "batch 8 is not a multiple of data-parallel 3", "batch 6 or 9"),
+    (MODULE, "parallel: {tensor: 2}", ["tensor"], "`tensor: 2` needs a family's facts", "write `data: 2`"),
+    (MODULE, "parallel: {pipeline: 2}", ["pipeline"], "`task: module` has none", "`shard: zero3`"),
+    (MODULE, "parallel: {context: 4}", ["context"], "`task: module` has none", "write `data: 4`"),
+    (QUANTISED, "parallel: {tensor: 2}", ["model.quantise", "tune.method", "tensor"],
+     "a quantised base", "`tune: lora` on a base that is not quantised"),
+    (SFT + "tune: qlora\n", "parallel: {pipeline: 2}", ["tune.method", "pipeline"], "a quantised base", "`data`"),
+    (SFT + "tune: qlora\n", "parallel: {data: 2, shard: zero1}", ["tune.method", "shard"],
+     "a quantised base", "`data`"),
+    (SFT + "tune: qlora\n", "train: {precision: fp64}", ["tune.method", "train.precision"],
+     "quantised", "`tune: lora`"),
+    (SFT, "parallel: {tensor: 2}\ntrain: {optimizer: adafactor}", ["train.optimizer", "tensor"],
+     "whole rows and columns, and `tensor` gives a process a part", "write `optimizer: adamw`"),
+    (SFT, "parallel: {data: 2, shard: zero1}\ntrain: {optimizer: adafactor}", ["train.optimizer", "shard"],
+     "`shard` gives a process a part", "or remove `shard`"),
+    (SFT + "tune: {method: lora, dora: true}\n", "parallel: {tensor: 2}", ["tune.dora", "tensor"],
+     "norms of whole columns", "write `dora: false`"),
+    (SFT, "parallel: {pipeline: 2}\ntrain: {precision: fp16}", ["train.precision", "pipeline"],
+     "scales the loss", "write `precision: bf16`"),
+    (SFT, "parallel: {compile: true}\ntrain: {compile: false}", ["compile", "train.compile"],
+     "mean the same", "keep one"),
+    (SFT, "evaluate: {samples: 2, fraction: 0}", ["evaluate.samples", "evaluate.fraction"],
+     "nothing is held out", "remove `fraction: 0`"),
+    (MODULE, "evaluate: {samples: 2}", ["evaluate.samples"], "no effect in `task: module`", "remove it"),
+    (SFT, "parallel: {tensor: 0, shard_size: 3, context_by: ring}", ["tensor", "shard_size", "context_by"], "", ""),
+    (SFT, "parallel: {devices: []}", ["devices"], "is empty", "a list of whole numbers of at least 0 or auto"),
+    (SFT, "parallel: {devices: [0, -1]}", ["devices[1]"], "must be a whole number of at least 0, not -1", ""),
+    (SFT, "parallel: {devices: 2}", ["devices"], "must be a list of whole numbers", "write [2] or auto"),
+    (SFT, "parallel: {devices: '0,1'}", ["devices"], "must be a list of whole numbers", "write [0,1] or auto"),
+    (SFT, "parallel: {data: 2, shard: 3}", ["shard"], "one of none, zero1, zero2, zero3, not 3", "write zero3"),
+    (SFT, "parallel: {pipeline: 2, schedule: Interleaved1F1B}", ["schedule"], "one of gpipe", "write interleaved"),
+    (SFT, "parallel: {tp: 2}", ["tp"], "unknown key `parallel.tp`", "write `tensor`"),
+    (SFT, "parallel: everything", [""], "`parallel` must be a block", "indented below it"),
+]  # fmt: skip
+
+
+def problems_of(folder: Path, text: str) -> list[Problem]:
+    path = folder / "job.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_job(path)
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(("head", "text", "keys", "message", "suggestion"), IMPOSSIBLE)
+def test_an_impossible_layout_is_told_at_every_key_that_takes_part(
+    tmp_path: Path, head: str, text: str, keys: list[str], message: str, suggestion: str
+) -> None:
+    found = problems_of(tmp_path, f"{head}{text}\n")
+    told = {problem.key for problem in found}
+    assert told == {key if "." in key else f"parallel.{key}".rstrip(".") for key in keys}, found
+    assert all(problem.line and problem.column for problem in found)
+    assert any(message in problem.message and suggestion in problem.suggestion for problem in found), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SFT + "parallel: {shard_size: 1, sequence: false, expert: 1}\n",
+        SFT + "parallel: {data: 4, shard: zero3, shard_size: 2, offload: params, recompute: full}\n",
+        SFT + "parallel: {context: 2, shard: zero3, shard_size: 1}\n",
+        SFT + "parallel: {data: 2, tensor: 2, expert: 2, offload: optimizer}\n",
+        SFT + "parallel: {pipeline: 2, schedule: gpipe, recompute: selective, compile: true}\ntrain: {compile: true}\n",
+        SFT + "parallel: {pipeline: 2, schedule: zbv, stages: [1, 2, 3, 2]}\ntrain: {batch: 8, accumulation: 1}\n",
+        SFT + "parallel: {data: 2, pipeline: 2}\ntrain: {optimizer: adafactor, precision: fp64}\n",
+        SFT + "tune: {method: lora, dora: true}\nparallel: {data: 2, shard: zero3, pipeline: 2}\n",
+        SFT + "tune: qlora\nparallel: {data: 2, context: 2}\nevaluate: {samples: 3}\n",
+        MODULE + "parallel: {data: 2, shard: zero3, recompute: full, offload: params, devices: [1, 0]}\n",
+        "task: pretrain\nmodel: llama-10m\ndata: sotu\nparallel: {data: 2, tensor: 2, pipeline: 2, context: 2}\n",
+    ],
+)
+def test_what_can_stand_together_does(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert load_job(path).job.parallel

@@ -1,0 +1,109 @@
+"""What the processes of a test's run do in place of training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job import load_job
+from stoker.launch.failure import Interrupted
+from stoker.launch.group import process_group, share_cores
+from stoker.launch.join import Place
+from stoker.launch.local import train_here
+from stoker.launch.work import Ending, Work
+from stoker.train.loop import Outcome
+
+
+def ending(state: str, step: int, number: int | None = None) -> Ending:
+    return Ending(Outcome(state, step, number, None, None), 10, 2.0, 1.0, None, None, True, "token")
+
+
+def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Talks to the others, prints to the log and to the display, and gives the sum of the ranks as the step."""
+    share_cores(place.local_world)
+    total = torch.tensor(place.rank)
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=60):
+        dist.all_reduce(total)
+    print(f"printed by {place.rank} with {torch.get_num_threads()} threads")
+    print("a warning", file=sys.stderr)
+    if console is not None:
+        console.print("the display")
+    return ending("done", int(total))
+
+
+def wait_together(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Says that it is there, then waits for the others in a collective until the step that never comes."""
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+        (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
+        if place.rank == 1:
+            time.sleep(600)
+        dist.barrier()
+    raise AssertionError
+
+
+def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Rank 1 fails while rank 0 is where no signal but SIGKILL reaches it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
+    if place.rank == 1:
+        raise ZeroDivisionError("a bug")
+    time.sleep(600)
+    raise AssertionError
+
+
+def stop_when_asked(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Stops as the loop does: after a step, with an outcome."""
+    asked: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _: asked.append(n))
+    (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
+    while not asked:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    (work.base / f"asked-{place.rank}").write_text(repr(asked))
+    return ending("stopped", 3, asked[0])
+
+
+def refuse_together(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Every rank finds the same mistake, one of them later than the other."""
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=60):
+        dist.barrier()
+    time.sleep(0.3 * place.rank)
+    raise UserError(Problem("no such thing", "write another", key="train.lr", file="job.yaml", line=2, column=1))
+
+
+def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Rank 1 cannot go on; what the others say when it has gone is no news."""
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+        if place.rank == 1:
+            raise RunFailed("the disk is full")
+        dist.barrier()
+    raise AssertionError
+
+
+ENTRIES = {
+    entry.__name__: entry
+    for entry in (answer, wait_together, hang_deaf, stop_when_asked, refuse_together, fail_after_a_peer)
+}
+
+
+def start(name: str) -> int:
+    """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
+    work = Work(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
+    try:
+        got = train_here(work, ENTRIES[name])
+    except UserError as error:
+        print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        return error.exit_code
+    except Interrupted as interrupted:
+        return 128 + interrupted.number
+    print(got.outcome.state, got.outcome.step)
+    return 0 if got.outcome.state == "done" else 128 + (got.outcome.signal or 0)

@@ -1,0 +1,131 @@
+"""Processes that the agent starts: their results, logs, errors and signals, and that none of them is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+JOB = """
+task: module
+module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
+steps: 2
+train: {batch: 4}
+parallel: {data: 2}
+"""
+
+
+def begin(base: Path, entry: str) -> subprocess.Popen[str]:
+    """The entry in two processes, from a process in a session of its own."""
+    (base / "job.yaml").write_text(JOB)
+    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "-c", "import sys, entries; sys.exit(entries.start(sys.argv[1]))", entry],
+        cwd=base,
+        env={**own, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def process_ids(base: Path, process: subprocess.Popen[str]) -> list[int]:
+    """Waits for both ranks to be at work."""
+    paths = [base / f"pid-{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+    return [int(path.read_text()) for path in paths]
+
+
+def assert_gone(pids: list[int], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(psutil.pid_exists, pids)):
+        assert time.monotonic() < deadline, pids
+        time.sleep(0.05)
+
+
+def test_results_come_back_and_logs_are_kept(tmp_path: Path) -> None:
+    process = begin(tmp_path, "answer")
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert (out, err) == ("the display\ndone 1\n", "")  # of rank 0 its display, and no print of anybody
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    for rank in range(2):
+        log = (tmp_path / "run" / "logs" / f"rank-{rank}.log").read_text()
+        assert f"rank {rank} of 2" in log and "data 2" in log
+        assert f"printed by {rank} with {threads} threads\na warning\n" in log
+
+
+def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    process = begin(tmp_path, "wait_together")
+    pids = process_ids(tmp_path, process)
+    begun = time.monotonic()
+    os.kill(pids[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 1 and time.monotonic() - begun < 10
+    assert err.startswith(f"RankFailed: rank 1: process {pids[1]} was killed by SIGKILL; its log is ")
+    assert "run/logs/rank-1.log" in err and "Traceback" not in err
+    assert_gone(pids)
+
+
+def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
+    process = begin(tmp_path, "wait_together")
+    pids = process_ids(tmp_path, process)
+    process.kill()
+    process.communicate(timeout=10)
+    assert_gone(pids)
+
+
+def test_a_bug_is_told_once_and_a_deaf_rank_is_ended(tmp_path: Path) -> None:
+    process = begin(tmp_path, "hang_deaf")
+    pids = process_ids(tmp_path, process)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 1
+    assert "RankFailed: rank 1: ZeroDivisionError: a bug; its log is " in err
+    assert err.count("Traceback") == 1 and "in hang_deaf" in err
+    assert "ZeroDivisionError: a bug" in (tmp_path / "run" / "logs" / "rank-1.log").read_text()
+    assert_gone(pids)
+
+
+def test_what_all_ranks_refuse_is_told_once(tmp_path: Path) -> None:
+    process = begin(tmp_path, "refuse_together")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (2, "UserError: job.yaml:2:1: no such thing; write another\n")
+
+
+def test_the_first_failure_is_the_error_not_what_follows_from_it(tmp_path: Path) -> None:
+    process = begin(tmp_path, "fail_after_a_peer")
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is full\n")
+
+
+@pytest.mark.parametrize(("number", "terminal"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals, terminal: bool) -> None:
+    """Ctrl-C in a terminal goes to all processes of the foreground; the ranks are told by their parent alone."""
+    process = begin(tmp_path, "stop_when_asked")
+    process_ids(tmp_path, process)
+    (os.killpg if terminal else os.kill)(process.pid, number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (128 + number, "stopped 3\n", "")
+    assert [(tmp_path / f"asked-{rank}").read_text() for rank in range(2)] == [f"[{number}]"] * 2
+
+
+def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
+    process = begin(tmp_path, "wait_together")
+    pids = process_ids(tmp_path, process)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=15)
+    assert process.returncode == 128 + signal.SIGINT and time.monotonic() - begun < 8, err
+    assert_gone(pids)

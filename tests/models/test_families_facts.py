@@ -1,0 +1,172 @@
+"""Every fact of every family against the model it speaks of: paths, counts, stages."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import deep
+from torch import nn
+
+from stoker.job.schema import TuneBlock
+from stoker.models import packed
+from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.families import FAMILIES
+from stoker.models.families.check import placement_problem
+from stoker.models.families.facts import Family, find, regions_of
+from stoker.models.families.stage import cut_stage
+from stoker.models.form import training_form
+from stoker.models.rows import Inputs, pack
+
+# What a configuration may leave out, and what that configuration is.
+OPTIONAL: dict[str, dict[str, Any]] = {"phi": {"qk_layernorm": True}}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in FAMILIES if not FAMILIES[name].refused.get("pipeline")),
+    ("opt", {"do_layer_norm_before": False}),
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+]
+
+
+def built(family: str, **changes: Any) -> nn.Module:
+    model = deep(family, **changes).eval()
+    training_form(model)
+    return model
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_path_is_in_the_model(name: str) -> None:
+    family, model = FAMILIES[name], built(name, **OPTIONAL.get(name, {}))
+    for path in (family.embedding, *family.first, *family.last, *family.positions):
+        assert find(model, path) is not None, path
+    blocks = list(model.get_submodule(family.blocks).children())
+    paths = [*family.whole]
+    for region in family.regions:
+        paths += [region.enter, *region.column, *region.row, *region.shared]
+        paths += [region.experts] if region.experts else []
+        assert set(region.keys_values) <= set(region.column)
+    for path in paths:
+        assert any(find(block, path) is not None for block in blocks), path
+    for path in (*family.counts, *family.groups):
+        holder, _, attribute = path.rpartition(".")
+        value = [getattr(find(block, holder), attribute, None) for block in blocks]
+        assert any(isinstance(v, int) for v in value), path
+    for path in family.per_head:
+        holder, _, attribute = path.rpartition(".")
+        assert len(getattr(blocks[0].get_submodule(holder), attribute)) == 8
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_parameter_has_its_place(name: str) -> None:
+    model = built(name)
+    assert placement_problem(model, FAMILIES[name]) is None
+    adapted = add_adapter(model, TuneBlock.model_validate({"method": "lora", "rank": 2, "alpha": 4.0}))
+    assert placement_problem(unwrap(adapted), FAMILIES[name]) is None
+
+
+def lacking(family: Family, path: str) -> Family:
+    """The facts without what they say about one path."""
+    regions = tuple(
+        replace(
+            r,
+            column=tuple(p for p in r.column if p != path),
+            row=tuple(p for p in r.row if p != path),
+            shared=tuple(p for p in r.shared if p != path),
+        )
+        for r in family.regions
+    )
+    return replace(family, regions=regions, whole=tuple(p for p in family.whole if p != path))
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("llama", "self_attn.v_proj"),
+        ("llama", "input_layernorm"),
+        ("qwen3", "self_attn.k_norm"),
+        ("qwen2_moe", "mlp.shared_expert_gate"),
+        ("gpt2", "attn.c_attn.key"),
+        ("opt", "fc2"),
+    ],
+)
+def test_a_parameter_without_a_place_is_named(name: str, path: str) -> None:
+    problem = placement_problem(built(name), lacking(FAMILIES[name], path))
+    assert problem is not None and f".{path}." in problem
+
+
+def test_norms_of_all_heads_are_refused() -> None:
+    """Cohere's larger models have them, with a weight for each head that no fact speaks of."""
+    problem = placement_problem(built("cohere", use_qk_norm=True), FAMILIES["cohere"])
+    assert problem is not None and "q_norm" in problem
+
+
+def test_blocks_of_two_kinds_have_their_own_regions() -> None:
+    family, model = FAMILIES["qwen3_moe"], built("qwen3_moe")
+    kinds = [
+        [region.experts for region in regions_of(block, family)]
+        for block in model.get_submodule(family.blocks).children()
+    ]
+    assert kinds == [[None, "mlp.experts"], [None, None], [None, "mlp.experts"], [None, "mlp.experts"]]
+
+
+@pytest.fixture
+def row() -> Inputs:
+    """A packed row of three documents."""
+    generator = np.random.default_rng(3)
+    documents = [generator.integers(2, 128, length).astype(np.uint32) for length in (14, 9, 17)]
+    return pack([(ids, np.ones(len(ids), bool)) for ids in documents], torch.device("cpu"), share=False)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize(("name", "changes"), VARIANTS)
+@pytest.mark.usefixtures("no_float32")
+def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], cut: int, row: Inputs) -> None:
+    family, model = FAMILIES[name], built(name, **changes)
+    packed.register()
+    model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
+    first, last = copy.deepcopy(model), copy.deepcopy(model)
+    cut_stage(first, family, range(cut))
+    cut_stage(last, family, range(cut, 4))
+    with packed.segments(row.segments), torch.no_grad():
+        expected = hidden(model, row, input_ids=row.ids)
+        handed = hidden(first, row, input_ids=row.ids)
+        given = hidden(last, row, inputs_embeds=handed)
+    assert torch.equal(given, expected) and not torch.equal(handed, expected)
+
+    names = [{n for n, _ in stage.named_parameters()} for stage in (first, last)]
+    assert not names[0] & names[1]
+    assert names[0] | names[1] == {n for n, _ in model.named_parameters(remove_duplicate=False)}
+
+
+def hidden(model: Any, row: Inputs, **what: torch.Tensor) -> torch.Tensor:
+    return model.base_model(**what, position_ids=row.positions, use_cache=False).last_hidden_state
+
+
+@pytest.mark.usefixtures("no_float32")
+def test_granite_is_refused_because_its_stages_differ(row: Inputs) -> None:
+    model = built("granite", embedding_multiplier=3.0)
+    packed.register()
+    model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
+    first, last = copy.deepcopy(model), copy.deepcopy(model)
+    cut_stage(first, FAMILIES["granite"], range(2))
+    cut_stage(last, FAMILIES["granite"], range(2, 4))
+    with packed.segments(row.segments), torch.no_grad():
+        given = hidden(last, row, inputs_embeds=hidden(first, row, input_ids=row.ids))
+        expected = hidden(model, row, input_ids=row.ids)
+    assert not torch.allclose(given, expected, atol=1e-2)
+    assert "pipeline" in FAMILIES["granite"].refused
+
+
+def test_the_documented_table_is_of_these_families() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "families.md").read_text()
+    documented = dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", text, re.MULTILINE))
+    assert documented == {name: family.blocks for name, family in FAMILIES.items()}
+    for name, family in FAMILIES.items():
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        assert all(f"{axis}:" in line for axis in family.refused)
+        assert all(fused.path in line for fused in family.fused)

@@ -1,0 +1,168 @@
+"""What each layout moves in a step of training, counted, against the closed forms: to the byte, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import LlamaConfig
+
+from stoker.job.layout import Layout, layout_of
+from stoker.job.load import load_job
+from stoker.launch.pool import Pool
+from stoker.models.adapters import unwrap
+from stoker.models.families import family_of
+from stoker.parallel.cut import stages_of_process
+from stoker.parallel.exactly import in_float64
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.traffic import Traffic
+from stoker.plan.communication import Held, ModelShape, StepShape, communication
+from stoker.plan.volume import Flow, Volumes
+from stoker.runs.folder import RunFolder, StepMetrics
+from stoker.train.cells import MATRIX, Cell
+from stoker.train.passes import Together
+from stoker.train.run import Prepared, prepare, start
+from stoker.train.twin import make_twin
+
+DOUBLE = 8  # bytes: twins train in float64
+STEP = 3  # is counted: in the second one DDP orders its buckets anew
+LORA = {"method": "lora", "rank": 4}
+CELLS = (
+    *MATRIX,
+    Cell("zero1, accumulation 4", {"data": 2, "shard": "zero1"}, accumulation=4),
+    Cell("zero3, accumulation 4", {"data": 2, "shard": "zero3"}, accumulation=4),
+    Cell("hybrid zero2, accumulation 2", {"data": 4, "shard": "zero2", "shard_size": 2}, accumulation=2),
+    Cell("tensor 2, recompute", {"tensor": 2, "sequence": False, "recompute": "full"}),
+    Cell("tensor 2 + sequence, recompute", {"tensor": 2, "sequence": True, "recompute": "full"}),
+    Cell("tensor 2 + sequence + LoRA", {"tensor": 2, "sequence": True}, tune=LORA),
+    Cell("tensor 2 + LoRA, recompute", {"tensor": 2, "sequence": False, "recompute": "full"}, tune=LORA),
+    Cell("context 2 + zero3", {"context": 2, "data": 2, "shard": "zero3"}),
+    Cell("context 2, recompute", {"context": 2, "recompute": "full"}),
+    Cell("tensor 2 + sequence + context 2", {"tensor": 2, "context": 2}),
+    Cell("pipeline + context", {"pipeline": 2, "context": 2}),
+    Cell("pipeline + zero3", {"pipeline": 2, "data": 2, "shard": "zero3"}),
+    Cell("pipeline + DDP", {"pipeline": 2, "data": 2}),
+    Cell("interleaved + zero3 + tensor", {"pipeline": 2, "schedule": "interleaved", "data": 2, "shard": "zero3", "tensor": 2}),
+)  # fmt: skip
+
+
+class Meter:
+    """Counts one step of a run, and notes the rows that it was made of."""
+
+    def __init__(self, groups: dict[Any, dist.ProcessGroup | None]) -> None:
+        self.traffic = Traffic(groups)
+        self.tokens: tuple[int, ...] = ()
+        self.targets: tuple[int, ...] = ()
+
+    def on_step(self, metrics: StepMetrics) -> None:
+        if metrics.step == STEP - 1:
+            self.traffic.__enter__()
+        if metrics.step == STEP:
+            self.traffic.__exit__(None, None, None)
+
+    @contextmanager
+    def noting_rows(self) -> Iterator[None]:
+        lay_out = Together._laid_out
+
+        def noted(together: Together, *arguments: Any, **options: Any) -> Any:
+            parts = lay_out(together, *arguments, **options)
+            self.tokens = tuple(part.inputs.ids.numel() for part in parts)  # type: ignore[attr-defined]
+            self.targets = tuple(len(part.inputs.targets) for part in parts)  # type: ignore[attr-defined]
+            return parts
+
+        with patch.object(Together, "_laid_out", noted):
+            yield
+
+
+def counted(job_file: str) -> tuple[Volumes, Volumes]:
+    """(what the step moved on this process, the closed form)."""
+    path = Path(job_file)
+    with in_float64():
+        loaded = load_job(path)
+        layout = layout_of(loaded.job)
+        mesh = Mesh(layout, torch.device("cpu"))
+        prepared = prepare(loaded, path.parent, mesh=mesh)
+        sharding = {}
+        if layout.shard != "none":
+            names = mesh.sharding.mesh_dim_names or ()
+            sharding = {name: mesh.sharding.get_group(name) for name in names}
+        meter = Meter({**mesh.groups, **sharding, "world": dist.group.WORLD})
+        folder = RunFolder(path.parent / str(loaded.job.output))
+        folder.path.mkdir(exist_ok=True)
+        with meter.noting_rows():
+            start(prepared, folder, path.parent, quiet=True, on_step=meter.on_step)
+    ones = (1,) * len(meter.tokens)  # the vocabulary is small: one chunk a row
+    step = StepShape(meter.tokens, meter.targets, ones, DOUBLE, DOUBLE, DOUBLE, DOUBLE)
+    return meter.traffic.volumes, communication(layout, shape_of(prepared, mesh), step)
+
+
+def shape_of(prepared: Prepared, mesh: Mesh) -> ModelShape:
+    """The part of the model that this process holds."""
+    layout = mesh.layout
+    parts = list(prepared.task.model) if layout.pipeline > 1 else [prepared.task.model]  # type: ignore[call-overload]
+    config = unwrap(parts[0]).config
+    family = family_of(config)
+    assert family is not None and isinstance(prepared.passes, Together)
+    partial = {id(t.parameter) for t in prepared.passes._gradients._trained if t.partial}
+    tied = [t.parameter for t in prepared.passes._gradients._trained if t.tied]
+
+    def held(parameters: Any) -> tuple[Held, ...]:
+        return tuple(Held(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)
+
+    blocks = [list(block.parameters()) for part in parts for block in unwrap(part).get_submodule(family.blocks)]  # type: ignore[union-attr]
+    inside = {id(p) for block in blocks for p in block}
+    outside = [held(p for p in part.parameters() if id(p) not in inside) for part in parts]
+    stages = stages_of_process(layout, mesh.at("pipe"))
+    size = config.hidden_size // config.num_attention_heads
+    return ModelShape(
+        blocks=tuple(held(block) for block in blocks),
+        outside=tuple(outside),
+        width=config.hidden_size,
+        query_width=size * config.num_attention_heads // layout.tensor,
+        key_value_width=size * max(1, config.num_key_value_heads // layout.tensor),
+        embeds=0 in stages,
+        heads=layout.stage_count - 1 in stages,
+        input_gradient=prepared.job.tune.method == "full",
+        boundaries=boundaries(layout, stages),
+        tied=held(tied)[0] if len(tied) == 1 else None,
+    )
+
+
+def boundaries(layout: Layout, stages: list[int]) -> int:
+    """Between a process' stages and those of others."""
+    ends = [(stage, stage + 1) for stage in range(layout.stage_count - 1)]
+    return sum((first in stages) != (second in stages) for first, second in ends)
+
+
+@pytest.fixture(scope="module")
+def config() -> LlamaConfig:
+    return LlamaConfig(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=False)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_a_layout_moves_what_the_closed_forms_say(pool: Pool, cell: Cell, config: LlamaConfig, tmp_path: Path) -> None:
+    check(pool, cell, config, tmp_path)
+
+
+@pytest.mark.parametrize("shard", ["none", "zero3"])
+def test_a_tied_head_is_summed_over_the_ends(pool: Pool, shard: str, tmp_path: Path) -> None:
+    config = LlamaConfig(num_attention_heads=8, num_key_value_heads=2, tie_word_embeddings=True)
+    sharding = {"data": 2, "shard": shard} if shard != "none" else {}
+    for moved in check(pool, Cell("tied", {"pipeline": 2, **sharding}), config, tmp_path):
+        assert Flow("ends", "all-reduce") in moved
+
+
+def check(pool: Pool, cell: Cell, config: LlamaConfig, folder: Path) -> list[Volumes]:
+    original = folder / "original.yaml"
+    original.write_text("task: pretrain\nmodel: some/model\ndata: none.jsonl\nsteps: 100\n")
+    twin = make_twin(load_job(original).job, folder, folder, steps=STEP, config=config)
+    found = pool.run(counted, str(twin.job_file(cell)), world=cell.world, timeout=100)
+    for moved, expected in found:
+        assert moved == expected
+    return [moved for moved, _ in found]

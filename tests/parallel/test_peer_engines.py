@@ -1,0 +1,204 @@
+"""Stoker's layouts against other engines: DeepSpeed's ZeRO, and the tensor parallelism that transformers has itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker.data.corpus import open_corpus
+from stoker.job.load import load_job
+from stoker.job.schema import Job
+from stoker.launch.pool import Pool
+from stoker.models.text import open_text_side
+from stoker.parallel.exactly import in_float64
+from stoker.train.cells import Cell
+from stoker.train.schedule import Schedule, warmup_steps
+from stoker.train.shrink import Shape, shrunk
+from stoker.train.trace import trace
+from stoker.train.twin import Twin, make_twin, write_model
+
+STEPS = 5
+ROUNDING = 2e-5  # relative, of losses in float32 after a few steps
+EVEN = 132  # vocabulary: transformers splits even ones only
+Documents = list[tuple[Tensor, Tensor]]
+"""(token ids, which of them are trained) of each document."""
+
+
+# -- what runs in the processes ----------------------------------------------------------------------------
+
+
+def steps_of(job_file: str) -> tuple[Job, list[Documents]]:
+    """A twin's job and the documents of each of its steps."""
+    path = Path(job_file)
+    loaded = load_job(path)
+    text = open_text_side(loaded, path.parent)
+    corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=path.parent, loaded=loaded)
+    batch = loaded.job.train.batch
+    assert batch != "auto"
+    steps = []
+    for step in range(STEPS):
+        rows = [d.row for i in range(step * batch, (step + 1) * batch) for d in corpus.sequences[i]]
+        steps.append([(torch.from_numpy(r.ids.astype(np.int64)), torch.from_numpy(np.array(r.trained))) for r in rows])
+    return loaded.job, steps
+
+
+def summed_loss(model: Callable[..., Any], documents: Documents) -> Tensor:
+    """The cross entropy of all trained tokens, each document by itself."""
+    losses = []
+    for ids, trained in documents:
+        logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1][trained[1:]]
+        losses.append(nn.functional.cross_entropy(logits, ids[1:][trained[1:]], reduction="sum"))
+    return torch.stack(losses).sum()
+
+
+def targets_of(documents: Documents) -> int:
+    return sum(int(trained[1:].sum()) for _, trained in documents)
+
+
+def optimizer_of(model: nn.Module, job: Job) -> torch.optim.AdamW:
+    train = job.train
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": matrices, "weight_decay": train.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    betas = (train.beta1, train.beta2)
+    return torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, foreach=False)  # type: ignore[arg-type]
+
+
+def schedule_of(job: Job) -> Schedule:
+    train = job.train
+    assert train.lr != "auto"
+    return Schedule(train.lr, STEPS, warmup_steps(train.warmup, STEPS), train.schedule, train.min_lr)
+
+
+def deepspeed_losses(jobs: list[tuple[str, int]]) -> list[list[float]]:
+    """The losses of DeepSpeed's ZeRO, of (job file, stage) one after the other: its groups outlive no call."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), DS_ACCELERATOR="cpu")
+    return [_zero(*job) for job in jobs]
+
+
+def _zero(job_file: str, stage: int) -> list[float]:
+    """Each process takes its share of each step's documents."""
+    import deepspeed
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    job, steps = steps_of(job_file)
+    assert job.model is not None
+    model = AutoModelForCausalLM.from_pretrained(job.model.name, dtype=torch.float32)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=optimizer_of(model, job),
+        config={
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": job.train.clip,
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+            "zero_allow_untested_optimizer": True,
+        },
+    )
+    schedule = schedule_of(job)
+    losses = []
+    for step, documents in enumerate(steps, start=1):
+        for group in engine.optimizer.param_groups:
+            group["lr"] = schedule.lr(step)
+        loss = summed_loss(engine, documents[rank::world]) / targets_of(documents)
+        engine.backward(loss * world)  # it takes the mean over the processes
+        engine.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(float(total))
+    return losses
+
+
+def native_losses(job_file: str) -> list[float]:
+    """The losses of transformers' own tensor parallelism, every process with all documents."""
+    from transformers.distributed import DistributedConfig
+
+    job, steps = steps_of(job_file)
+    assert job.model is not None
+    with in_float64():
+        parallel = DistributedConfig(tp_size=dist.get_world_size())
+        model = AutoModelForCausalLM.from_pretrained(
+            job.model.name, dtype=torch.float64, distributed_config=parallel
+        ).train()
+        optimizer, schedule = optimizer_of(model, job), schedule_of(job)
+        losses = []
+        for step, documents in enumerate(steps, start=1):
+            loss = summed_loss(model, documents) / targets_of(documents)
+            optimizer.zero_grad()
+            loss.backward()
+            squares = [_whole(torch.linalg.vector_norm(p.grad)) ** 2 for p in model.parameters()]
+            factor = min(1.0, job.train.clip / (float(sum(squares)) ** 0.5 + 1e-6))
+            for group in optimizer.param_groups:
+                group["lr"] = schedule.lr(step)
+                for p in group["params"]:
+                    p.grad.mul_(factor)
+            optimizer.step()
+            losses.append(float(_whole(loss.detach())))
+    return losses
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+# -- the tests ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def own_pool() -> Iterator[Pool]:
+    """DeepSpeed and transformers keep process groups in globals: they get processes of their own."""
+    with Pool(2) as pool:
+        yield pool
+
+
+def twin_of(family: str, folder: Path, **more: Any) -> Twin:
+    """A twin with an even vocabulary and grouped heads."""
+    (folder / "job.yaml").write_text("task: sft\nmodel: a/b\ndata: none.jsonl\nsteps: 9\n")
+    config = AutoConfig.for_model(family, **more)
+    twin = make_twin(load_job(folder / "job.yaml").job, folder, folder, steps=STEPS, config=config)
+    small = shrunk(config, Shape())
+    small.vocab_size = EVEN
+    write_model(small, folder / "model-4-4", seed=0)
+    return twin
+
+
+GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
+
+
+def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    paths: dict[tuple[str, int], str] = {}
+    for family in ("llama", "gpt2"):
+        (tmp_path / family).mkdir()
+        twin = twin_of(family, tmp_path / family)
+        for stage in (1, 2, 3):
+            cell = Cell("", {"data": 2, "shard": f"zero{stage}"}, accumulation=2)
+            paths[family, stage] = str(twin.job_file(cell))
+    theirs = own_pool.run(deepspeed_losses, [(path, stage) for (_, stage), path in paths.items()], world=2)[0]
+    for path, losses in zip(paths.values(), theirs, strict=True):
+        ours = pool.run(trace, path, world=2)[0]
+        assert ours is not None
+        assert ours.losses == pytest.approx(losses, rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"), [("llama", GROUPED), ("qwen3", GROUPED), ("gpt_neox", {}), ("glm4", GROUPED)]
+)
+def test_tensor_parallelism_of_transformers_agrees(
+    family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path
+) -> None:
+    path = twin_of(family, tmp_path, **more).job_file(Cell("", {"tensor": 2}, accumulation=2))
+    ours = pool.run(trace, str(path), world=2)[0]
+    assert ours is not None
+    theirs = own_pool.run(native_losses, str(path), world=2)[0]
+    assert ours.losses == pytest.approx(theirs, rel=1e-9)

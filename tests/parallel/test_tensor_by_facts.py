@@ -1,0 +1,76 @@
+"""The facts of every family put to work: hidden states and gradients of split models are those of the whole."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from stoker.job.layout import Layout
+from stoker.launch.pool import Pool
+from stoker.models import packed
+from stoker.models.families import FAMILIES
+from stoker.models.form import training_form
+from stoker.models.rows import pack
+from stoker.parallel.exactly import in_float64
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.tensor import split_tensors
+
+LENGTHS = (14, 9, 18)  # 41 tokens less the last of each document: 38, which two processes share evenly
+
+
+def largest_difference(name: str, tensor: int, sequence: bool) -> float:
+    """Of this rank's hidden states and gradients, relative to the largest gradient of a parameter."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
+    from families import deep
+
+    torch.set_num_threads(1)
+    model: Any = deep(name)
+    training_form(model)
+    packed.register()
+    model.set_attn_implementation(packed.NAME)
+    whole = copy.deepcopy(model)
+    generator = np.random.default_rng(1)
+    documents = [generator.integers(2, 128, length).astype(np.uint32) for length in LENGTHS]
+    row = pack([(ids, np.ones(len(ids), bool)) for ids in documents], torch.device("cpu"), share=False)
+    mesh = Mesh(Layout(tensor=tensor, sequence=sequence), torch.device("cpu"))
+
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.chunk(tensor, dim=1)[mesh.at("tensor")] if sequence else x
+
+    with in_float64(), packed.segments(row.segments):
+        expected = whole.base_model(input_ids=row.ids, position_ids=row.positions, use_cache=False).last_hidden_state
+        weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        (expected * weights).sum().backward()
+
+        placed = split_tensors(model, FAMILIES[name], mesh)
+        embedded = own(model.get_input_embeddings()(row.ids))
+        given = model.base_model(inputs_embeds=embedded, position_ids=row.positions, use_cache=False).last_hidden_state
+        (given * own(weights)).sum().backward()
+
+    worst = float((given - own(expected)).detach().abs().max())
+    reference = {n: p.grad for n, p in whole.named_parameters()}
+    for parameter_name, parameter in model.named_parameters():
+        gradient, wanted = parameter.grad, reference[parameter_name]
+        if wanted is None:
+            continue
+        if parameter_name in placed.pieces:
+            wanted = placed.pieces[parameter_name].of(wanted)
+        elif sequence or parameter_name in placed.partial:
+            dist.all_reduce(gradient)
+        worst = max(worst, float((gradient - wanted).abs().max() / wanted.abs().max().clamp(min=1.0)))
+    return worst
+
+
+@pytest.mark.parametrize(("tensor", "sequence"), [(2, True), (4, False)], ids=["tensor2-sequence", "tensor4"])
+@pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if "tensor" not in family.refused])
+def test_a_split_model_is_the_whole(pool: Pool, name: str, tensor: int, sequence: bool) -> None:
+    """With 8 heads, of which the grouped families have 2 for keys and values: fewer than four processes."""
+    differences = pool.run(largest_difference, name, tensor, sequence, world=tensor)
+    assert max(differences) < 1e-12
