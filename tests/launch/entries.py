@@ -19,11 +19,10 @@ from stoker.launch.group import process_group, share_cores
 from stoker.launch.join import Place
 from stoker.launch.local import train_here
 from stoker.launch.work import Ending, Work
-from stoker.train.loop import Outcome
 
 
 def ending(state: str, step: int, number: int | None = None) -> Ending:
-    return Ending(Outcome(state, step, number, None, None), 10, 2.0, 1.0, None, None, True, "token")
+    return Ending(state, step, 10, number, 2.0, 1.0, None, None, None, None, True, "token")
 
 
 def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
@@ -105,5 +104,5 @@ def start(name: str) -> int:
         return error.exit_code
     except Interrupted as interrupted:
         return 128 + interrupted.number
-    print(got.outcome.state, got.outcome.step)
-    return 0 if got.outcome.state == "done" else 128 + (got.outcome.signal or 0)
+    print(got.state, got.step)
+    return 0 if got.state == "done" else 128 + (got.signal or 0)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,11 +22,22 @@ parallel: {data: 2}
 """
 
 
+BEGUN: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    """A test that fails leaves no process behind either: the ranks end with the process that began them."""
+    yield
+    while BEGUN:
+        BEGUN.pop().kill()
+
+
 def begin(base: Path, entry: str) -> subprocess.Popen[str]:
     """The entry in two processes, from a process in a session of its own."""
     (base / "job.yaml").write_text(JOB)
     own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-c", "import sys, entries; sys.exit(entries.start(sys.argv[1]))", entry],
         cwd=base,
         env={**own, "PYTHONPATH": str(Path(__file__).parent)},
@@ -34,19 +46,21 @@ def begin(base: Path, entry: str) -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,
     )
+    BEGUN.append(process)
+    return process
 
 
 def process_ids(base: Path, process: subprocess.Popen[str]) -> list[int]:
     """Waits for both ranks to be at work."""
     paths = [base / f"pid-{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not all(path.exists() and path.read_text() for path in paths):
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()
         time.sleep(0.02)
     return [int(path.read_text()) for path in paths]
 
 
-def assert_gone(pids: list[int], seconds: float = 5) -> None:
+def assert_gone(pids: list[int], seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while any(map(psutil.pid_exists, pids)):
         assert time.monotonic() < deadline, pids
@@ -55,7 +69,7 @@ def assert_gone(pids: list[int], seconds: float = 5) -> None:
 
 def test_results_come_back_and_logs_are_kept(tmp_path: Path) -> None:
     process = begin(tmp_path, "answer")
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert (out, err) == ("the display\ndone 1\n", "")  # of rank 0 its display, and no print of anybody
     threads = max(1, len(os.sched_getaffinity(0)) // 2)
@@ -70,8 +84,8 @@ def test_a_killed_rank_ends_the_run_and_is_named(tmp_path: Path) -> None:
     pids = process_ids(tmp_path, process)
     begun = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=10)
-    assert process.returncode == 1 and time.monotonic() - begun < 10
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 1 and time.monotonic() - begun < 30  # alone on the machine: 2
     assert err.startswith(f"RankFailed: rank 1: process {pids[1]} was killed by SIGKILL; its log is ")
     assert "run/logs/rank-1.log" in err and "Traceback" not in err
     assert_gone(pids)
@@ -81,14 +95,14 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
     process = begin(tmp_path, "wait_together")
     pids = process_ids(tmp_path, process)
     process.kill()
-    process.communicate(timeout=10)
+    process.communicate(timeout=120)
     assert_gone(pids)
 
 
 def test_a_bug_is_told_once_and_a_deaf_rank_is_ended(tmp_path: Path) -> None:
     process = begin(tmp_path, "hang_deaf")
     pids = process_ids(tmp_path, process)
-    _, err = process.communicate(timeout=15)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "RankFailed: rank 1: ZeroDivisionError: a bug; its log is " in err
     assert err.count("Traceback") == 1 and "in hang_deaf" in err
@@ -98,13 +112,13 @@ def test_a_bug_is_told_once_and_a_deaf_rank_is_ended(tmp_path: Path) -> None:
 
 def test_what_all_ranks_refuse_is_told_once(tmp_path: Path) -> None:
     process = begin(tmp_path, "refuse_together")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (2, "UserError: job.yaml:2:1: no such thing; write another\n")
 
 
 def test_the_first_failure_is_the_error_not_what_follows_from_it(tmp_path: Path) -> None:
     process = begin(tmp_path, "fail_after_a_peer")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (1, "RunFailed: rank 1: the disk is full\n")
 
 
@@ -114,7 +128,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals
     process = begin(tmp_path, "stop_when_asked")
     process_ids(tmp_path, process)
     (os.killpg if terminal else os.kill)(process.pid, number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (128 + number, "stopped 3\n", "")
     assert [(tmp_path / f"asked-{rank}").read_text() for rank in range(2)] == [f"[{number}]"] * 2
 
@@ -126,6 +140,6 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=15)
-    assert process.returncode == 128 + signal.SIGINT and time.monotonic() - begun < 8, err
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT and time.monotonic() - begun < 30, err
     assert_gone(pids)

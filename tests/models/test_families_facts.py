@@ -20,9 +20,9 @@ from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.families import FAMILIES
 from stoker.models.families.check import placement_problem
 from stoker.models.families.facts import Family, find, regions_of
-from stoker.models.families.stage import cut_stage
 from stoker.models.form import training_form
 from stoker.models.rows import Inputs, pack
+from stoker.parallel.cut import cut
 
 # What a configuration may leave out, and what that configuration is.
 OPTIONAL: dict[str, dict[str, Any]] = {"phi": {"qk_layernorm": True}}
@@ -122,16 +122,16 @@ def row() -> Inputs:
     return pack([(ids, np.ones(len(ids), bool)) for ids in documents], torch.device("cpu"), share=False)
 
 
-@pytest.mark.parametrize("cut", [1, 2])
+@pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize(("name", "changes"), VARIANTS)
 @pytest.mark.usefixtures("no_float32")
-def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], cut: int, row: Inputs) -> None:
+def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], after: int, row: Inputs) -> None:
     family, model = FAMILIES[name], built(name, **changes)
     packed.register()
     model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
-    cut_stage(first, family, range(cut))
-    cut_stage(last, family, range(cut, 4))
+    cut(first, family, range(after), first=True, last=False)
+    cut(last, family, range(after, 4), first=False, last=True)
     with packed.segments(row.segments), torch.no_grad():
         expected = hidden(model, row, input_ids=row.ids)
         handed = hidden(first, row, input_ids=row.ids)
@@ -153,8 +153,8 @@ def test_granite_is_refused_because_its_stages_differ(row: Inputs) -> None:
     packed.register()
     model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
-    cut_stage(first, FAMILIES["granite"], range(2))
-    cut_stage(last, FAMILIES["granite"], range(2, 4))
+    cut(first, FAMILIES["granite"], range(2), first=True, last=False)
+    cut(last, FAMILIES["granite"], range(2, 4), first=False, last=True)
     with packed.segments(row.segments), torch.no_grad():
         given = hidden(last, row, inputs_embeds=hidden(first, row, input_ids=row.ids))
         expected = hidden(model, row, input_ids=row.ids)

@@ -58,8 +58,8 @@ def quiet_libraries() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
+    logging.disable(logging.WARNING)  # of all libraries: one even logs to standard output
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    logging.getLogger("torch.distributed").setLevel(logging.ERROR)

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_answer(work.output, ending)))
     elif first:
         _say(arguments.job, arguments.overrides, work.output, ending)
-    return 0 if ending.outcome.state == "done" else SIGNAL_EXIT + (ending.outcome.signal or 0)
+    return 0 if ending.state == "done" else SIGNAL_EXIT + (ending.signal or 0)
 
 
 def _train(work: Work, place: Place | None) -> Ending:
@@ -100,28 +100,26 @@ def _train(work: Work, place: Place | None) -> Ending:
 
 
 def _answer(output: Path, ending: Ending) -> dict[str, Any]:
-    outcome = ending.outcome
     return {
-        "state": outcome.state,
+        "state": ending.state,
         "run": str(output),
-        "step": outcome.step,
-        "held_out_loss": outcome.evaluation.loss if outcome.evaluation else None,
-        "held_out_loss_before": outcome.first_evaluation,
+        "step": ending.step,
+        "held_out_loss": ending.held_out,
+        "held_out_loss_before": ending.held_out_before,
     }
 
 
 def _say(job: str, overrides: list[str], output: Path, ending: Ending) -> None:
-    outcome = ending.outcome
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
-    if outcome.state == "stopped":
+    if ending.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
-        print(f"stopped after step {outcome.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
+        print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
         return
-    if outcome.evaluation and outcome.first_evaluation is not None:
-        print(f"held-out loss {outcome.first_evaluation:.4f} -> {outcome.evaluation.loss:.4f}")
+    if ending.held_out is not None and ending.held_out_before is not None:
+        print(f"held-out loss {ending.held_out_before:.4f} -> {ending.held_out:.4f}")
     elif ending.last_loss is not None:
         print(f"loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
-    if ending.best_step not in (None, outcome.step) and ending.keep_best:
+    if ending.best_step not in (None, ending.step) and ending.keep_best:
         print(f"lowest held-out loss {ending.best_loss:.4f} at step {ending.best_step}: take it with --at best")
     print(f"done: {shown}")
     if ending.unit == "token":

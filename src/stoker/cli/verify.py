@@ -42,8 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
     loaded = open_job(arguments.job, arguments.overrides)
+    # For the processes that are started: torch's own C++ warnings say nothing of the layouts.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the processes that are started
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()

@@ -23,6 +23,7 @@ from stoker.data.sources import Source, cache_folder
 from stoker.data.splits import ALL_ROWS
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
+from stoker.hardware.process import available_cores, end_with
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 << 20  # of rows that are long
@@ -66,8 +67,9 @@ _worker_codec: TextCodec
 _worker_settings: RowSettings
 
 
-def _start_worker(codec: TextCodec, settings: RowSettings) -> None:
+def _start_worker(codec: TextCodec, settings: RowSettings, parent: int) -> None:
     global _worker_codec, _worker_settings  # a worker process is set up once
+    end_with(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
     _worker_codec, _worker_settings = codec, settings
@@ -146,7 +148,7 @@ def _batches(
         for chunk in chunks:
             yield tokenise(chunk, codec, settings)
         return
-    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings)) as pool:
+    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
         waiting: deque[Future[Batch]] = deque()
         started = [pool.submit(_nothing) for _ in range(others)]
         try:
@@ -164,11 +166,6 @@ def _batches(
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def available_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _build(

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from stoker.hardware.orphans import end_with
+from stoker.hardware.process import end_with
 from stoker.launch.failure import failure_of
 from stoker.launch.join import Place, joined
 from stoker.launch.work import Ending, Work

@@ -59,8 +59,10 @@ class Failure:
     traceback: str = ""
 
     def write(self, path: Path) -> None:
-        """Writes it as JSON."""
-        path.write_text(json.dumps(asdict(self), ensure_ascii=False), encoding="utf-8")
+        """Writes it as JSON; who looks sees all of it or nothing."""
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self), ensure_ascii=False), encoding="utf-8")
+        partial.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Failure:

@@ -10,6 +10,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from stoker.hardware.process import available_cores
+
 
 def backend_of(device_type: str) -> str:
     """GPUs talk through NCCL, and what lies in the host's memory through gloo."""
@@ -43,9 +45,4 @@ def process_group(
 def share_cores(processes: int) -> None:
     """Gives this process its part of the machine's cores, unless OMP_NUM_THREADS says how many threads it takes."""
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // processes))
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, available_cores() // processes))

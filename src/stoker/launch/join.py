@@ -71,9 +71,10 @@ def _from_torchrun(environment: Mapping[str, str]) -> Place:
         wanted = wanted[:2]
     missing = [name for name in wanted if name not in environment]
     if missing:
+        are = "are" if len(missing) > 1 else "is"
         raise UserError(
             Problem(
-                f"RANK and WORLD_SIZE are set, as a launcher sets them, but {' and '.join(missing)} not",
+                f"RANK and WORLD_SIZE are set, as a launcher sets them, but {' and '.join(missing)} {are} not",
                 "set all of " + ", ".join(wanted) + ", or none of them: stoker then starts the processes itself",
             )
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from stoker.hardware.orphans import end_with
+from stoker.hardware.process import end_with
 from stoker.launch.failure import Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.group import process_group
 
@@ -163,6 +165,8 @@ def _serve(connection: Connection, rank: int, device_type: str, port: int, paren
     """Runs one call after another, until the parent is gone."""
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
+    logging.disable(logging.WARNING)  # what libraries advise their own users
+    warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that a rank starts
     torch.set_num_threads(1)
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -94,14 +95,14 @@ class Verifier:
         try:
             run = self._run(str(path), layout.world)
         except RankFailed as error:
-            return told(False, _words(error))
-        except UserError as error:
-            return told(None, _words(error))
+            return told(False, _words(error) + _cause(error))
+        except UserError as error:  # every rank's, whichever said it first
+            return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
             return told(False, str(error))
         comparison = compare(run, reference)
         beyond = comparison.first_beyond(self.bound)
-        return told(beyond is None, beyond or "", comparison)
+        return told(beyond is None, beyond + reference.remark if beyond else "", comparison)
 
     def _reference(self, cell: Cell) -> Trace:
         path = self.twin.job_file(reference_of(cell), beside=cell)
@@ -122,4 +123,10 @@ def _words(error: UserError) -> str:
     def said(problem: Problem) -> str:
         return f"{problem.message}; {problem.suggestion}" if problem.suggestion else problem.message
 
-    return ". ".join(said(problem) for problem in error.problems)
+    return " ".join(". ".join(said(problem) for problem in error.problems).split())
+
+
+def _cause(error: RankFailed) -> str:
+    """What an error of a pipeline's stage followed from: the schedule's own words only say which stage."""
+    first, *following = "".join(getattr(error, "__notes__", ())).split("\nThe above exception was the direct cause")
+    return f" ({first.strip().splitlines()[-1]})" if following else ""

@@ -1,6 +1,7 @@
 """What the processes of a run are told, where they leave their logs, and what they answer.
 
-Light to import: a process' log begins before anything heavy is loaded, which may have something to say.
+Light to import: a process' log begins before anything heavy is loaded, which may have something to say, and who
+waits for the processes need not load what they train with.
 """
 
 from __future__ import annotations
@@ -8,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.failure import Failure
-
-if TYPE_CHECKING:
-    from stoker.train.loop import Outcome
 
 
 @dataclass(frozen=True)
@@ -71,17 +68,24 @@ class Ending:
     """How a run ended, and what is told of it.
 
     Attributes:
-        steps: of the whole run.
+        state: ``done`` or ``stopped``.
+        step, steps: done, and of the whole run.
+        signal: that stopped it.
         first_loss, last_loss: of its first and its newest step.
-        best_loss, best_step: of the lowest held-out loss; None where nothing is held out.
+        held_out_before, held_out: held-out loss before the first step and at the end; None where there was none.
+        best_loss, best_step: of the lowest held-out loss.
         keep_best: whether that step's checkpoint is kept.
         unit: what the loss is a mean over: ``token`` or ``sample``.
     """
 
-    outcome: Outcome
+    state: str
+    step: int
     steps: int
+    signal: int | None
     first_loss: float | None
     last_loss: float | None
+    held_out_before: float | None
+    held_out: float | None
     best_loss: float | None
     best_step: int | None
     keep_best: bool

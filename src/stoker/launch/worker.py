@@ -51,14 +51,18 @@ def train(
             outcome, loop = start(prepared, RunFolder(work.output), work.base, display=display)
     done, plan = loop.progress, loop.plan
     return Ending(
-        outcome,
-        plan.steps,
-        done.first_loss,
-        done.last_loss,
-        done.best_loss,
-        done.best_step,
-        plan.keep_best,
-        loop.task.unit,
+        state=outcome.state,
+        step=outcome.step,
+        steps=plan.steps,
+        signal=outcome.signal,
+        first_loss=done.first_loss,
+        last_loss=done.last_loss,
+        held_out_before=outcome.first_evaluation,
+        held_out=outcome.evaluation.loss if outcome.evaluation else None,
+        best_loss=done.best_loss,
+        best_step=done.best_step,
+        keep_best=plan.keep_best,
+        unit=loop.task.unit,
     )
 
 

@@ -62,9 +62,8 @@ def build_meta(job: Job, base: Path, device: Device, *, stop_id: int | None = No
     )
     weights = Assembled(blank.weights, shapes, job.seed, parts, transposed)
     if quantised:
-        fill_whole(
-            {name: p for name, p in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}, weights
-        )
+        drawn = {n: p for n, p in model.named_parameters() if ".lora_" in n and ".lora_magnitude_vector." not in n}
+        fill_whole(drawn, weights)
     return Built(model.train(), weights)
 
 

@@ -53,6 +53,17 @@ class Head:
         """All logits of a few positions, shape (N, V)."""
         return _transform(self.linear(hidden_ND) * self.scale, self.softcap)
 
+    def likeliest(self, hidden_ND: Tensor) -> Tensor:
+        """The most likely token of each of a few positions, shape (N,)."""
+        top_N, best_N = self.logits(hidden_ND).max(dim=-1)
+        if self.across is None:
+            return best_N
+        highest_N = top_N.clone()
+        self.across.maximum(highest_N)
+        chosen_N = torch.where(top_N == highest_N, best_N + self.across.start, -1)
+        self.across.maximum(chosen_N)
+        return chosen_N
+
     def loss(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         """The summed cross entropy and how many targets were the most likely token.
 
@@ -123,25 +134,19 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 raw_CV.mul_(scale)
             logits_CV = _transform(raw_CV, softcap)
             top_C, best_C = logits_CV.max(dim=1, keepdim=True)
-            own_C = None
+            t_C, own_C = _here(t_C, across, weight.shape[0])
             if across is not None:
-                t_C = t_C - across.start
-                own_C = (t_C >= 0) & (t_C < weight.shape[0])
-                t_C = t_C.where(own_C, 0)
                 across.maximum(top_C)
             picked_C = logits_CV.gather(1, t_C)
-            if own_C is not None:
-                picked_C = picked_C.where(own_C, 0.0)
+            picked_C = picked_C if own_C is None else picked_C.where(own_C, 0.0)
             slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and wants_any else None
             p_CV = logits_CV.sub_(top_C).exp_() if softcap is None else (logits_CV - top_C).exp_()
             total_C = p_CV.sum(dim=1, keepdim=True)
-            if across is None:
-                correct += (best_C == t_C).sum()
-            else:
-                both_2C = torch.stack((total_C, picked_C))
-                across.total(both_2C)
-                total_C, picked_C = both_2C
-                correct += (picked_C >= top_C).sum()
+            right_C = best_C == t_C
+            if across is not None:
+                total_C, picked_C = _summed(across, total_C, picked_C)
+                right_C = picked_C >= top_C
+            correct += right_C.sum()
             loss += (total_C.log() + top_C - picked_C).sum()
             if not wants_any:
                 continue
@@ -177,6 +182,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _here(t_C: Tensor, across: Across | None, words: int) -> tuple[Tensor, Tensor | None]:
+    """Targets counted from this process' first word, and which of them it has; others are 0."""
+    if across is None:
+        return t_C, None
+    own_C = (t_C >= across.start) & (t_C < across.start + words)
+    return torch.where(own_C, t_C - across.start, 0), own_C
+
+
+def _summed(across: Across, *values_C: Tensor) -> tuple[Tensor, ...]:
+    stacked = torch.stack(values_C)
+    across.total(stacked)
+    return stacked.unbind()
 
 
 def _accumulator(hidden: Tensor) -> torch.dtype:

@@ -60,6 +60,19 @@ class LanguageModel:
         loss = nn.functional.cross_entropy(logits, inputs.targets, reduction="sum")
         return loss, (logits.argmax(-1) == inputs.targets).sum()
 
+    def likeliest(self, inputs: Inputs) -> Tensor:
+        """The most likely token after each predicting position, shape (N,)."""
+        if self.head is not None:
+            return self.head.likeliest(self.hidden(inputs).flatten(0, 1)[inputs.predict])
+        return self.model(**_arguments(inputs)).logits.flatten(0, 1)[inputs.predict].argmax(-1)
+
+    def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
+        """Rows of which the token after the last one is wanted. Targets are the rows' numbers."""
+        asked = [(np.append(ids, 0), np.arange(len(ids) + 1) == len(ids)) for ids in rows]
+        parts = [pack(asked, device, share=False)] if self.packs else [pad([row], device) for row in asked]
+        numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
+        return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
+
     def lay_out(self, rows: Sequence[Row], device: torch.device) -> list[Inputs]:
         """The forward passes of a micro-batch: one when packed, one or more of even lengths when padded.
 

@@ -21,8 +21,8 @@ class Stretch(nn.ModuleList):
             self.add_module(name, block)
 
     def __getitem__(self, index: int | slice) -> Any:
-        found = list(self._modules.values())[index]
-        return nn.ModuleList(found) if isinstance(index, slice) else found
+        blocks = list(self.children())
+        return nn.ModuleList(blocks[index]) if isinstance(index, slice) else blocks[index]
 
 
 class _Zero(nn.Module):

@@ -78,5 +78,6 @@ def _grouped_product(x: Tensor, weights: Tensor, *, offs: Tensor, **_: Any) -> T
     """
     ends = offs.tolist()
     parts = [x[start:end] @ weights[i] for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
-    rest = x.new_zeros(x.shape[0] - ends[-1], weights.shape[-1])  # rows beyond the last group belong to nobody
+    # Rows beyond the last group belong to nobody: torch's own leaves them as they were in memory.
+    rest = x.new_full((x.shape[0] - ends[-1], weights.shape[-1]), torch.nan)
     return torch.cat([*parts, rest])

@@ -45,6 +45,7 @@ class Gradients:
 
     def finish(self) -> None:
         """Makes the gradients those of the whole step, after its last backward pass."""
+        self._lay_out()
         if self._reduce_batch:
             self._sum([t.parameter for t in self._trained], "batch")
         self._sum([t.parameter for t in self._trained if t.partial], "tensor")
@@ -71,6 +72,14 @@ class Gradients:
             gradients = [_local(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
             for gradient in gradients:
                 gradient.mul_(factor.to(gradient.device, gradient.dtype))
+
+    def _lay_out(self) -> None:
+        """Zero-bubble schedules leave gradients laid out in memory otherwise than their parameters, and fused
+        optimizers read both as they lie."""
+        for parameter in (t.parameter for t in self._trained):
+            grad = parameter.grad
+            if grad is not None and not isinstance(grad, DTensor) and grad.stride() != parameter.stride():
+                parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(grad)
 
     def _total(self, squares: list[Tensor]) -> Tensor:
         if squares:

@@ -79,6 +79,18 @@ class Pipeline:
         return [last.losses[i] for i in range(len(rows))] if last else []
 
     @torch.no_grad()
+    def choose(self, row: Inputs) -> Tensor | None:
+        """The most likely token after each predicting position of a row, where the last stage is."""
+        self._give([row], 1.0)
+        for stage in self.stages:
+            stage.chooses = True
+        try:
+            return self.through(0, self._tokens(row))
+        finally:
+            for stage in self.stages:
+                stage.chooses = False
+
+    @torch.no_grad()
     def through(self, index: int, tokens: int) -> Tensor | None:
         """Takes one row through all stages; gives what the last stage gave, where it is."""
         out: Tensor | None = None

@@ -30,4 +30,4 @@ def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> Di
 
 def _sum(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    return work.get_future().then(lambda done: done.value()[0])  # type: ignore[union-attr]
+    return work.get_future().then(lambda done: done.value()[0])

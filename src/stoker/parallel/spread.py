@@ -88,7 +88,7 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
         shard(root, blocks_of(inner), mesh, compute)
     prefix = "" if model is inner else "base_model.model."
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
-    materialise(model, built.weights, pieces, mesh.device)
+    materialise(model, built.weights, pieces, mesh.device, offload=layout.offload == "params")
     root._apply(_same)  # tells fully_shard of the memory that its parameters have now
     partial = _partial(model, placed, prefix, layout)
     trained = [
@@ -138,7 +138,7 @@ def _pipelined(built: Built, family: Family, mesh: Mesh, *, compiled: bool, comp
             name = f"{position}.{prefix}{head_name}.weight"
             aliases[name] = f"{prefix}{embedding}"
             copies.add(name)
-    materialise(holder, _Renamed(built.weights, aliases), pieces, mesh.device)
+    materialise(holder, _Renamed(built.weights, aliases), pieces, mesh.device, offload=layout.offload == "params")
     for stage in stages:
         stage._apply(_same)
     trained = [
@@ -154,7 +154,7 @@ def _pipelined(built: Built, family: Family, mesh: Mesh, *, compiled: bool, comp
     ]
     dtype = compute if layout.shard != "none" and compute is not None else whole.dtype
     pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
-    language = LanguageModel(unwrap(holder[0]), None, True)  # type: ignore[arg-type]
+    language = LanguageModel(unwrap(holder[0]), None, True)
     gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
     return Spread(holder, language, None, pipeline, pieces, aliases, gradients)
 

@@ -26,11 +26,19 @@ class Whole(nn.Module):
         self.model = language.model
         self.language, self.mesh = language, mesh
 
-    def forward(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """(summed cross entropy of this process' targets, how many of them were the most likely token)."""
-        if self.language.head is None or not self.language.packs:
-            return self.language.loss(inputs)
-        return head_loss(self.language.hidden(inputs), inputs, self.language.head, self.mesh)
+    def forward(self, inputs: Inputs, *, choose: bool = False) -> tuple[Tensor, ...]:
+        """(summed cross entropy of this process' targets, how many of them were the most likely token).
+
+        Args:
+            choose: gives (the most likely tokens) instead.
+        """
+        language, mesh = self.language, self.mesh
+        if language.head is None or not language.packs:
+            return (language.likeliest(inputs),) if choose else language.loss(inputs)
+        hidden = hidden_states(self.model, inputs, mesh)
+        if choose:
+            return (likeliest(hidden, inputs, language.head, mesh),)
+        return head_loss(hidden, inputs, language.head, mesh)
 
 
 class Stage(nn.Module):
@@ -46,9 +54,12 @@ class Stage(nn.Module):
         self.rows: list[Inputs] = []
         self.scale: float | Tensor = 1.0
         self.losses: dict[int, tuple[Tensor, Tensor]] = {}
+        self.chooses = False
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """The hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
+
+        Where the stage ``chooses``, it gives the most likely tokens instead of the loss.
 
         Args:
             x: hidden states; not used by the first stage.
@@ -56,20 +67,37 @@ class Stage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        start: dict[str, Tensor] = {"input_ids": inputs.ids} if self.is_first else {"inputs_embeds": x}
         with packed.segments(inputs.segments, inputs.across):
-            body = self.model.base_model
-            hidden = body(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
+            hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
+        if self.chooses:
+            return likeliest(hidden, inputs, self.head, self.mesh)
         loss, correct = head_loss(hidden, inputs, self.head, self.mesh)
         self.losses[index] = (loss.detach(), correct)
         return torch.stack((loss * self.scale,))
 
 
+def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = None) -> Tensor:
+    """The last hidden states of this process' tokens, shape (1, T, D).
+
+    Args:
+        x: what an earlier stage gave; None begins with the tokens.
+    """
+    if x is None and mesh.layout.sequence:  # some bodies (GPT-2's) give as many hidden states as they got tokens
+        x = model.get_input_embeddings()(inputs.ids)
+    start = {"input_ids": inputs.ids} if x is None else {"inputs_embeds": x}
+    return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
+
+
 def head_loss(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> tuple[Tensor, Tensor]:
     """The loss of hidden states; with tensor processes, each computes with its own words."""
     return head.loss(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict], inputs.targets)
+
+
+def likeliest(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> Tensor:
+    """The most likely token after each predicting position, shape (N,)."""
+    return head.likeliest(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict])
 
 
 def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:

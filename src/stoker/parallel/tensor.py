@@ -56,7 +56,7 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
         for entries in family.per_head:
             _own_entries(block, entries, mesh)
         for group in family.groups:
-            _set_group(block, group, model.config, mesh.layout.tensor)  # type: ignore[arg-type]
+            _set_group(block, group, model.config, mesh.layout.tensor)
     for positions in family.positions if mesh.layout.sequence else ():
         module = find(model, positions)
         if module is not None:
@@ -72,9 +72,12 @@ def blocks_by_path(model: nn.Module, family: Family) -> Iterator[tuple[str, nn.M
 
 
 def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
-    """This process' tokens of vectors that were made for all of the row, shape (B, T, D) or (T, D)."""
+    """This process' tokens of vectors that were made for all of the row, shape (B, T, D) or (T, D).
+
+    On later pipeline stages a number, 0-d, stands for them.
+    """
     size = mesh.layout.tensor
-    return out.chunk(size, dim=-2)[mesh.at("tensor")]
+    return out if out.dim() == 0 else out.chunk(size, dim=-2)[mesh.at("tensor")]
 
 
 class _Splitter:
@@ -156,13 +159,24 @@ class _Splitter:
                 width = linear.weight.shape[0] // heads
                 linear.forward = partial(_some_outputs, linear, slice(head * width, (head + 1) * width))
 
-    def _experts(self, name: str, experts: Any) -> None:
+    def _experts(self, name: str, outermost: Any) -> None:
+        experts, inside = outermost, name
+        wrappers = []
+        while hasattr(experts, "base_layer"):  # LoRA wraps the module once for each of its parameters
+            wrappers.append(experts)
+            self.placed.partial.update(
+                f"{inside}.{key}" for key, _ in experts.named_parameters() if ".lora_" in f".{key}"
+            )
+            experts, inside = experts.base_layer, f"{inside}.base_layer"
         start, stop = chunk(experts.num_experts, self.size, self.index)
         for key, whole in list(experts.named_parameters(recurse=False)):
             if whole.shape[0] == experts.num_experts:
-                self._split(name, experts, key, 0)
+                self._split(inside, experts, key, 0)
         experts.num_experts = stop - start
-        experts.register_forward_pre_hook(partial(_own_experts, start, stop))
+        experts._is_expert_parallel = True  # rows of no expert are left as they were in memory, and masked
+        for wrapper in wrappers:
+            wrapper.get_delta_factors = partial(_factors_of_own, wrapper, slice(start, stop))
+        outermost.register_forward_pre_hook(partial(_own_experts, start, stop))
 
     def _shared(self, path: str, block: nn.Module, name: str) -> None:
         module = find(block, name)
@@ -222,6 +236,12 @@ def _own_experts(start: int, stop: int, _: nn.Module, args: tuple[Any, ...]) -> 
     hidden, index, *rest = args
     own = (index >= start) & (index < stop)
     return (hidden, (index - start).masked_fill(~own, stop - start), *rest)
+
+
+def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Tensor, float]:
+    """The LoRA factors of this process' experts; every process holds those of all."""
+    left, right, scaling = type(wrapper).get_delta_factors(wrapper, adapter)
+    return left[own], right[own], scaling
 
 
 def _divide(block: nn.Module, path: str, size: int) -> None:

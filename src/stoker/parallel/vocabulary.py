@@ -57,12 +57,12 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
     tied = embedding is not None and head is not None and embedding.weight is head.weight
     words = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     if embedding is not None:
-        words = embedding.weight.shape[0]  # type: ignore[union-attr, index]
+        words = embedding.weight.shape[0]
         _split_rows(family.embedding, embedding, mesh, placed)
         start, stop = chunk(int(words), mesh.layout.tensor, mesh.at("tensor"))
         padding = embedding.padding_idx
-        embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None  # type: ignore[operator]
-        embedding.num_embeddings = stop - start  # type: ignore[assignment]
+        embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
+        embedding.num_embeddings = stop - start
         embedding.forward = partial(_look_up, embedding, type(embedding).forward, start, stop, mesh)  # type: ignore[method-assign]
     if head is not None:
         words = words if tied else head.weight.shape[0]

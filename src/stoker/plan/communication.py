@@ -56,7 +56,7 @@ class ModelShape:
         embeds, heads: whether embedding and head are here.
         input_gradient: whether the first block's input has a gradient: not behind a frozen embedding.
         boundaries: between its pipeline stages and those of other processes.
-        tied: the embedding or its copy, the head, where a pipeline has them on two processes and this is one of them.
+        tied: elements that this process has of an embedding whose copy, the head, another stage has.
     """
 
     blocks: tuple[tuple[Held, ...], ...]
@@ -69,7 +69,7 @@ class ModelShape:
     heads: bool = True
     input_gradient: bool = True
     boundaries: int = 0
-    tied: Held | None = None
+    tied: int = 0
 
     @property
     def parameters(self) -> tuple[Held, ...]:
@@ -234,12 +234,11 @@ def _once(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
     """What is summed once a step: partial and tied gradients, and a few numbers."""
     sharers = layout.shard_size * layout.context if layout.shard != "none" else 1
     partial = sum(p.shard(sharers) for p in model.parameters if p.partial and p.trained)
-    tied = model.tied.shard(sharers) if model.tied else 0
     number = Volume(1, step.gradient)
     return added(
         {
             Flow("tensor", "all-reduce"): Volume(1 if partial else 0, partial * step.gradient),
-            Flow("ends", "all-reduce"): Volume(1 if tied else 0, tied * step.gradient),
+            Flow("ends", "all-reduce"): Volume(1 if model.tied else 0, model.tied * step.gradient),
         },
         # The squares of the gradient norm: of parameters that tensor processes split, and of the others.
         {Flow("shard", "all-reduce"): number + Volume(0, step.gradient)} if sharers > 1 else {},

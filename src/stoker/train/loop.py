@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from stoker.train.optimizer import empty_moments, held_moments
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
 from stoker.train.progress import Display
+from stoker.train.samples import Sampler
 from stoker.train.schedule import Schedule
 from stoker.train.task import Task
 
@@ -60,13 +62,14 @@ class Loop:
         store: Store,
         display: Display,
         passes: Passes,
+        sampler: Sampler | None = None,
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
         on_step: Callable[[StepMetrics], None] = lambda _: None,
     ) -> None:
         self.task, self.optimizer, self.schedule, self.plan = task, optimizer, schedule, plan
         self.device, self.folder, self.store, self.display = device, folder, store, display
-        self.passes, self.on_step = passes, on_step
+        self.passes, self.sampler, self.on_step = passes, sampler, on_step
         self._names = (pieces, aliases)
         self.progress = Progress()
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
@@ -225,7 +228,15 @@ class Loop:
             seconds=round(time.perf_counter() - begin, 3),
         )
         self.display.evaluated(step, evaluation)
+        if self.sampler is not None:
+            self._write_samples(self.sampler)
         return evaluation
+
+    def _write_samples(self, sampler: Sampler) -> None:
+        samples = sampler.samples(self.task, self.passes)
+        self._event("sampled", step=self.progress.step, samples=[asdict(sample) for sample in samples])
+        for sample in samples:
+            self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
 
     def _save(self) -> None:
         if self.progress.step in self.store.steps():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +14,33 @@ from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.store import Saved
 from stoker.checkpoint.weights import NONE, stepped, trainable
 from stoker.job.schema import TrainBlock
+from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.pieces import Piece
 
 
-def build_optimizer(model: nn.Module, train: TrainBlock) -> Optimizer:
+def build_optimizer(model: nn.Module, train: TrainBlock, *, on_host: bool = False) -> Optimizer:
     """The job's optimizer over the trained parameters.
 
     Biases and norm weights (fewer than two dimensions) are not decayed, as in GPT-3 (Brown et al., 2020).
+
+    Args:
+        on_host: whether its states lie in the host's memory and it steps there.
     """
     assert train.lr != "auto" and train.weight_decay != "auto" and train.beta2 != "auto"
     parameters = trainable(model)
-    groups = [
+    groups: Groups = [
         {"params": [p for p in parameters.values() if p.dim() >= 2], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters.values() if p.dim() < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups)
+
+
+def _optimizer(train: TrainBlock, groups: Groups) -> Optimizer:
+    assert train.lr != "auto" and train.weight_decay != "auto" and train.beta2 != "auto"
     if train.optimizer == "adamw":
-        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters.values())
+        parameters = [p for group in groups for p in group["params"]]
+        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)
         return AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, fused=fused)
     if train.optimizer == "adafactor":
         return Adafactor(groups, lr=train.lr)

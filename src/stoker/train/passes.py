@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.hardware.device import Device
+from stoker.models import packed
 from stoker.models.rows import Inputs, lengthen
 from stoker.parallel.context import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
@@ -75,6 +77,9 @@ class Passes(Protocol):
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         """Forward passes without gradients; the same parts are given on every process."""
 
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        """The most likely next token of each row of token ids; the same rows are given on every process."""
+
 
 class Alone:
     """One process."""
@@ -107,6 +112,13 @@ class Alone:
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         return _sums([(_forward(self._task, self._device, part), part.targets) for part in parts])
+
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        language = self._task.language
+        assert language is not None
+        with self._device.autocast():
+            found = [_within(part, language.likeliest) for part in language.ask(rows, self._device.torch)]
+        return [int(token) for tokens in found for token in tokens]
 
 
 class Together:
@@ -200,11 +212,39 @@ class Together:
             sums = _sums([(Loss(*loss), 0) for loss in found])
         else:
             sums = _sums([(_forward(self._task, self._device, part), 0) for part in mine])
-        for root in [self._root] if self._pipeline is None else self._pipeline.stages:
-            reshard(root)
+        self._let_go()
         counted = sums.correct is not None
         loss, correct = self.total(sums.loss, float(sums.correct or 0))
         return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
+
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        language = self._task.language
+        assert language is not None
+        chosen = torch.full((len(rows),), -1)
+        asked = [Part(inputs, targets=0, tokens=0) for inputs in language.ask(rows, self._device.torch)]
+        for part in self._laid_out(asked):
+            inputs = part.inputs
+            assert isinstance(inputs, Inputs)
+            with self._device.autocast():
+                tokens = self._choose(inputs)
+            if tokens is not None:
+                chosen[inputs.targets.to("cpu")] = tokens.to("cpu")
+        self._let_go()
+        # Each row's last token lies on one of the context processes, and on the last stage of the pipeline.
+        dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
+        return [int(token) for token in chosen]
+
+    def _let_go(self) -> None:
+        """Weights that are still gathered would be taken for the parameters."""
+        for root in [self._root] if self._pipeline is None else self._pipeline.stages:
+            reshard(root)
+
+    def _choose(self, inputs: Inputs) -> Tensor | None:
+        if self._pipeline is not None:
+            return self._pipeline.choose(inputs)
+        assert self._root is not None
+        root = self._root
+        return _within(inputs, lambda own: root(own, choose=True)[0])
 
     def _laid_out(self, parts: Sequence[Part], *, alike: bool = False) -> list[Part]:
         """This process' tokens of each part, in rows of lengths that can be split; with ``alike`` of one length."""
@@ -220,6 +260,11 @@ class Together:
             replace(part, inputs=own_part(lengthen(row, length), self._mesh))  # type: ignore[arg-type]
             for part, row, length in zip(parts, rows, lengths, strict=True)
         ]
+
+
+def _within(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
+    with packed.segments(inputs.segments, inputs.across):
+        return work(inputs)
 
 
 def _forward(task: Task, device: Device, part: Part) -> Loss:

@@ -46,6 +46,7 @@ from stoker.train.passes import Alone, Passes, Together
 from stoker.train.plan import Plan, plan_of, schedule_of
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
+from stoker.train.samples import Sampler, sampler_for
 from stoker.train.schedule import Schedule
 from stoker.train.task import Task
 from stoker.train.tasks.language import LanguageTask
@@ -222,7 +223,7 @@ def start(
     store.clean()
     by_first(lambda: check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps())))
     display = display or Display(plan.steps, task.unit, quiet=quiet or not prepared.passes.first)
-    optimizer = build_optimizer(task.model, job.train)
+    optimizer = build_optimizer(task.model, job.train, on_host=job.parallel.offload == "optimizer")
     loop = Loop(
         task,
         optimizer=optimizer,
@@ -233,6 +234,7 @@ def start(
         store=store,
         display=display,
         passes=prepared.passes,
+        sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
         on_step=on_step,
@@ -273,6 +275,13 @@ def start(
     if prepared.passes.first:
         folder.event(outcome.state, step=outcome.step)
     return outcome, loop
+
+
+def _sampler(prepared: Prepared) -> Sampler | None:
+    corpus, text, count = prepared.corpus, prepared.text, prepared.job.evaluate.samples
+    if corpus is None or text is None or not count:
+        return None
+    return sampler_for(corpus.evaluation_documents(), count, text.codec)
 
 
 def _record(prepared: Prepared, folder: RunFolder, plan: Plan, facts: dict[str, str], resumed: int) -> None:

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from stoker.models.layout import LanguageModel
+
 
 @dataclass(frozen=True)
 class Part:
@@ -38,6 +40,10 @@ class Task(Protocol):
 
     model: nn.Module
     unit: str  # what a target is: "token" or "sample"
+
+    @property
+    def language(self) -> LanguageModel | None:
+        """How rows are laid out; None where they are none."""
 
     def epoch_samples(self, epochs: float) -> int:
         """Samples in so many epochs."""

@@ -27,12 +27,14 @@ class Trace:
         losses, grad_norms: of each step.
         gradients: whole ones by ``step N: parameter``, of the first and the last step, as the optimizer got them.
         weights: whole ones by parameter, after the last step.
+        remark: on the model, where a difference may be its own doing.
     """
 
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ def trace(job_file: str, device_type: str = "cpu") -> Trace | None:
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
         start(prepared, folder, path.parent, quiet=True, on_step=on_step)
-        weights = gather_whole(held_weights(*own))
+        weights = {name.removeprefix("model/"): w for name, w in gather_whole(held_weights(*own)).items()}
     if mesh is not None and not mesh.is_first:
         return None
-    return Trace(tuple(losses), tuple(norms), gradients, weights)
+    return Trace(tuple(losses), tuple(norms), gradients, weights, _remark(prepared.task.model))
 
 
 def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
@@ -163,3 +165,9 @@ def _without_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+
+
+def _remark(model: nn.Module) -> str:
+    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        return "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
+    return ""

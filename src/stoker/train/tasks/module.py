@@ -36,6 +36,7 @@ class ModuleTask:
     """
 
     unit = "sample"
+    language = None
 
     def __init__(
         self,

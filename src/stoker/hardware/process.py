@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it, however that one ends."""
+"""This process: the cores it may use, and that it ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_EVERY = 0.5  # seconds between two looks at the parent
 
 
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def end_with(parent: int) -> None:
-    """From now on this process is killed when its parent, of that process id, is gone."""
+    """From now on this process is killed when its parent, of that process id, is gone, however that one ended."""
     if sys.platform == "linux":  # the kernel does it, also where this process hangs
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent-watch").start()

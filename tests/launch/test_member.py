@@ -1,0 +1,114 @@
+"""A process that a launcher started joins the others; a wrong number of them is one clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+JOB = """
+task: module
+module: {model: "made:network", loss: "torch.nn.functional:mse_loss", data: "made:data"}
+steps: 3
+output: run
+train: {batch: 4, precision: fp64}
+parallel: {data: 2}
+"""
+MADE = """
+import torch
+from torch import nn
+def network():
+    return nn.Linear(3, 2).double()
+def data():
+    made = torch.Generator().manual_seed(1)
+    samples = torch.randn(16, 5, generator=made, dtype=torch.float64)
+    return torch.utils.data.TensorDataset(samples[:, :3], samples[:, 3:])
+"""
+
+
+BEGUN: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def none_left() -> Iterator[None]:
+    """A test that fails leaves no process behind."""
+    yield
+    while BEGUN:
+        BEGUN.pop().kill()
+
+
+def stoker(base: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    (base / "job.yaml").write_text(JOB)
+    (base / "made.py").write_text(MADE)
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(base)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stoker", "train", "job.yaml", *words],
+        cwd=base,
+        env={**own, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    BEGUN.append(process)
+    return process
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def launched(base: Path, *words: str, world: int) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each of the processes that a launcher starts."""
+    port = free_port()
+    ranks = [
+        {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}
+        for rank in range(world)
+    ]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    processes = [stoker(base, *words, **rank, **meeting) for rank in ranks]
+    said = [process.communicate(timeout=280) for process in processes]
+    return [(process.returncode, *each) for process, each in zip(processes, said, strict=True)]
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_joined_started_and_alone_train_alike(tmp_path: Path) -> None:
+    """The same job in two processes that a launcher started, in two that stoker starts, and in one."""
+    (joined, out, err), (second, quiet, _) = launched(tmp_path, "output=joined", world=2)
+    assert (joined, second) == (0, 0), err
+    assert "done: joined" in out and quiet == ""
+
+    started = stoker(tmp_path, "output=started", "--json")
+    out, err = started.communicate(timeout=280)
+    assert started.returncode == 0, err
+    assert out.count("\n") == 1 and '"state": "done"' in out and '"step": 3' in out
+
+    alone = stoker(tmp_path, "output=alone", "parallel.data=1")
+    _, err = alone.communicate(timeout=280)
+    assert alone.returncode == 0, err
+    assert losses(tmp_path / "joined") == pytest.approx(losses(tmp_path / "alone"), abs=1e-12)
+    assert losses(tmp_path / "started") == pytest.approx(losses(tmp_path / "alone"), abs=1e-12)
+
+
+def test_as_many_processes_as_the_layout_wants(tmp_path: Path) -> None:
+    (code, _, err), *others = launched(tmp_path, world=3)
+    assert code == 2
+    assert err.startswith("error: the launcher started 3 processes, and the job's layout (data 2) needs 2; start 2")
+    assert [code for code, *_ in others] == [2, 2] and not (tmp_path / "run").exists()
+
+
+def test_what_all_find_wrong_is_told_by_one(tmp_path: Path) -> None:
+    (code, _, err), (other, _, quiet) = launched(tmp_path, "module.data=made:nothing", world=2)
+    assert (code, other) == (2, 2)
+    assert (err + quiet).count("error:") == 1 and "made" in err + quiet
+    assert not (tmp_path / "run").exists()
