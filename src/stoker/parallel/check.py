@@ -11,6 +11,7 @@ from stoker.job.layout import Layout
 from stoker.job.load import LoadedJob
 from stoker.models.families import FAMILIES, family_of
 from stoker.models.families.check import placement_problem
+from stoker.parallel.heads import share_heads
 
 
 def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
@@ -49,24 +50,21 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
 def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
     heads = config.num_attention_heads
     shared = getattr(config, "num_key_value_heads", None) or heads
-    if heads % layout.tensor:
+    shares = [share_heads(config, layout.tensor, index) for index in range(layout.tensor)]
+    if None in shares:
+        possible = [n for n in range(1, heads + 1) if share_heads(config, n, 0)]
         return loaded.problem(
             "parallel.tensor",
-            f"parallel.tensor: {heads} attention heads cannot be split over {layout.tensor} processes",
-            f"write {_divisors(heads, layout.tensor)}",
+            f"parallel.tensor: {heads} attention heads with {shared} of keys and values cannot be shared out over "
+            f"{layout.tensor} processes",
+            f"write {min(possible, key=lambda n: abs(n - layout.tensor))}",
         )
-    if shared % layout.tensor and layout.tensor % shared:
-        return loaded.problem(
-            "parallel.tensor",
-            f"parallel.tensor: {shared} key-value heads can be neither split over {layout.tensor} processes "
-            "nor repeated on them",
-            f"write {_divisors(shared, layout.tensor)}",
-        )
-    own = heads // layout.tensor
-    if layout.context > 1 and layout.context_by == "ulysses" and own % layout.context:
+    own = {share.queries[1] - share.queries[0] for share in shares if share}
+    if layout.context_by == "ulysses" and any(count % layout.context for count in own):
+        odd = next(count for count in own if count % layout.context)
         return loaded.problem(
             "parallel.context",
-            f"parallel.context: ulysses exchanges heads, and {own} cannot be split over {layout.context} processes",
+            f"parallel.context: ulysses exchanges heads, and {odd} cannot be split over {layout.context} processes",
             "write `context_by: gather`",
         )
     return None
@@ -87,8 +85,3 @@ def _blocks(model: nn.Module, path: str, layout: Layout, loaded: LoadedJob) -> P
             f"and the model has {blocks} blocks",
         )
     return None
-
-
-def _divisors(number: int, near: int) -> str:
-    found = [d for d in range(2, number + 1) if number % d == 0]
-    return str(min(found, key=lambda d: abs(d - near))) if found else "1"

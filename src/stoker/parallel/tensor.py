@@ -11,7 +11,7 @@ model's own code runs unchanged on fewer heads and neurons.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from torch.nn import Parameter
 
 from stoker.models.families.facts import Family, Region, find, regions_of
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
+from stoker.parallel.heads import share_heads
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.pieces import Piece, chunk
 from stoker.parallel.randomness import Apart
@@ -51,12 +52,12 @@ def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     for path, block in blocks_by_path(model, family):
         for region in regions_of(block, family):
             splitter.region(path, block, region)
-        for count in family.counts:
-            _divide(block, count, mesh.layout.tensor)
+        for counted in family.counts:
+            _change(block, counted, splitter.heads.own)
         for entries in family.per_head:
-            _own_entries(block, entries, mesh)
+            _change(block, entries, lambda of_all: of_all[slice(*splitter.heads.queries)])
         for group in family.groups:
-            _set_group(block, group, model.config, mesh.layout.tensor)
+            _change(block, group, lambda _: splitter.heads.group)
     for positions in family.positions if mesh.layout.sequence else ():
         module = find(model, positions)
         if module is not None:
@@ -86,18 +87,23 @@ class _Splitter:
         self.group = mesh.groups["tensor"]
         self.index, self.size = mesh.at("tensor"), mesh.layout.tensor
         self.sequence = mesh.layout.sequence
+        heads = share_heads(self.config, self.size, self.index)
+        assert heads is not None
+        self.heads = heads
         self.placed = Placed()
         self.apart = Apart(model, mesh.at("tensor"), mesh.device)
 
     def region(self, path: str, block: nn.Module, region: Region) -> None:
         _hook_entry(block.get_submodule(region.enter), self.group, self.sequence)
         for name in region.column:
-            if name in region.keys_values and (heads := self._few_heads(block.get_submodule(name))):
-                self._repeat(f"{path}.{name}", block.get_submodule(name), heads)
+            layer, keys = block.get_submodule(name), name in region.keys_values
+            if keys and self.heads.repeated:
+                self._repeat(f"{path}.{name}", layer)
             else:
-                self._column(f"{path}.{name}", block.get_submodule(name))
+                self._column(f"{path}.{name}", layer, self._share(region, keys=keys))
         for name in region.row:
-            self._row(f"{path}.{name}", block.get_submodule(name), sums=region.experts is None)
+            share = self._share(region, keys=False)
+            self._row(f"{path}.{name}", block.get_submodule(name), share, sums=region.experts is None)
         if region.experts is not None:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
             block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.group, self.sequence))
@@ -108,34 +114,42 @@ class _Splitter:
 
     # -- one layer -----------------------------------------------------------------------------------------
 
-    def _split(self, name: str, module: nn.Module, key: str, dim: int) -> None:
+    def _share(self, region: Region, *, keys: bool) -> Callable[[int], tuple[int, int]]:
+        """From the size of a dimension to this process' range of it."""
+        if not region.heads:
+            return lambda size: chunk(size, self.size, self.index)
+        count = self.heads.key_heads if keys else self.heads.query_heads
+        start, stop = self.heads.keys if keys else self.heads.queries
+        return lambda size: (start * (size // count), stop * (size // count))
+
+    def _split(self, name: str, module: nn.Module, key: str, dim: int, share: Callable[[int], tuple[int, int]]) -> None:
         """Replaces a parameter by this process' part of it."""
         whole = getattr(module, key)
         if whole is None:
             return
-        start, stop = chunk(whole.shape[dim], self.size, self.index)
+        start, stop = share(whole.shape[dim])
         piece = Piece(dim, start, stop, tuple(whole.shape))
         part = piece.of(whole.detach()).clone()
         setattr(module, key, Parameter(part, requires_grad=whole.requires_grad))
         self.placed.pieces[f"{name}.{key}"] = piece
 
-    def _column(self, name: str, layer: nn.Module) -> None:
+    def _column(self, name: str, layer: nn.Module, share: Callable[[int], tuple[int, int]]) -> None:
         for inner, linear, side in _linears(layer):
             if side == "A":
                 self.placed.partial.add(f"{name}{inner}.weight")
                 continue
-            self._split(f"{name}{inner}", linear, "weight", 0)
-            self._split(f"{name}{inner}", linear, "bias", 0)
+            self._split(f"{name}{inner}", linear, "weight", 0, share)
+            self._split(f"{name}{inner}", linear, "bias", 0, share)
             linear.out_features = linear.weight.shape[0]
         _note_width(layer, "out_features", self.size)
 
-    def _row(self, name: str, layer: nn.Module, *, sums: bool) -> None:
+    def _row(self, name: str, layer: nn.Module, share: Callable[[int], tuple[int, int]], *, sums: bool) -> None:
         bias = None
         for inner, linear, side in _linears(layer):
             if side == "B":
                 self.placed.partial.add(f"{name}{inner}.weight")
                 continue
-            self._split(f"{name}{inner}", linear, "weight", 1)
+            self._split(f"{name}{inner}", linear, "weight", 1, share)
             linear.in_features = linear.weight.shape[1]
             if linear.bias is not None and sums:
                 bias = linear
@@ -144,14 +158,9 @@ class _Splitter:
         if sums:
             layer.register_forward_hook(partial(_leave_row, self.group, self.sequence, bias))
 
-    def _few_heads(self, layer: nn.Module) -> int | None:
-        """The number of key-value heads where it is smaller than the number of processes."""
-        heads = getattr(self.config, "num_key_value_heads", None)
-        return heads if heads is not None and heads < self.size else None
-
-    def _repeat(self, name: str, layer: nn.Module, heads: int) -> None:
-        """Several processes need the same head: each holds the layer whole and computes that head only."""
-        head = self.index // (self.size // heads)
+    def _repeat(self, name: str, layer: nn.Module) -> None:
+        """Several processes need the same key-value head: each holds the layer whole and computes that head only."""
+        head, heads = self.heads.keys[0], self.heads.key_heads
         for inner, linear, side in _linears(layer):
             keys = ("weight", "bias") if linear.bias is not None else ("weight",)
             self.placed.partial.update(f"{name}{inner}.{key}" for key in keys)
@@ -171,7 +180,7 @@ class _Splitter:
         start, stop = chunk(experts.num_experts, self.size, self.index)
         for key, whole in list(experts.named_parameters(recurse=False)):
             if whole.shape[0] == experts.num_experts:
-                self._split(inside, experts, key, 0)
+                self._split(inside, experts, key, 0, lambda _: (start, stop))
         experts.num_experts = stop - start
         experts._is_expert_parallel = True  # rows of no expert are left as they were in memory, and masked
         for wrapper in wrappers:
@@ -244,25 +253,9 @@ def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Ten
     return left[own], right[own], scaling
 
 
-def _divide(block: nn.Module, path: str, size: int) -> None:
+def _change(block: nn.Module, path: str, change: Callable[[Any], Any]) -> None:
+    """Replaces an attribute of a module in the block, where there is such a module."""
     holder, _, key = path.rpartition(".")
     module = find(block, holder)
     if module is not None and hasattr(module, key):
-        setattr(module, key, getattr(module, key) // size)
-
-
-def _own_entries(block: nn.Module, path: str, mesh: Mesh) -> None:
-    holder, _, key = path.rpartition(".")
-    module = find(block, holder)
-    if module is not None:
-        entries = getattr(module, key)
-        setattr(module, key, entries[slice(*chunk(len(entries), mesh.layout.tensor, mesh.at("tensor")))])
-
-
-def _set_group(block: nn.Module, path: str, config: Any, size: int) -> None:
-    """Query heads that share a key-value head, when both are counted on one process."""
-    holder, _, key = path.rpartition(".")
-    module = find(block, holder)
-    if module is not None:
-        heads, shared = config.num_attention_heads, config.num_key_value_heads
-        setattr(module, key, (heads // size) // max(1, shared // size))
+        setattr(module, key, change(getattr(module, key)))

@@ -69,7 +69,12 @@ BLOOM = Family(
     first={"transformer.word_embeddings": "absent", "transformer.word_embeddings_layernorm": "identity"},
     last=("transformer.ln_f",),
     regions=(
-        Region(enter="self_attention", column=("self_attention.query_key_value",), row=("self_attention.dense",)),
+        Region(
+            enter="self_attention",
+            heads=True,
+            column=("self_attention.query_key_value",),
+            row=("self_attention.dense",),
+        ),
         Region(enter="mlp", column=("mlp.dense_h_to_4h",), row=("mlp.dense_4h_to_h",)),
     ),
     whole=("input_layernorm", "post_attention_layernorm"),

@@ -21,6 +21,7 @@ class Region:
 
     Attributes:
         enter: module whose first argument (or ``hidden_states``) is the region's input.
+        heads: whether it is attention: its layers are then split by whole heads, else by neurons.
         column: linear layers split by their outputs. Their outputs belong to heads or neurons of this process.
         keys_values: those among the column layers that make keys and values. Where there are fewer key-value
             heads than processes, a process computes the head that its queries need.
@@ -38,6 +39,7 @@ class Region:
     keys_values: tuple[str, ...] = ()
     experts: str | None = None
     shared: tuple[str, ...] = ()
+    heads: bool = False
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ GPT2 = Family(
     regions=(
         Region(
             enter="attn",
+            heads=True,
             column=("attn.c_attn.query", "attn.c_attn.key", "attn.c_attn.value"),
             row=("attn.c_proj",),
         ),

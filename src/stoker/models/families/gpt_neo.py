@@ -53,6 +53,7 @@ GPT_NEO = Family(
     regions=(
         Region(
             enter="attn",
+            heads=True,
             column=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
             row=("attn.attention.out_proj",),
         ),

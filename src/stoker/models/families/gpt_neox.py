@@ -11,7 +11,7 @@ GPT_NEOX = Family(
     first={"gpt_neox.embed_in": "absent", "gpt_neox.emb_dropout": "identity"},
     last=("gpt_neox.final_layer_norm",),
     regions=(
-        Region(enter="attention", column=("attention.query_key_value",), row=("attention.dense",)),
+        Region(enter="attention", heads=True, column=("attention.query_key_value",), row=("attention.dense",)),
         Region(enter="mlp", column=("mlp.dense_h_to_4h",), row=("mlp.dense_4h_to_h",)),
     ),
     whole=("input_layernorm", "post_attention_layernorm"),

@@ -43,7 +43,7 @@ GPTJ = Family(
     first={"transformer.wte": "absent", "transformer.drop": "identity"},
     last=("transformer.ln_f",),
     regions=(
-        Region(enter="attn", column=("attn.q_proj", "attn.k_proj", "attn.v_proj"), row=("attn.out_proj",)),
+        Region(enter="attn", heads=True, column=("attn.q_proj", "attn.k_proj", "attn.v_proj"), row=("attn.out_proj",)),
         Region(enter="mlp", column=("mlp.fc_in",), row=("mlp.fc_out",)),
     ),
     whole=("ln_1",),

@@ -6,6 +6,7 @@ from stoker.models.families.facts import Family, Region
 
 ATTENTION = Region(
     enter="self_attn",
+    heads=True,
     column=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     keys_values=("self_attn.k_proj", "self_attn.v_proj"),
     row=("self_attn.o_proj",),

@@ -17,6 +17,7 @@ OPT = Family(
     regions=(
         Region(
             enter="self_attn",
+            heads=True,
             column=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             row=("self_attn.out_proj",),
         ),

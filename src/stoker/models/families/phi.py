@@ -32,6 +32,7 @@ PHI3 = replace(
     regions=(
         Region(
             enter="self_attn",
+            heads=True,
             column=("self_attn.qkv_proj.query", "self_attn.qkv_proj.key", "self_attn.qkv_proj.value"),
             keys_values=("self_attn.qkv_proj.key", "self_attn.qkv_proj.value"),
             row=("self_attn.o_proj",),
