@@ -102,7 +102,8 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
     quiet_libraries()
     from stoker.job import load_job
     from stoker.runs.folder import RunFolder
-    from stoker.train.run import prepare, start
+    from stoker.train.prepare import prepare
+    from stoker.train.run import start
 
     loaded = load_job(job_file(folder, steps), [f"output={folder}/run-{os.getpid()}"])
     prepared = prepare(loaded, folder)

@@ -147,7 +147,8 @@ def stoker(folder: Path, shape: Shape, arguments: argparse.Namespace) -> tuple[f
     quiet_libraries()
     from stoker.job import load_job
     from stoker.runs.folder import RunFolder
-    from stoker.train.run import prepare, start
+    from stoker.train.prepare import prepare
+    from stoker.train.run import start
 
     job = folder / "job.yaml"
     tune = f"{{method: lora, rank: {RANK}, alpha: {2 * RANK}}}" if shape.lora else "full"

@@ -38,7 +38,8 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.passes import Together
-from stoker.train.run import Prepared, prepare, start
+from stoker.train.prepare import Prepared, prepare
+from stoker.train.run import start
 
 LAYOUTS = {
     "one": "{data: 1}",

@@ -104,7 +104,7 @@ def test_as_many_processes_as_the_layout_wants(tmp_path: Path) -> None:
     (code, _, err), *others = launched(tmp_path, world=3)
     assert code == 2
     assert err.startswith("error: the launcher started 3 processes, and the job's layout (data 2) needs 2; start 2")
-    assert [code for code, *_ in others] == [2, 2] and not (tmp_path / "run").exists()
+    assert [(code, err) for code, _, err in others] == [(2, "")] * 2 and not (tmp_path / "run").exists()
 
 
 def test_what_all_find_wrong_is_told_by_one(tmp_path: Path) -> None:

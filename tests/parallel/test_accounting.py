@@ -30,7 +30,8 @@ from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.cells import MATRIX, Cell
 from stoker.train.loop import Loop
 from stoker.train.passes import Together
-from stoker.train.run import Prepared, prepare, start
+from stoker.train.prepare import Prepared, prepare
+from stoker.train.run import start
 from stoker.train.twin import make_twin
 
 DOUBLE = 8  # bytes: twins train in float64

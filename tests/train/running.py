@@ -16,7 +16,8 @@ from stoker.job.load import LoadedJob, load_job
 from stoker.job.render import scalar
 from stoker.runs.folder import RunFolder
 from stoker.train.loop import Loop, Outcome
-from stoker.train.run import Prepared, prepare, start
+from stoker.train.prepare import Prepared, prepare
+from stoker.train.run import start
 
 WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()  # noqa: SIM905
 

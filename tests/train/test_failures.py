@@ -21,7 +21,7 @@ from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.runs.folder import RunFolder
 from stoker.runs.listing import summarise
-from stoker.train.run import Prepared
+from stoker.train.prepare import Prepared
 
 MODULE = {
     "task": "module",

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from stoker.models.initial import initial_adapter
-from stoker.train.run import Prepared
+from stoker.train.prepare import Prepared
 from stoker.train.schedule import Schedule
 
 LR, STEPS, BATCH = 1e-2, 10, 4

@@ -19,7 +19,8 @@ from stoker.launch.pool import Pool
 from stoker.parallel.exactly import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.folder import RunFolder
-from stoker.train.run import prepare, start
+from stoker.train.prepare import prepare
+from stoker.train.run import start
 
 # (processes, what the job file gets) of each step; every pair of neighbours hands a checkpoint on.
 LAYOUTS = [

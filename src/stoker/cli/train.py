@@ -33,19 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0 when done, 128 + signal when asked to stop before."""
-    base = Path.cwd()
-    loaded = open_job(arguments.job, arguments.overrides)
-    assert loaded.job.output is not None
-    from stoker.cli.report import quiet_libraries
     from stoker.launch.failure import Interrupted, LeftToAnother
-    from stoker.launch.join import check_world, joined
-    from stoker.launch.work import Work
+    from stoker.launch.join import joined
 
-    quiet_libraries()
-    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json)
     place = joined(os.environ)
-    if place is not None:
-        check_world(place, work.layout)
+    try:
+        work = _open(arguments, place)
+    except UserError as error:
+        if place is not None and not place.speaks:
+            return error.exit_code
+        raise
     first = place is None or place.rank == 0
     if arguments.fresh and first and work.output.exists():
         from stoker.runs.folder import put_aside
@@ -62,6 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     elif first:
         _say(arguments.job, arguments.overrides, work.output, ending)
     return 0 if ending.state == "done" else SIGNAL_EXIT + (ending.signal or 0)
+
+
+def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
+    loaded = open_job(arguments.job, arguments.overrides)
+    from stoker.cli.report import quiet_libraries
+    from stoker.launch.join import check_world
+    from stoker.launch.work import Work
+
+    quiet_libraries()
+    base = Path.cwd()
+    assert loaded.job.output is not None
+    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json)
+    if place is not None:
+        check_world(place, work.layout)
+    return work
 
 
 def _train(work: Work, place: Place | None) -> Ending:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the ports that systems hand out by themselves
 
@@ -31,10 +33,17 @@ class Place:
     local_world: int
     meet: tuple[str, int] | None = None
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells what all on its machine find wrong before they can talk to each other."""
+        return self.local_rank == 0
+
     def store(self) -> dist.Store | None:
         """Where the processes find each other; None for what `torch.distributed` finds by itself."""
         if self.meet is None:
             return None
+        import torch.distributed as dist
+
         host, port = self.meet
         return dist.TCPStore(host, port, self.world, is_master=self.rank == 0)
 

@@ -30,11 +30,12 @@ def train_as_member(work: Work, place: Place, report: AbstractContextManager[Rep
     try:
         return train(work, place=place, report=report, hold=_taken(work, place))
     except Exception as error:
-        others = _failures_beside(error, work, place)
-        if first_of(others).rank != place.rank:
+        failures = _failures_beside(error, work, place)
+        speaks = first_of(failures).rank == place.rank if failures else place.speaks
+        if not speaks:
             raise LeftToAnother(error.exit_code if isinstance(error, UserError) else 1) from None
-        if isinstance(error, UserError):
-            raise error_of(others, world=place.world) from None
+        if failures and isinstance(error, UserError):
+            raise error_of(failures, world=place.world) from None
         raise
 
 
@@ -56,11 +57,10 @@ def _taken(work: Work, place: Place) -> Iterator[None]:
 
 
 def _failures_beside(error: Exception, work: Work, place: Place) -> list[Failure]:
-    """The failures of all processes so far, with this one's; of this one alone where there is no folder yet."""
-    mine = failure_of(error, place.rank)
+    """The failures of all processes so far; none where there is no folder yet to write them in."""
     if not work.output.is_dir():
-        return [mine]
+        return []
     work.logs.mkdir(exist_ok=True)
-    mine.write(work.failure_of(place.rank))
+    failure_of(error, place.rank).write(work.failure_of(place.rank))
     time.sleep(SETTLE)
     return work.failures()

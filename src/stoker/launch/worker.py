@@ -15,8 +15,9 @@ from stoker.launch.join import Place
 from stoker.launch.work import Ending, Work
 from stoker.parallel.mesh import Mesh
 from stoker.runs.folder import RunFolder
+from stoker.train.prepare import prepare
 from stoker.train.progress import Display
-from stoker.train.run import prepare, start
+from stoker.train.run import start
 
 TIMEOUT = 1800.0  # seconds that a process waits for the others: one of them may be writing a checkpoint
 
@@ -39,7 +40,7 @@ def train(
             By default the caller holds it.
 
     Raises:
-        UserError: as `stoker.train.run.prepare` and `stoker.train.run.start` do.
+        UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.start` do.
         CannotRun: a device is missing.
     """
     first = place is None or place.rank == 0

@@ -16,7 +16,8 @@ from stoker.job.load import LoadedJob, load_job
 from stoker.parallel.exactly import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.folder import RunFolder, StepMetrics
-from stoker.train.run import prepare, start
+from stoker.train.prepare import prepare
+from stoker.train.run import start
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from stoker.job.load import check_document
 from stoker.job.schema import Job
 from stoker.runs.folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.run import prepare_module, start
+from stoker.train.prepare import prepare_module
+from stoker.train.run import start
 
 CALLER = "stoker.Trainer"  # where a problem's key was written
 
