@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 
+from stoker.errors import CannotRun
 from stoker.hardware import device as device_module
-from stoker.hardware.device import Device, choose_device, processor_name
+from stoker.hardware.device import Device, check_devices, choose_device, device_of, processor_name
 
 
 @pytest.fixture
@@ -65,3 +66,35 @@ def test_peak_memory_sees_what_was_allocated() -> None:
 
 def test_the_processor_has_a_name() -> None:
     assert processor_name().strip()
+
+
+@pytest.fixture
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_each_process_gets_its_gpu() -> None:
+    assert [device_of(rank).index for rank in range(4)] == [0, 1, 2, 3]
+    assert [device_of(rank, [0, 2]) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 2)]
+    check_devices([0, 3], 2)
+    check_devices(None, 4)
+    with pytest.raises(CannotRun, match=r"parallel\.devices: 4 is asked for, and this machine has 4 GPUs, numbered"):
+        check_devices([0, 4], 2)
+    with pytest.raises(CannotRun, match="needs 8 processes with a GPU each, and this machine has 4"):
+        check_devices(None, 8)
+
+
+def test_a_process_whose_launcher_shows_it_one_gpu_takes_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert device_of(3) == torch.device("cuda", 0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_processes_without_gpus_share_the_processor() -> None:
+    check_devices(None, 64)
+    assert device_of(5) == torch.device("cpu")
+    with pytest.raises(CannotRun, match="this machine has no GPU"):
+        check_devices([0], 1)

@@ -48,14 +48,20 @@ def wait_together(work: Work, *, place: Place, console: Console | None) -> Endin
     raise AssertionError
 
 
-def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
-    """Rank 1 fails while rank 0 is where no signal but SIGKILL reaches it."""
+def wait_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Waits where no signal but SIGKILL reaches it, as in a collective."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
-    if place.rank == 1:
-        raise ZeroDivisionError("a bug")
     time.sleep(600)
     raise AssertionError
+
+
+def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Rank 1 fails while rank 0 waits so."""
+    if place.rank == 0:
+        return wait_deaf(work, place=place, console=console)
+    (work.base / "pid-1").write_text(str(os.getpid()))
+    raise ZeroDivisionError("a bug")
 
 
 def stop_when_asked(work: Work, *, place: Place, console: Console | None) -> Ending:
@@ -90,7 +96,7 @@ def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> E
 
 ENTRIES = {
     entry.__name__: entry
-    for entry in (answer, wait_together, hang_deaf, stop_when_asked, refuse_together, fail_after_a_peer)
+    for entry in (answer, wait_together, wait_deaf, hang_deaf, stop_when_asked, refuse_together, fail_after_a_peer)
 }
 
 

@@ -134,7 +134,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
-    process = begin(tmp_path, "wait_together")
+    process = begin(tmp_path, "wait_deaf")
     pids = process_ids(tmp_path, process)
     begun = time.monotonic()
     process.send_signal(signal.SIGINT)

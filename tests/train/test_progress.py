@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 
 import pytest
 from rich.console import Console
 
 from stoker.runs.folder import StepMetrics
 from stoker.train.evaluate import Evaluation
-from stoker.train.progress import Display
+from stoker.train.progress import Display, KeptConsole
 
 
 def metrics(step: int) -> StepMetrics:
@@ -51,3 +56,17 @@ def test_the_time_that_is_left(left: int, words: str) -> None:
     display = Display(left + 1, console=Console(file=file, width=200))
     display.step(metrics(1))
     assert words in file.getvalue()
+
+
+def test_a_kept_terminal_is_measured_itself_and_a_kept_pipe_gets_plain_lines() -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 133, 0, 0))
+    console = KeptConsole(theirs)
+    assert console.is_terminal and console.size == (133, 24)
+    with Display(2, console=console) as display:
+        display.step(metrics(2))
+        assert b"2/2" in os.read(ours, 65536)
+    reader, writer = os.pipe()
+    with Display(2, console=KeptConsole(writer)) as display:
+        display.step(metrics(2))
+        assert os.read(reader, 65536).startswith(b"step 2/2  loss 2.5000")
