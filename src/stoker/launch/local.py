@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from stoker.errors import RunFailed
 from stoker.launch.child import SIGNAL_EXIT, STOPS, Entry, main
 from stoker.launch.failure import Failure, Interrupted, error_of, failure_of_exit, first_of
 from stoker.launch.work import Ending, Work
@@ -47,7 +48,7 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
     try:
         with _signals_to(processes.signal):
             agent.start()
-            while agent.is_alive():
+            while agent.is_alive() and not processes.long_over():
                 processes.look()
                 agent.join(POLL)
             processes.look()
@@ -57,11 +58,12 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
         return agent.endings[0]
     if processes.asked:
         raise Interrupted(processes.asked[0])
-    if not isinstance(agent.error, ChildFailedError):
-        assert agent.error is not None
+    if agent.error is not None and not isinstance(agent.error, ChildFailedError):
         raise agent.error
     failures = work.failures()
     failures += processes.failures({failure.rank for failure in failures})
+    if not failures:
+        raise RunFailed(f"the processes ended without an outcome; their logs are in {work.logs}")
     log = work.log_of(first_of(failures).rank)
     raise error_of(failures, world=work.layout.world, where=f"its log is {log}")
 
@@ -111,6 +113,13 @@ class _Processes:
         self._deadline: float | None = None
         self._codes: list[int | None] = []  # before any was ended here
         self._ended_here = False
+        self._over_since: float | None = None
+
+    def long_over(self) -> bool:
+        """Whether all ended some time ago: the agent would wait for ever for one that ended well without a word."""
+        if self._over_since is None and self._ranks and not any(process.is_alive() for process in self._ranks):
+            self._over_since = time.monotonic()
+        return self._over_since is not None and time.monotonic() - self._over_since > GRACE
 
     def signal(self, number: int, _: Any) -> None:
         """The handler of this process' signals."""
