@@ -26,6 +26,7 @@ from stoker.launch.failure import Failure, Interrupted, error_of, failure_of_exi
 from stoker.launch.work import Ending, Work
 
 POLL = 0.05  # seconds between two looks at the processes
+OVER = 30.0  # seconds that the agent gets to see that all processes have ended
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
 
 
@@ -44,7 +45,7 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
     """
     work.logs.mkdir(parents=True, exist_ok=True)
     work.forget_failures()
-    agent, processes = _Agent(work, entry), _Processes()
+    agent, processes = _Agent(work, entry), _Processes(work.layout.world)
     try:
         with _signals_to(processes.signal):
             agent.start()
@@ -105,8 +106,9 @@ class _Agent(threading.Thread):
 class _Processes:
     """The agent's processes: hands signals on to them, and ends what is left when one of them has failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: int) -> None:
         self.asked: list[int] = []
+        self._world = world
         self._others = set(multiprocessing.active_children())
         self._ranks: list[BaseProcess] = []
         self._handed_on = 0
@@ -117,9 +119,9 @@ class _Processes:
 
     def long_over(self) -> bool:
         """Whether all ended some time ago: the agent would wait for ever for one that ended well without a word."""
-        if self._over_since is None and self._ranks and not any(process.is_alive() for process in self._ranks):
+        if self._over_since is None and self._ranks and None not in map(_exit_code, self._ranks):
             self._over_since = time.monotonic()
-        return self._over_since is not None and time.monotonic() - self._over_since > GRACE
+        return self._over_since is not None and time.monotonic() - self._over_since > OVER
 
     def signal(self, number: int, _: Any) -> None:
         """The handler of this process' signals."""
@@ -127,11 +129,11 @@ class _Processes:
 
     def look(self) -> None:
         """To be called again and again while the agent runs."""
-        begun = [process for process in multiprocessing.active_children() if process not in self._others]
-        if len(begun) > len(self._ranks):  # the agent starts them in the order of their ranks
+        if len(self._ranks) < self._world:  # the agent starts them in the order of their ranks
+            begun = [process for process in multiprocessing.active_children() if process not in self._others]
             self._ranks = sorted(begun, key=lambda process: int(process.name.rpartition("-")[2]))
         if not self._ended_here:
-            self._codes = [process.exitcode for process in self._ranks]
+            self._codes = [_exit_code(process) for process in self._ranks]
         for number in self.asked[self._handed_on :] if self._ranks else ():
             self._hand_on(number)
         if self._deadline is None and (len(self.asked) > 1 or any(self._codes)):
@@ -142,14 +144,14 @@ class _Processes:
     def _hand_on(self, number: int) -> None:
         self._handed_on += 1
         for process in self._ranks:
-            if process.is_alive() and process.pid is not None:
+            if _exit_code(process) is None and process.pid is not None:
                 os.kill(process.pid, number)
 
     def kill(self) -> None:
         """Ends at once what still runs."""
         self._ended_here = True
         for process in self._ranks:
-            if process.is_alive():
+            if _exit_code(process) is None:
                 process.kill()
 
     def failures(self, told: set[int]) -> list[Failure]:
@@ -166,6 +168,22 @@ class _Processes:
             for rank, (process, code) in ends
             if code not in no_reason and rank not in told
         ]
+
+
+def _exit_code(process: BaseProcess) -> int | None:
+    """What a process ended with; None while it runs.
+
+    It is left to the agent to reap it: of two threads that do, one may find neither the process nor its code.
+    """
+    if process.pid is None or not hasattr(os, "waitid"):
+        return process.exitcode
+    try:
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # the agent has reaped it
+        return process.exitcode
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from stoker.parallel.batch_norm import synchronise_batch_norms
 from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.gradients import Gradients, Trained
@@ -23,6 +24,7 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
         compute: type of matrix products under autocast, if any.
     """
     layout = mesh.layout
+    synchronise_batch_norms(model, mesh.groups["batch"])
     if compiled:
         compile_blocks(model)
     if layout.recompute != "none":

@@ -1,0 +1,54 @@
+"""Batch norms over several processes against torch's own over all samples at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stoker.launch.pool import Pool
+from stoker.parallel.batch_norm import synchronise_batch_norms
+
+SHARES = (5, 2, 3)  # samples of each process
+
+
+def network(momentum: float | None) -> nn.Module:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4, momentum=momentum)
+    nn.init.uniform_(norm.weight), nn.init.uniform_(norm.bias)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.GELU(), nn.Flatten(), nn.BatchNorm1d(36)).double()
+
+
+def passes(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Outputs of a second step, gradients of the inputs, and the buffers."""
+    model(x * 2 + 1)
+    x = x.clone().requires_grad_()
+    out = model(x)
+    (out * torch.arange(out.shape[1])).pow(2).sum().backward()
+    assert x.grad is not None
+    return out.detach(), x.grad, {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def on_a_rank(momentum: float | None, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    model = network(momentum)
+    assert synchronise_batch_norms(model, dist.group.WORLD) == 2
+    return passes(model, x.split(SHARES)[dist.get_rank()])
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_many_processes_normalise_as_one(momentum: float | None, pool: Pool) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(sum(SHARES), 2, 5, 5, dtype=torch.float64)
+    out, gradient, buffers = passes(network(momentum), x)
+    ranks = pool.run(on_a_rank, momentum, x, world=len(SHARES))
+    torch.testing.assert_close(torch.cat([rank[0] for rank in ranks]), out, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(torch.cat([rank[1] for rank in ranks]), gradient, rtol=1e-9, atol=1e-9)
+    for _, _, own in ranks:
+        torch.testing.assert_close(own, buffers, rtol=1e-10, atol=1e-10)
+
+
+def test_alone_and_in_evaluation_nothing_changes() -> None:
+    model = network(0.1)
+    assert synchronise_batch_norms(model, None) == 0
+    assert "forward" not in vars(model[1])
