@@ -61,6 +61,8 @@ def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
     if place.rank == 0:
         return wait_deaf(work, place=place, console=console)
     (work.base / "pid-1").write_text(str(os.getpid()))
+    while not (work.base / "pid-0").exists():
+        time.sleep(0.02)
     raise ZeroDivisionError("a bug")
 
 
