@@ -258,8 +258,7 @@ def main() -> None:
         task, side = arguments.side
         print("RESULT " + json.dumps(asdict(run_side(task, side, shapes[task], arguments))))
         return
-    if arguments.steps <= WARM:
-        sys.exit(f"--steps: the first {WARM} are not measured, so write more")
+    assert arguments.steps > WARM, f"the first {WARM} steps are not measured"
     results = []
     for task in arguments.tasks:
         with tempfile.TemporaryDirectory() as temporary:

@@ -92,13 +92,14 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_libraries()
     begin = time.perf_counter()
+    columns: dict[str, list[Verdict]] = {}
     with Pool(PROCESSES) as pool:
-        columns = {family: verify_family(family, pool) for family in arguments.families}
-    text = page(columns, time.perf_counter() - begin)
+        for family in arguments.families:
+            columns[family] = verify_family(family, pool)
+            if arguments.to != "-":  # what has been found is kept if it is stopped
+                Path(arguments.to).write_text(page(columns, time.perf_counter() - begin), encoding="utf-8")
     if arguments.to == "-":
-        print(text)
-    else:
-        Path(arguments.to).write_text(text, encoding="utf-8")
+        print(page(columns, time.perf_counter() - begin))
     return int(any(v.passed is False for column in columns.values() for v in column))
 
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.job.layout import Layout
 from stoker.launch.pool import Pool
 from stoker.parallel.traffic import Traffic
-from stoker.plan.communication import Held, ModelShape, StepShape, communication
+from stoker.plan.communication import Held, ModelShape, StepShape, data_parallel
 from stoker.plan.volume import Flow, Volume, Volumes, wire_bytes
 
 MICRO_BATCHES = 3
@@ -64,8 +64,9 @@ def counted(layout: Layout, frozen: bool) -> tuple[Volumes, Volumes]:
             last = number == MICRO_BATCHES - 1
             model.set_reshard_after_backward(last or layout.shard == "zero3")
             model.set_requires_gradient_sync(last or layout.shard != "zero1")
+            model.set_requires_all_reduce(last)
             net(torch.randn(2, 5)).sum().backward()
-    return traffic.volumes, communication(layout, shape, STEP)
+    return traffic.volumes, data_parallel(layout, shape, STEP)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -84,7 +85,7 @@ def counted_ddp() -> tuple[Volumes, Volumes]:
         for number in range(MICRO_BATCHES):
             model.require_backward_grad_sync = number == MICRO_BATCHES - 1
             model(torch.randn(2, 5)).sum().backward()
-    return traffic.volumes, communication(Layout(data=2), net.shape(), STEP)
+    return traffic.volumes, data_parallel(Layout(data=2), net.shape(), STEP)
 
 
 def test_ddp_moves_what_the_closed_form_says(pool: Pool) -> None:
@@ -95,7 +96,7 @@ def test_ddp_moves_what_the_closed_form_says(pool: Pool) -> None:
 def on_the_wire(layout: Layout, micro_batches: int, shape: ModelShape) -> float:
     """Bytes over this process' link, in units of the model's bytes, as the ZeRO paper counts."""
     step = StepShape((1,) * micro_batches, (1,) * micro_batches, (1,) * micro_batches)
-    volumes = communication(layout, shape, step)
+    volumes = data_parallel(layout, shape, step)
     total = sum(wire_bytes(flow.kind, volume.size, layout.data) for flow, volume in volumes.items())
     return total / (4 * sum(p.elements for p in shape.parameters))
 
@@ -113,7 +114,7 @@ def test_zero_papers_figures() -> None:
     assert on_the_wire(four, 4, shape) == pytest.approx(12, rel=2e-3)
 
 
-def test_hybrid_sums_parts_over_the_replicas() -> None:
+def test_hybrid_sums_its_parts_over_the_replicas_once() -> None:
     shape = ModelShape(((Held((8, 8)),),), (), width=8, query_width=8, key_value_width=8)
-    moved = communication(Layout(data=4, shard="zero2", shard_size=2), shape, StepShape((1, 1), (1, 1), (1, 1)))
-    assert moved[Flow("replica", "all-reduce")] == Volume(2, 2 * 8 * 8 * 4 // 2)
+    moved = data_parallel(Layout(data=4, shard="zero2", shard_size=2), shape, StepShape((1, 1), (1, 1), (1, 1)))
+    assert moved[Flow("replica", "all-reduce")] == Volume(1, 8 * 8 * 4 // 2)

@@ -106,7 +106,7 @@ class StepShape:
 def communication(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
     """Everything that one process moves in one optimizer step."""
     return added(
-        _batch(layout, model, step),
+        data_parallel(layout, model, step),
         _tensor(layout, model, step),
         _context(layout, model, step),
         _pipe(layout, model, step),
@@ -114,7 +114,7 @@ def communication(layout: Layout, model: ModelShape, step: StepShape) -> Volumes
     )
 
 
-def _batch(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
+def data_parallel(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
     """Weights and gradients between processes that compute with the same weights.
 
     X being the bytes of the weights: DDP sums X once. ZeRO-1 scatters the sum once, and gathers the weights once for

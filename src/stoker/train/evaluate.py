@@ -35,10 +35,13 @@ class Evaluation:
 @torch.no_grad()
 def evaluate(task: Task, passes: Passes, parts: Iterable[Part] | None = None) -> Evaluation | None:
     """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
+    held_out = list(task.evaluation() if parts is None else parts)
+    if not held_out:
+        return None
     training = task.model.training
     task.model.eval()
     try:
-        totals = passes.evaluate(list(task.evaluation() if parts is None else parts))
+        totals = passes.evaluate(held_out)
     finally:
         task.model.train(training)
     if not totals.targets:
