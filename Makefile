@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test lint format bench verify-all clean
+.PHONY: install quickstart test test-slow lint format bench verify-all clean
 
 install: .venv/.installed
 
@@ -40,8 +40,14 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# First the tests of one process, two at a time; then those that take all cores themselves and share a pool.
 test: .venv/.installed-dev
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow"
+
+# What `make test` leaves out: DeepSpeed as a peer, the rest of the matrix.
+test-slow: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix src tests benchmarks examples

@@ -21,6 +21,14 @@ LEARNT_FROM = [
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests that use the pool of processes."""
+    for item in items:
+        if "pool" in getattr(item, "fixturenames", ()):
+            item.add_marker("pool")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No test reads or fills the cache of the person who runs it."""

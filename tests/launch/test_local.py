@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.pool
+
 JOB = """
 task: module
 module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}

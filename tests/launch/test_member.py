@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pool
+
 JOB = """
 task: module
 module: {model: "made:network", loss: "torch.nn.functional:mse_loss", data: "made:data"}
@@ -82,6 +84,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_joined_started_and_alone_train_alike(tmp_path: Path) -> None:
     """The same job in two processes that a launcher started, in two that stoker starts, and in one."""
     (joined, out, err), (second, quiet, _) = launched(tmp_path, "output=joined", world=2)

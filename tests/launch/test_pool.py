@@ -17,6 +17,8 @@ from stoker.errors import CannotRun, Problem, UserError
 from stoker.launch.failure import RankFailed
 from stoker.launch.pool import Pool
 
+pytestmark = pytest.mark.pool
+
 
 def summed(value: torch.Tensor) -> tuple[int, int, torch.Tensor]:
     """The sum over the ranks of value x (rank + 1)."""
@@ -112,8 +114,9 @@ def test_a_rank_that_is_killed_is_named_and_replaced(pool: Pool) -> None:
 
 OWNER = """
 import os, sys, time
-from stoker.launch.pool import Pool
-pool = Pool(2)
+import stoker.launch.pool
+stoker.launch.pool.PRELOADED = ()
+pool = stoker.launch.pool.Pool(2)
 print(*pool.run(os.getpid), flush=True)
 if sys.argv[1] == "hang":
     pool.run(time.sleep, 600)

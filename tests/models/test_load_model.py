@@ -66,6 +66,7 @@ def test_weights_that_are_missing_are_not_made_up(tmp_path: Path) -> None:
         load_model(ModelBlock(name="m"), tmp_path, seed=0)
 
 
+@pytest.mark.slow
 def test_smollm2_gives_transformers_own_losses(tmp_path: Path) -> None:
     """The real model, read from its GGUF file and laid out for training, against transformers' reading."""
     path = PACKAGED["smollm2-135m"].path()

@@ -16,6 +16,7 @@ from stoker.train.twin import make_twin
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
 STEP = 5  # coprime to the number of layouts: families meet them in different order
+OFTEN = ("llama", "gpt2", "qwen3_moe")
 EACH = 3  # layouts of a family beside those of LLaMA, which has them all
 
 
@@ -24,7 +25,7 @@ def layouts_of(number: int) -> list[int]:
     return [(number * EACH + i) * STEP % len(MATRIX) for i in range(EACH)]
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", [pytest.param(f, marks=[] if f in OFTEN else pytest.mark.slow) for f in FAMILIES])
 def test_layouts_compute_what_one_process_does(family: str, pool: Pool, tmp_path: Path) -> None:
     config = AutoConfig.for_model(family)
     if getattr(config, "num_key_value_heads", None) is not None:

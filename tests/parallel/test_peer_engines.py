@@ -176,6 +176,7 @@ def twin_of(family: str, folder: Path, **more: Any) -> Twin:
 GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
 
 
+@pytest.mark.slow
 def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) -> None:
     pytest.importorskip("deepspeed")
     if shutil.which("g++") is None:
@@ -195,7 +196,13 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("family", "more"), [("llama", GROUPED), ("qwen3", GROUPED), ("gpt_neox", {}), ("glm4", GROUPED)]
+    ("family", "more"),
+    [
+        ("llama", GROUPED),
+        pytest.param("qwen3", GROUPED, marks=pytest.mark.slow),
+        pytest.param("gpt_neox", {}, marks=pytest.mark.slow),
+        pytest.param("glm4", GROUPED, marks=pytest.mark.slow),
+    ],
 )
 def test_tensor_parallelism_of_transformers_agrees(
     family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path

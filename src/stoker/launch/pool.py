@@ -28,6 +28,9 @@ from stoker.launch.group import process_group
 Result = TypeVar("Result")
 GRACE = 2.0  # seconds that the others get to end by themselves when one has failed
 LOOPBACK = "127.0.0.1"
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+# Imported once, by the server that processes are forked from: seconds of each process' start otherwise.
+PRELOADED = ("stoker.train.run", "stoker.train.prepare", "torch.distributed.pipelining", "torch.distributed.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,13 @@ class Pool:
             return failure_of_exit(rank, process.pid, process.exitcode)
 
     def _start(self, world: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(METHOD)
+        if METHOD == "forkserver":
+            context.set_forkserver_preload([*PRELOADED, __name__])
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()
-                arguments = (theirs, rank, self.device, self._store.port, os.getpid())
+                arguments = (theirs, rank, self.device, self._store.port)
                 process = context.Process(target=_serve, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()  # the process has its own: when it dies, ours ends
@@ -161,9 +166,9 @@ def _end_all(workers: dict[int, _Worker]) -> None:
 # -- in the processes --------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, rank: int, device_type: str, port: int, parent: int) -> None:
+def _serve(connection: Connection, rank: int, device_type: str, port: int) -> None:
     """Runs one call after another, until the parent is gone."""
-    end_with(parent)
+    end_with(os.getppid())  # the server of forks ends with the process that asked for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
     logging.disable(logging.WARNING)  # what libraries advise their own users
     warnings.filterwarnings("ignore", category=FutureWarning)
