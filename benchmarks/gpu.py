@@ -258,7 +258,8 @@ def main() -> None:
         task, side = arguments.side
         print("RESULT " + json.dumps(asdict(run_side(task, side, shapes[task], arguments))))
         return
-    assert arguments.steps > WARM, f"the first {WARM} steps are not measured"
+    if arguments.steps <= WARM:
+        parser.error(f"--steps {arguments.steps}: the first {WARM} are not measured")
     results = []
     for task in arguments.tasks:
         with tempfile.TemporaryDirectory() as temporary:

@@ -7,9 +7,7 @@ Every layout trains all weights of SmolLM2-135M in float32 on a CPU, on the same
 or two processes with one thread each, so that all have the same two cores. A step of Stoker's loop, from the end of
 one step to the end of the next, alternates with one of a bare loop in the same processes: the same model spread by
 `stoker.parallel`, torch's AdamW, and nothing else: no data pipeline, no counting, no metrics. Printed are medians,
-after two steps of each. SmolLM2-135M has 9 heads, which two processes cannot share; for `tensor` there is
-
-    python benchmarks/layouts.py --model llama-110m --layouts one tensor
+after two steps of each.
 """
 
 from __future__ import annotations
