@@ -14,6 +14,7 @@ VERBS = {
     "new": "write a commented job file from a recipe",
     "check": "validate a job; print it as resolved, and where every value came from",
     "data": "audit the data: tokens and mask, rows in, used, cut, dropped and why",
+    "plan": "which layout to train with, and what it takes",
     "verify": "prove that a layout computes what one process computes",
     "train": "train; go on where an earlier run of the same job stopped",
     "runs": "list the runs",

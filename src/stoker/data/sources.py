@@ -24,6 +24,7 @@ from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
 from stoker.data.record import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns
 from stoker.errors import Problem, UserError
+from stoker.hardware.cache import cache_folder
 from stoker.job.schema import SourceBlock
 
 # Lies beside data without being any.
@@ -31,14 +32,6 @@ _NOT_DATA = re.compile(
     r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
 )
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-def cache_folder() -> Path:
-    """Where is kept what can be made again: $STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker."""
-    if own := os.environ.get("STOKER_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stoker"
 
 
 @dataclass(frozen=True)

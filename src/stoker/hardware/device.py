@@ -14,6 +14,7 @@ import torch
 from torch import dtype
 
 from stoker.errors import CannotRun, Problem
+from stoker.hardware.process import processor_name
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,6 @@ class Device:
         """Waits until the device has done what it was given; only for measuring."""
         if self.type == "cuda":
             torch.cuda.synchronize()
-
-
-def processor_name() -> str:
-    """The processor's name as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return "CPU"
 
 
 def peak_resident() -> float:

@@ -1,4 +1,4 @@
-"""This process: the cores it may use, and that it ends with the one that started it."""
+"""This process: the processor and cores it may use, and that it ends with the one that started it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_EVERY = 0.5  # seconds between two looks at the parent
@@ -16,6 +17,16 @@ LOOK_EVERY = 0.5  # seconds between two looks at the parent
 def available_cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor_name() -> str:
+    """The processor's name as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return "CPU"
 
 
 def end_with(parent: int) -> None:

@@ -28,7 +28,7 @@ from stoker.launch.group import process_group
 Result = TypeVar("Result")
 GRACE = 2.0  # seconds that the others get to end by themselves when one has failed
 LOOPBACK = "127.0.0.1"
-METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 # Imported once, by the server that processes are forked from: seconds of each process' start otherwise.
 PRELOADED = ("stoker.train.run", "stoker.train.prepare", "torch.distributed.pipelining", "torch.distributed.checkpoint")
 
@@ -138,9 +138,8 @@ class Pool:
             return failure_of_exit(rank, process.pid, process.exitcode)
 
     def _start(self, world: int) -> None:
-        context = multiprocessing.get_context(METHOD)
-        if METHOD == "forkserver":
-            context.set_forkserver_preload([*PRELOADED, __name__])
+        context = multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
+        context.set_forkserver_preload([*PRELOADED, __name__])
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()

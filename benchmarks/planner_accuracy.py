@@ -1,0 +1,122 @@
+"""How far the planner's predictions are from published measurements, by source.
+
+    python benchmarks/planner_accuracy.py MEASURED.jsonl [--failed FAILED.jsonl] [--json FILE]
+
+Rows have the fields that `stoker plan --cases` reads, and what was measured: ``memory_gib``, ``step_time_s`` or
+``tokens_per_s_per_gpu``, ``group`` for rows that differ in their plan only. Time is compared on rows whose
+``time_quality`` and ``quality`` say nothing against it; plans are ranked with all rows of a group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.plan.cases import Prediction, predict, read_rows
+
+
+def measured_seconds(row: dict[str, Any]) -> float | None:
+    """Of a step, as published or as derived from what was."""
+    return row.get("step_time_s") or (row.get("derived") or {}).get("step_time_s")
+
+
+def measured_speed(row: dict[str, Any]) -> float | None:
+    """Tokens/s/GPU."""
+    return row.get("tokens_per_s_per_gpu") or (row.get("derived") or {}).get("tokens_per_s_per_gpu")
+
+
+def clean(row: dict[str, Any]) -> bool:
+    """Whether its time can be compared."""
+    return not row.get("quality") and row.get("time_quality") in (None, "clean")
+
+
+def source_of(row: dict[str, Any]) -> str:
+    """A short name."""
+    return str(row["source"])[:48]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--failed", type=Path)
+    arguments = parser.parse_args()
+    memory: dict[str, list[float]] = defaultdict(list)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    verdicts: dict[str, int] = defaultdict(int)
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for _, row in read_rows(arguments.file):
+        try:
+            found = predict(dict(row))
+        except UserError as error:
+            print("cannot:", row.get("row_id"), error)
+            continue
+        source = source_of(dict(row))
+        if row.get("memory_gib") and not row.get("quality"):
+            assert found.memory_gib
+            memory[source].append(found.memory_gib / row["memory_gib"] - 1)
+            verdicts[str(found.verdict)] += 1
+        if clean(dict(row)) and (actual := measured_seconds(dict(row))) and found.step_time_s:
+            seconds[source].append(found.step_time_s / actual - 1)
+        elif clean(dict(row)) and (rate := measured_speed(dict(row))) and found.tokens_per_s_per_gpu:
+            seconds[source].append(rate / found.tokens_per_s_per_gpu - 1)
+        if row.get("group") and (rate := measured_speed(dict(row))) and found.tokens_per_s_per_gpu:
+            groups[row["group"]].append((found.tokens_per_s_per_gpu, rate))
+    table("memory", memory)
+    table("step time", seconds)
+    ranks(groups)
+    print("verdicts on runs that ran:", dict(verdicts))
+    if arguments.failed:
+        failed(arguments.failed)
+
+
+def table(title: str, errors: dict[str, list[float]]) -> None:
+    """Mean and median of the absolute error, and the median error."""
+    print(f"\n{title:<50} {'rows':>5} {'mean':>7} {'median':>7} {'bias':>7}")
+    for source, found in sorted(errors.items(), key=lambda pair: -len(pair[1])):
+        line(source, found)
+    line("all", [error for found in errors.values() for error in found])
+
+
+def line(name: str, found: list[float]) -> None:
+    absolute = [abs(error) for error in found]
+    print(f"{name:<50} {len(found):>5} {mean(absolute):>7.1%} {median(absolute):>7.1%} {median(found):>7.1%}")
+
+
+def ranks(groups: dict[str, list[tuple[float, float]]]) -> None:
+    """Slowdown of the plan predicted fastest against the one measured fastest, and whether that is in the top three."""
+    print(f"\n{'choosing a plan':<50} {'groups':>6} {'slower':>7} {'top 3':>6} {'best':>6}")
+    kinds: dict[str, list[tuple[float, bool, bool]]] = defaultdict(list)
+    for name, plans in groups.items():
+        if len(plans) < 5:
+            continue
+        best = max(rate for _, rate in plans)
+        order = sorted(plans, reverse=True)
+        result = (best / order[0][1] - 1, best in [r for _, r in order[:3]], best == order[0][1])
+        kinds["/".join(name.split("/")[:2]) if name.startswith("vtrain") else name.split("/")[0]].append(result)
+    for kind, found in kinds.items():
+        loss, third, first = (mean(r[i] for r in found) for i in range(3))
+        print(f"{kind:<50} {len(found):>6} {loss:>7.1%} {third:>6.0%} {first:>6.0%}")
+
+
+def failed(path: Path) -> None:
+    """Verdicts on runs that did not run."""
+    kinds: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for _, row in read_rows(path):
+        try:
+            found: Prediction = predict(dict(row))
+        except UserError as error:
+            print("cannot:", row.get("row_id"), error)
+            continue
+        kinds[f"{source_of(dict(row))[:30]} {row.get('status')}"][str(found.verdict)] += 1
+    print("\nverdicts on runs that failed:")
+    for kind, counts in kinds.items():
+        print(f"  {kind:<48} {json.dumps(counts)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""What was measured on a machine: rates by size, latencies, bandwidths; kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.cache import cache_folder
+
+FORMAT = 1
+LONGEST = 180  # days that a measurement is believed
+_AGAIN = "measure this machine with `stoker plan --calibrate`"
+
+
+@dataclass(frozen=True)
+class MatmulTable:
+    """Times of products (m, k) x (k, n) over a grid: each of m, n and k takes each of the sizes.
+
+    Attributes:
+        precision: of both factors.
+        sizes: ascending.
+        seconds: of one product, in the order of m, then n, then k.
+    """
+
+    precision: str
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def rate(self, m: int, n: int, k: int) -> float:
+        """FLOP/s (2mnk a product), log-log between the sizes.
+
+        Above the largest size the rate stays; below the smallest the time does, since it is a call's own time there.
+        """
+        smallest, largest = self.sizes[0], self.sizes[-1]
+        flops, corners = 0.0, []
+        for size in (m, n, k):
+            inside = min(max(size, smallest), largest)
+            low = max(0, min(bisect_right(self.sizes, inside) - 1, len(self.sizes) - 2))
+            high = min(low + 1, len(self.sizes) - 1)
+            span = math.log(self.sizes[high] / self.sizes[low])
+            above = math.log(inside / self.sizes[low]) / span if span else 0.0
+            corners.append(((low, 1 - above), (high, above)))
+            flops += math.log(inside) + min(0.0, math.log(size / smallest))
+        count = len(self.sizes)
+        seconds = sum(
+            math.prod(weight for _, weight in corner)
+            * math.log(self.seconds[(corner[0][0] * count + corner[1][0]) * count + corner[2][0]])
+            for corner in product(*corners)
+        )
+        return 2 * math.exp(flops - seconds)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Times by size of one thing that moves or computes bytes.
+
+    Attributes:
+        kind: ``read``, ``write``, ``copy``, ``add``, ``silu`` (a device's memory); ``to-device``, ``to-host``;
+            ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes).
+        sizes: bytes, ascending: those that cross the memory bus, or of the whole tensor of a collective.
+        seconds: of each.
+        ranks: processes that take part.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+    ranks: int = 1
+
+    def time(self, size: float) -> float:
+        """Seconds for so many bytes: log-log between the sizes, the smallest's below, the largest's rate above."""
+        if size <= self.sizes[0]:
+            return self.seconds[0]
+        if size >= self.sizes[-1]:
+            return self.seconds[-1] * size / self.sizes[-1]
+        high = bisect_right(self.sizes, size)
+        low = high - 1
+        above = math.log(size / self.sizes[low]) / math.log(self.sizes[high] / self.sizes[low])
+        return math.exp((1 - above) * math.log(self.seconds[low]) + above * math.log(self.seconds[high]))
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the smallest message."""
+        return self.seconds[0]
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second at the largest size."""
+        return self.sizes[-1] / self.seconds[-1]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The ceilings of one device, as measured.
+
+    Attributes:
+        date: ISO.
+        machine: the host's name, for the reader.
+        device: the maker's name of the processor or GPU.
+        threads: of the process that measured, on a CPU; 0 on a GPU.
+        torch: its version.
+        matmuls: a table for each precision.
+        curves: memory, host copies and collectives.
+        launch_s: seconds of an operator that has next to nothing to do.
+    """
+
+    date: str
+    machine: str
+    device: str
+    threads: int
+    torch: str
+    matmuls: tuple[MatmulTable, ...]
+    curves: tuple[Curve, ...]
+    launch_s: float
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Those of the matrix products that were measured."""
+        return tuple(table.precision for table in self.matmuls)
+
+    def matmul_rate(self, m: int, n: int, k: int, precision: str = "fp32") -> float:
+        """FLOP/s of a product (m, k) x (k, n). Raises UserError where the precision was not measured."""
+        for table in self.matmuls:
+            if table.precision == precision:
+                return table.rate(m, n, k)
+        measured = ", ".join(self.precisions)
+        raise UserError(Problem(f"matrix products in {precision} were not measured, only in {measured}", _AGAIN))
+
+    def curve(self, kind: str, ranks: int = 1) -> Curve | None:
+        """The times of a kind between so many processes; None where they were not measured."""
+        return next((curve for curve in self.curves if (curve.kind, curve.ranks) == (kind, ranks)), None)
+
+    def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
+        """Bytes per second that cross the device's memory bus, for tensors of a size, by default large ones.
+
+        None where the kind was not measured.
+        """
+        curve = self.curve(kind)
+        if curve is None:
+            return None
+        return curve.bandwidth if size is None else size / curve.time(size)
+
+    def with_collectives(self, curves: Sequence[Curve]) -> Calibration:
+        """With these collectives in place of what was known of the same ranks and kinds."""
+        new = {(curve.kind, curve.ranks) for curve in curves}
+        kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
+        return Calibration(**{**vars(self), "curves": (*kept, *curves)})
+
+    def save(self, path: Path | None = None) -> Path:
+        """Writes it, by default where `kept_calibration` looks for it, and says where."""
+        path = path or calibration_file(self.device, self.threads)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
+        partial.replace(path)
+        return path
+
+
+def calibration_file(device: str, threads: int) -> Path:
+    """Where the calibration of a device is kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return cache_folder() / "calibration" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
+
+
+def kept_calibration(device: str, threads: int) -> Calibration | None:
+    """What was measured for this device, if it was.
+
+    Raises:
+        UserError: it was, but is stale, or not of this device: see `read_calibration`.
+    """
+    path = calibration_file(device, threads)
+    return read_calibration(path, device=device, threads=threads) if path.is_file() else None
+
+
+def read_calibration(
+    path: Path, *, device: str | None = None, threads: int | None = None, today: date | None = None
+) -> Calibration:
+    """A calibration from its file.
+
+    Args:
+        device, threads: whose it must be; by default anyone's.
+
+    Raises:
+        UserError: it is damaged, of another format, device or number of threads, of another PyTorch, or older than
+            180 days.
+    """
+    try:
+        data = json.loads(path.read_text())
+        if data.pop("format") != FORMAT:
+            raise _refused(path, "is of another format")
+        found = _from_json(data)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _refused(path, "is no calibration, or a damaged one") from error
+    if device is not None and found.device != device:
+        raise _refused(path, f"is of another device ({found.device}; here is {device})")
+    if threads is not None and found.threads != threads:
+        raise _refused(path, f"was measured with {found.threads} threads, not {threads}")
+    here = _torch_version()
+    if here and _minor(here) != _minor(found.torch):
+        raise _refused(path, f"was measured with PyTorch {found.torch}, and {here} is installed")
+    age = ((today or date.today()) - date.fromisoformat(found.date)).days
+    if age > LONGEST:
+        raise _refused(path, f"is {age} days old")
+    return found
+
+
+def _from_json(data: Mapping[str, Any]) -> Calibration:
+    tables = tuple(MatmulTable(t["precision"], tuple(t["sizes"]), tuple(t["seconds"])) for t in data["matmuls"])
+    curves = tuple(Curve(c["kind"], tuple(c["sizes"]), tuple(c["seconds"]), c["ranks"]) for c in data["curves"])
+    if any(len(t.seconds) != len(t.sizes) ** 3 for t in tables) or any(len(c.sizes) != len(c.seconds) for c in curves):
+        raise ValueError("sizes and times do not match")
+    return Calibration(**{**data, "matmuls": tables, "curves": curves})
+
+
+def _refused(path: Path, why: str) -> UserError:
+    return UserError(Problem(f"the calibration {why}, and is not used", _AGAIN, file=str(path)))
+
+
+def _torch_version() -> str:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

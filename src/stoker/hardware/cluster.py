@@ -1,0 +1,175 @@
+"""A cluster: which devices, how many, how they are joined, what they cost, how often they fail."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.calibration import Calibration
+from stoker.hardware.devices import DeviceKind
+from stoker.hardware.network import Network, network_of, parse_network
+from stoker.hardware.nodes import NodeType, reference_node
+
+__all__ = ["Cluster", "cluster_of", "network_of"]
+
+# Seconds of one step of a ring, by what it crosses: NCCL's own model, src/graph/tuning.cc, protocol Simple.
+NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14e-6
+# Unexpected interruptions per GPU and hour: 419 in 54 days on 16,384 H100 (Llama 3, section 3.3.4).
+FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
+# Seconds from an interruption to training: "within 15 minutes" (MegaScale, section 6.3); what is lost since the last
+# checkpoint comes on top.
+RECOVERY = 900.0
+HOURS_PER_MONTH = 730.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Equal nodes of equal devices. A node is what the fast link joins: eight GPUs, or the 72 of an NVL72 rack.
+
+    Attributes:
+        per_node: devices of a node.
+        network_gbs: GB/s of a node to the others, one way, all rails together.
+        rails: ports that share it.
+        network_latency_s, link_latency_s: seconds of one step of a ring across nodes and inside of one.
+        host_memory_gib: GiB of a node's host.
+        host_cores: its cores.
+        price_per_hour: of a node; None where unknown.
+        failures_per_gpu_hour: interruptions of the run per device and hour.
+        recovery_s: seconds from an interruption until training goes on from the checkpoint.
+        name: what it was called when it was asked for.
+        calibration: what was measured on its devices; None where nothing was.
+        notes: what was assumed, in sentences for the user.
+    """
+
+    device: DeviceKind
+    per_node: int
+    nodes: int
+    network_gbs: float
+    rails: int
+    network_latency_s: float
+    link_latency_s: float
+    host_memory_gib: float
+    host_cores: int
+    price_per_hour: float | None = None
+    currency: str = "USD"
+    failures_per_gpu_hour: float = FAILURES_PER_GPU_HOUR
+    recovery_s: float = RECOVERY
+    name: str = ""
+    calibration: Calibration | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """Devices in all."""
+        return self.nodes * self.per_node
+
+    @property
+    def network_gbs_per_gpu(self) -> float:
+        """GB/s, one way, that each device has to other nodes when all of its node talk at once."""
+        return self.network_gbs / self.per_node
+
+    @property
+    def host_memory_gib_per_gpu(self) -> float:
+        """GiB of the host for each device."""
+        return self.host_memory_gib / self.per_node
+
+    @property
+    def total_price_per_hour(self) -> float | None:
+        """Of all nodes; None where unknown."""
+        return None if self.price_per_hour is None else self.price_per_hour * self.nodes
+
+    @property
+    def monthly_availability(self) -> float:
+        """Chance that one device goes through a month (730 hours) without an interruption."""
+        return math.exp(-self.failures_per_gpu_hour * HOURS_PER_MONTH)
+
+    def of_gpus(self, gpus: int) -> Cluster:
+        """The nodes of this kind that so many devices need: part of one, or as many whole ones as hold them."""
+        if gpus <= self.per_node:
+            return self.with_nodes(1)._with_per_node(gpus)
+        return self.with_nodes(-(-gpus // self.per_node))
+
+    def with_nodes(self, nodes: int) -> Cluster:
+        """The same nodes, of another number."""
+        return replace(self, nodes=nodes)
+
+    def _with_per_node(self, per_node: int) -> Cluster:
+        """Part of each node: devices keep their share of the network and of the host."""
+        part = per_node / self.per_node
+        return replace(
+            self,
+            per_node=per_node,
+            network_gbs=self.network_gbs * part,
+            rails=max(1, round(self.rails * part)),
+            host_memory_gib=self.host_memory_gib * part,
+            host_cores=max(1, round(self.host_cores * part)),
+            price_per_hour=None if self.price_per_hour is None else self.price_per_hour * part,
+        )
+
+
+def failures_of(monthly_availability: float) -> float:
+    """Failures per hour of a device that is there for a month with this chance: exp(-rate x 730 h)."""
+    return -math.log(monthly_availability) / HOURS_PER_MONTH
+
+
+def cluster_of(
+    device: DeviceKind,
+    *,
+    gpus: int | None = None,
+    per_node: int | None = None,
+    nodes: int | None = None,
+    network: str | Network | None = None,
+    like: NodeType | None = None,
+) -> Cluster:
+    """A cluster of a device; what is not given is as in the node that stands for it.
+
+    Args:
+        gpus: devices in all, instead of ``nodes``: as few equal nodes as hold them, none more than half empty.
+        per_node: by default the node's; more or fewer have their share of its network and host.
+        network: a description, or the network itself.
+        like: the type of node, by default `reference_node`.
+
+    Raises:
+        UserError: the devices do not fill equal nodes, or the network's description says no rate.
+    """
+    node = like or reference_node(device)
+    if gpus is not None:
+        nodes, per_node = _equal_nodes(gpus, per_node or node.per_node)
+    published = parse_network(node.network)
+    assert published is not None
+    cluster = Cluster(
+        device=device,
+        per_node=node.per_node,
+        nodes=nodes or 1,
+        network_gbs=published.gbs,
+        rails=published.rails,
+        network_latency_s=NETWORK_LATENCY,
+        link_latency_s=PCIE_LATENCY if device.link == "PCIe" else NVLINK_LATENCY,
+        host_memory_gib=node.host_memory_gib,
+        host_cores=node.host_cores,
+        name=node.name,
+    )
+    if per_node is not None and per_node != node.per_node:
+        cluster = cluster._with_per_node(per_node)
+    if isinstance(network, str):
+        said = parse_network(network, device, per_node=cluster.per_node)
+        if said is None:
+            raise UserError(Problem(f"`{network}` names no rate", "write it as `8 x 400 Gb/s` or `25 GB/s`"))
+        network = said
+    if network is not None:
+        return replace(cluster, network_gbs=network.gbs, rails=network.rails)
+    if cluster.nodes > 1 and like is None:
+        gbs = f"{cluster.network_gbs:g} GB/s"
+        cluster = replace(cluster, notes=(f"network as in {node.name} ({node.source}): {gbs} a node, one way",))
+    return cluster
+
+
+def _equal_nodes(gpus: int, largest: int) -> tuple[int, int]:
+    """(nodes, devices of each): 128 in racks of 72 are two of 64."""
+    for nodes in range(-(-gpus // largest), gpus + 1):
+        if gpus % nodes == 0 and (nodes == 1 or 2 * gpus // nodes >= largest):
+            return nodes, gpus // nodes
+    full = gpus // largest * largest
+    message = f"{gpus} devices do not stand in equal nodes of up to {largest}"
+    raise UserError(Problem(message, f"write {full} or {full + largest}"))

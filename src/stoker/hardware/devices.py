@@ -1,0 +1,208 @@
+"""Kinds of devices: how fast each computes, how much it holds, how fast it talks; a name to its kind.
+
+Figures are those of the makers' datasheets, named beside each. Arithmetic is dense: a figure "with sparsity" is halved.
+Links are one way: a datasheet's NVLink figure counts both. Memory is what the driver reports to a program, which is
+less than the name says.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from stoker.errors import Problem, UserError
+
+# Arithmetic that a device lacks is done in the next wider one that it has.
+WIDER = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "fp32"}
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """What a device of this kind can do at best.
+
+    Attributes:
+        name: such as ``A100-80GB-SXM``.
+        memory_gib: GiB that a program may allocate in all, context included.
+        memory_gbs: GB/s between memory and processor.
+        peak_tflops: TFLOP/s of matrix products by precision (fp32, tf32, fp16, bf16, fp8, fp4), dense, with
+            accumulation in fp32.
+        link_gbs: GB/s, one way, from one device to all others of its node together.
+        link: what that link is.
+        host_gbs: GB/s, one way, to the host's memory.
+        sms: streaming multiprocessors (AMD: compute units), where known.
+        source: where the figures are from.
+    """
+
+    name: str
+    memory_gib: float
+    memory_gbs: float
+    peak_tflops: Mapping[str, float] = field(hash=False)
+    link_gbs: float
+    link: str
+    host_gbs: float
+    sms: int | None = None
+    source: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it computes in the host's own memory."""
+        return self.link == HOST
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of matrix products; in the next wider precision where the device has no units for this one.
+
+        Raises:
+            UserError: there is no such precision.
+        """
+        if precision not in ("fp32", *WIDER):
+            raise UserError(Problem(f"`{precision}` is no precision", f"write one of fp32, {', '.join(WIDER)}"))
+        while precision not in self.peak_tflops:
+            precision = WIDER[precision]
+        return self.peak_tflops[precision] * 1e12
+
+    def ridge(self, precision: str) -> float:
+        """FLOP per byte of memory traffic above which arithmetic, not memory, is the limit (Williams et al., 2009)."""
+        return self.peak(precision) / (self.memory_gbs * 1e9)
+
+
+NVLINK, FABRIC, HOST = "NVLink", "Infinity Fabric", "memory"
+# One way over 16 lanes, by generation; what is left after encoding is about 2% less.
+PCIE3, PCIE4, PCIE5, PCIE6 = 16.0, 32.0, 64.0, 128.0
+
+_VOLTA = "NVIDIA V100 datasheet (2020-01)"
+_AMPERE = "NVIDIA A100 datasheet (2021-06)"
+_HOPPER = "NVIDIA H100 datasheet (2023)"
+_BLACKWELL = "NVIDIA HGX platform page and Blackwell datasheet (2025): an eighth of the board"
+_RACK = "NVIDIA GB200 and GB300 NVL72 pages (2025): a 72nd of the rack; half of a Grace processor's link"
+_A100 = {"fp32": 19.5, "tf32": 156, "fp16": 312, "bf16": 312}
+_H100 = {"fp32": 67, "tf32": 494.7, "fp16": 989.4, "bf16": 989.4, "fp8": 1978.9}
+_B200 = {"fp32": 75, "tf32": 1125, "fp16": 2250, "bf16": 2250, "fp8": 4500}
+_GB200 = {"fp32": 80, "tf32": 1250, "fp16": 2500, "bf16": 2500, "fp8": 5000}
+
+
+def _half(tflops: float, **others: float) -> dict[str, float]:
+    """A device whose fp16 and bf16 are equally fast."""
+    return {"fp16": tflops, "bf16": tflops, **others}
+
+
+# Of devices that share a first word, the first one is meant by that word alone.
+# fmt: off
+CATALOGUE = (
+    DeviceKind("V100-16GB-SXM2", 15.77, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, 80, _VOLTA),
+    DeviceKind("V100-32GB-SXM2", 31.74, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, 80, _VOLTA),
+    DeviceKind("V100-16GB-PCIe", 15.77, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, 80, _VOLTA),
+    DeviceKind("V100-32GB-PCIe", 31.74, 900, {"fp32": 14, "fp16": 112}, PCIE3, "PCIe", PCIE3, 80, _VOLTA),
+    DeviceKind("A100-80GB-SXM", 79.2, 2039, _A100, 300, NVLINK, PCIE4, 108, _AMPERE),
+    DeviceKind("A100-40GB-SXM", 39.4, 1555, _A100, 300, NVLINK, PCIE4, 108, _AMPERE),
+    DeviceKind("A100-80GB-PCIe", 79.2, 1935, _A100, PCIE4, "PCIe", PCIE4, 108, _AMPERE),
+    DeviceKind("A100-40GB-PCIe", 39.4, 1555, _A100, PCIE4, "PCIe", PCIE4, 108, _AMPERE),
+    DeviceKind("A800-80GB-SXM", 79.3, 2039, _A100, 200, NVLINK, PCIE4, 108, "NVIDIA A800 datasheet: A100, fewer links"),
+    DeviceKind("H100-80GB-SXM", 79.1, 3350, _H100, 450, NVLINK, PCIE5, 132, _HOPPER),
+    DeviceKind("H100-80GB-PCIe", 79.1, 2000, _half(756, fp32=51, tf32=378, fp8=1513), PCIE5, "PCIe", PCIE5, 114,
+               _HOPPER),
+    DeviceKind("H100-94GB-NVL", 93.1, 3938, _half(835, fp32=60, tf32=417.5, fp8=1670), PCIE5, "PCIe", PCIE5, 132,
+               "NVIDIA H100 NVL product brief; its bridge joins two cards only"),
+    DeviceKind("H100-96GB-SXM", 95.0, 2400, _H100, 450, NVLINK, PCIE5, 132,
+               "torchtitan performance notes: 500 W, HBM2e, peak as SXM; bandwidth derived from six HBM2e stacks"),
+    DeviceKind("H200-141GB-SXM", 139.8, 4800, _H100, 450, NVLINK, PCIE5, 132, "NVIDIA H200 datasheet (2024)"),
+    DeviceKind("GH200-96GB", 94.5, 4000, _H100, 450, NVLINK, 450, 132,
+               "NVIDIA GH200 datasheet (2023): NVLink-C2C to the host"),
+    DeviceKind("H800-80GB-SXM", 79.1, 3350, _H100, 200, NVLINK, PCIE5, 132, "NVIDIA H800 datasheet: H100, fewer links"),
+    DeviceKind("H20-96GB-SXM", 95.0, 4000, _half(148, fp32=44, tf32=74, fp8=296), 450, NVLINK, PCIE5, 78,
+               "NVIDIA H20 product sheet (2023)"),
+    DeviceKind("B200-180GB-SXM", 178.35, 8000, {**_B200, "fp4": 9000}, 900, NVLINK, PCIE5, 148, _BLACKWELL),
+    DeviceKind("B300-270GB-SXM", 267.7, 8000, {**_B200, "fp4": 13500}, 900, NVLINK, PCIE6, 148, _BLACKWELL),
+    DeviceKind("GB200-186GB", 184.3, 8000, {**_GB200, "fp4": 10000}, 900, NVLINK, 225, 152, _RACK),
+    DeviceKind("GB300-279GB", 276.6, 8000, {**_GB200, "fp4": 15000}, 900, NVLINK, 225, 152, _RACK),
+    DeviceKind("MI250X-64GB-GCD", 63.98, 1638, _half(191.5, fp32=47.9), 100, FABRIC, PCIE4, 110,
+               "AMD MI250X datasheet: one of the two dies of a module; the link is two of 50 GB/s to other modules"),
+    DeviceKind("MI300X-192GB", 191.7, 5300, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
+               304, "AMD MI300X datasheet (2023): seven links of 64 GB/s"),
+    DeviceKind("MI325X-256GB", 255.7, 6000, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
+               304, "AMD MI325X datasheet (2024)"),
+    DeviceKind("MI355X-288GB", 287.6, 8000, _half(2516.6, fp32=157.3, fp8=5033.2, fp4=10066.3), 537.6, FABRIC, PCIE5,
+               256, "AMD MI355X datasheet (2025): seven links of 76.8 GB/s"),
+    DeviceKind("RTX3090-24GB", 23.7, 936, _half(71, fp32=35.6, tf32=35.6), PCIE4, "PCIe", PCIE4, 82,
+               "NVIDIA GA102 whitepaper"),
+    DeviceKind("RTX4090-24GB", 23.65, 1008, _half(165.2, fp32=82.6, tf32=82.6, fp8=330.3), PCIE4, "PCIe", PCIE4, 128,
+               "NVIDIA Ada whitepaper"),
+    DeviceKind("A6000-48GB", 47.5, 768, _half(154.8, fp32=38.7, tf32=77.4), PCIE4, "PCIe", PCIE4, 84,
+               "NVIDIA RTX A6000 datasheet; its bridge joins two cards only"),
+    DeviceKind("L40S-48GB", 44.5, 864, _half(362, fp32=91.6, tf32=183, fp8=733), PCIE4, "PCIe", PCIE4, 142,
+               "NVIDIA L40S datasheet"),
+    DeviceKind("A10G-24GB", 22.1, 600, _half(70, fp32=31.5, tf32=35), PCIE4, "PCIe", PCIE4, 80,
+               "NVIDIA A10G datasheet, as AWS publishes it"),
+    DeviceKind("T4-16GB", 14.75, 320, {"fp32": 8.1, "fp16": 65}, PCIE3, "PCIe", PCIE3, 40, "NVIDIA T4 datasheet"),
+    DeviceKind("L4-24GB", 22.1, 300, _half(121, fp32=30.3, tf32=60, fp8=242.5), PCIE4, "PCIe", PCIE4, 58,
+               "NVIDIA L4 datasheet"),
+    DeviceKind("TPUv4-32GB", 32.0, 1228, _half(275, fp32=68.75), 300, "ICI", PCIE3, None,
+               "Jouppi et al., 2023, table 4; fp16 taken as bf16, fp32 as a quarter of it"),
+    # A process of a server processor with AVX-512: an order of magnitude, until the machine at hand is measured.
+    DeviceKind("CPU", 64.0, 50, _half(0.5, fp32=0.5), 2, HOST, 50, None, "assumed; `stoker plan --calibrate` measures"),
+)
+# fmt: on
+
+# Words of a device's name that tell nothing of which one it is.
+_NOISE = re.compile(
+    r"nvidia|amd|instinct|tesla|geforce|ampere|hopper|blackwell|tensorcore|accelerator|graphics|device|hbm\d?e?|"
+    r"\boam\b|\bgpu\b|\bac\b|\bnvl72\b|\bnvl36\b|\brtx\b"
+)
+_MEMORY = re.compile(r"\b(\d{2,3}) ?(?:gb|gib|g)\b")
+_FORM = re.compile(r"\b(sxm\d?|pcie|nvl)\b")
+_SIZES = {  # what names say where the catalogue's says otherwise: nominal size, or that of another maker's page
+    "141": ("140", "144"), "180": ("192",), "186": ("192", "184"), "270": ("288",), "279": ("288",), "64": ("128",),
+    "96": ("95", "480"), "94": ("93",),
+}  # fmt: skip
+
+
+@cache
+def device_kind(name: str) -> DeviceKind:
+    """The device that a name means, however it is written: ``H100``, ``NVIDIA H100 80GB HBM3``, ``rtx 4090``.
+
+    Raises:
+        UserError: no device of the catalogue is meant; the nearest names are told.
+    """
+    text = re.sub(r"[\s_\-/,()]+", " ", name.lower())
+    text = re.sub(r"(?<=\D)(?=\d{2,3} ?gb\b)", " ", text)  # A100SXM40GB
+    text = re.sub(r"(?<=\d)(?=sxm|pcie)", " ", text)
+    text = re.sub(r"\b(rtx|tpu) ?(?=a?\d|v\d)", r"\1", text)
+    memory, form = _MEMORY.search(text), _FORM.search(text)
+    rest = _FORM.sub(" ", _MEMORY.sub(" ", text))
+    word = "".join(_NOISE.sub(" ", rest).split()).replace("gcd", "").removeprefix("rtx").removeprefix("tpu")
+    found = [kind for kind in CATALOGUE if _first_word(kind) == word]
+    if memory is not None:
+        found = [kind for kind in found if memory[1] in _sizes_of(kind)]
+    if form is not None and any(_form_of(kind) for kind in found):
+        found = [kind for kind in found if _form_of(kind) == form[1].rstrip("0123456789")]
+    if not found:
+        names = [kind.name for kind in CATALOGUE]
+        raise UserError(Problem(f"`{name}` is no device of the catalogue", f"write {_nearest_names(name, names)}"))
+    return found[0]
+
+
+def _first_word(kind: DeviceKind) -> str:
+    return kind.name.split("-")[0].lower().removeprefix("rtx").removeprefix("tpu")
+
+
+def _form_of(kind: DeviceKind) -> str:
+    found = _FORM.search(kind.name.lower().replace("-", " "))
+    return found[1].rstrip("0123456789") if found else ""
+
+
+def _sizes_of(kind: DeviceKind) -> tuple[str, ...]:
+    found = _MEMORY.search(kind.name.lower().replace("-", " "))
+    return (found[1], *_SIZES.get(found[1], ())) if found else ()
+
+
+def _nearest_names(name: str, names: list[str]) -> str:
+    """The names of the family that is named, else those most like the one given, else all families."""
+    families = list(dict.fromkeys(candidate.split("-")[0] for candidate in names))
+    near = [candidate for candidate in names if candidate.split("-")[0].lower() in name.lower()]
+    if not near:
+        by_case = {candidate.lower(): candidate for candidate in (*families, *names)}
+        word = re.sub(r"nvidia|amd|\s", "", name.lower())
+        near = [by_case[found] for found in difflib.get_close_matches(word, list(by_case), n=3, cutoff=0.6)]
+    return " or ".join(near) if near else "one of " + ", ".join(families)

@@ -1,0 +1,78 @@
+"""What a description of a network says: GB/s of a node, one way, and over how many rails."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from stoker.hardware.devices import DeviceKind
+from stoker.hardware.nodes import NODE_TYPES
+
+# Gb/s of a port of four lanes (two where the name says so), by generation (InfiniBand Trade Association roadmap).
+GENERATIONS = {
+    "fdr": 56, "edr": 100, "hdr100": 100, "hdr200": 200, "hdr": 200, "ndr200": 200, "ndr400": 400, "ndr": 400,
+    "xdr800": 800, "xdr": 800,
+}  # fmt: skip
+_INSIDE = re.compile(r"nvlink|nvswitch|pcie|infinity fabric|intra|single node|within", re.I)
+_ACROSS = re.compile(r"inter|across|per node|between", re.I)
+_COUNT = r"(?:(?P<before>\d+)\s*[x×*]\s*|\b)"
+_AFTER = r"(?:\s*[x×*]\s*(?P<after>\d+))?"
+_RATE = re.compile(
+    _COUNT + r"(?P<value>\d+(?:\.\d+)?)\s*(?P<scale>[TGtgM])(?P<unit>[bB])?(?:i?ts?|yte|E)?\s*(?:/\s*s|p/?s)?" + _AFTER
+)
+_NAMED = re.compile(
+    _COUNT + rf"(?P<generation>{'|'.join(sorted(GENERATIONS, key=len, reverse=True))})\b" + _AFTER, re.I
+)
+_SCALES = {"t": 1000.0, "g": 1.0, "m": 0.001}
+
+
+@dataclass(frozen=True)
+class Network:
+    """A node's connection to the others.
+
+    Attributes:
+        gbs: GB/s, one way, of all rails together.
+        rails: ports that share it.
+    """
+
+    gbs: float
+    rails: int = 1
+
+
+def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int = 8) -> Network | None:
+    """The network that a text describes; None where it says nothing of one.
+
+    ``4x100Gb RoCE``, ``1600 Gb/s``, ``8x HDR200 IB per node``, ``400Gb/s x 8``, ``25 GB/s`` (bytes: a large B);
+    ``EFA`` alone is what AWS gives to nodes of the device. What stands of the link inside of a node is passed over.
+
+    Args:
+        device: what ``EFA`` depends on.
+        per_node: devices of a node, for a rate ``per GPU``.
+    """
+    for part in re.split(r"[,;+]| and | with ", text):
+        if _INSIDE.search(part) and not _ACROSS.search(part):
+            continue
+        found = _NAMED.search(part) or _RATE.search(part)
+        if found is not None:
+            ports = int(found["before"] or found["after"] or 1)
+            if re.search(r"per[ -]?(gpu|device|rank|card)|/gpu", part, re.I):
+                ports *= per_node
+            return Network(_port(found.groupdict()) * ports, ports)
+        if re.search(r"\befa\b", part, re.I) and device is not None:
+            aws = [node for node in NODE_TYPES if node.name.startswith("aws-") and node.device == device.name]
+            return parse_network(aws[0].network) if aws else None
+    return None
+
+
+def network_of(text: str, device: DeviceKind | None = None) -> float | None:
+    """GB/s of a node, one way, all rails together; None where the text says nothing. See `parse_network`."""
+    network = parse_network(text, device)
+    return None if network is None else network.gbs
+
+
+def _port(found: dict[str, str | None]) -> float:
+    """GB/s of one port."""
+    if "generation" in found and found["generation"] is not None:
+        return GENERATIONS[found["generation"].lower()] / 8
+    value = float(found["value"] or 0) * _SCALES[(found["scale"] or "G").lower()]
+    return value if found["unit"] == "B" else value / 8

@@ -1,0 +1,205 @@
+"""Runs as rows of a table: each becomes a setting, and each gets its prediction.
+
+A row has the fields of a published measurement: the model's sizes, the GPU and how many, the degrees of the layout,
+batch, precision, recomputation. What it does not state takes the default that `setting_of` names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.cluster import Cluster, cluster_of
+from stoker.hardware.devices import device_kind
+from stoker.hardware.network import parse_network
+from stoker.job.layout import Layout, Recompute, Shard
+from stoker.plan.flop import model_flop_per_token
+from stoker.plan.memory import peak_memory
+from stoker.plan.setting import Setting, Tuning, Work
+from stoker.plan.shapes.fields import shape_of_row
+from stoker.plan.software import software_of
+from stoker.plan.step_time import step_time
+
+Row = Mapping[str, Any]
+Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
+SEQ_LEN = 2048
+SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "zero3")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is written for a row; None where the row says too little."""
+
+    row_id: Any
+    memory_gib: float | None
+    memory_upper_gib: float | None
+    step_time_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    verdict: Verdict | None
+    group: str | None = None
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """(line number, row) of a file of JSON lines.
+
+    Raises:
+        UserError: there is no such file, or a line is not a JSON object.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(Problem(f"cannot be read: {error}", file=str(path))) from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            place = {"file": str(path), "line": number, "column": error.colno}
+            raise UserError(Problem(f"is not JSON: {error.msg}", **place)) from None  # type: ignore[arg-type]
+        if not isinstance(row, dict):
+            raise UserError(Problem("is not a JSON object", file=str(path), line=number))
+        yield number, row
+
+
+def setting_of(row: Row) -> Setting:
+    """The setting that a row describes.
+
+    Defaults: one device; degrees of 1, and what is left of the devices is data-parallel; no sharding (ZeRO-3 where
+    ``fsdp`` is stated, over all of the data-parallel processes); 2,048 tokens a row; a micro-batch of one row; one
+    micro-batch a step; no recomputation; 16-bit products; 1F1B, interleaved where there are several chunks; the network
+    of the reference node of the GPU; the conventions of the software that ``source`` or ``framework`` names.
+
+    Raises:
+        UserError: no device or no model can be made of it, or its degrees do not make up its devices.
+    """
+    gpus = int(row.get("num_gpus") or 1)
+    device = device_kind(str(row.get("gpu") or ""))
+    cluster = _cluster(row, gpus)
+    tensor, pipeline, context = (int(row.get(key) or 1) for key in ("tp", "pp", "cp"))
+    data = int(row.get("dp") or max(1, gpus // (tensor * pipeline * context)))
+    software = software_of(row)
+    zero = row.get("zero_stage")
+    shard: Shard = SHARDS[int(zero)] if zero is not None else "zero3" if row.get("fsdp") else software.shard
+    micro_batch = int(row.get("micro_batch") or 1)
+    chunks = int(row.get("vp") or 1)
+    recompute = row.get("recompute")
+    layout = Layout(
+        data=data,
+        shard=shard if data * context > 1 else "none",
+        shard_size=_shard_size(row, data) if shard != "none" else 1,
+        tensor=tensor,
+        sequence=tensor > 1 and software.sequence,
+        pipeline=pipeline,
+        schedule="interleaved" if chunks > 1 else "1f1b",
+        context=context,
+        recompute=cast(Recompute, recompute) if recompute in ("none", "selective", "full") else software.recompute,
+        offload="optimizer" if _says(row, "cpu offload") else "none",
+    )
+    work = Work(
+        shape_of_row(row),
+        seq_len=int(row.get("seq_len") or SEQ_LEN),
+        global_batch=int(row.get("global_batch") or micro_batch * data),
+        precision=precision_of(row, device.name),
+        tuning=_tuning(row),
+    )
+    expert = min(int(row.get("ep") or 1), gpus)
+    return Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=software)
+
+
+def _cluster(row: Row, gpus: int) -> Cluster:
+    device = device_kind(str(row.get("gpu") or ""))
+    network = row.get("interconnect")
+    told = network if network and parse_network(str(network), device) is not None else None
+    return cluster_of(device, gpus=gpus, network=told)
+
+
+def _shard_size(row: Row, data: int) -> int:
+    """Processes of one copy: all, unless a note names a smaller group."""
+    group = re.search(r"shard group=(\d+)", str(row.get("notes") or ""))
+    return min(data, int(group[1])) if group else data
+
+
+def precision_of(row: Row, device: str) -> str:
+    """Of the matrix products."""
+    said = str(row.get("precision") or "").lower()
+    for precision, names in (("fp4", ("fp4",)), ("fp8", ("fp8",)), ("fp32", ("fp32",)), ("bf16", ("bf16",))):
+        if any(said.startswith(name) or name in said.split("(")[0] for name in names):
+            return precision
+    return "fp16" if device.startswith(("V100", "T4")) else "bf16"
+
+
+def _says(row: Row, words: str) -> bool:
+    return words in str(row.get("model_name") or "").lower()
+
+
+def _tuning(row: Row) -> Tuning:
+    if _says(row, "qlora"):
+        return "qlora"
+    return "lora" if _says(row, "lora") else "full"
+
+
+def verdict_of(peak: float, upper: float, capacity: float) -> Verdict:
+    """Whether so many bytes fit: only what the bound allows does."""
+    if upper <= capacity:
+        return "FITS"
+    return "AT RISK" if peak <= capacity else "DOES NOT FIT"
+
+
+def predict(row: Row) -> Prediction:
+    """What the planner says of a row.
+
+    MFU is tokens/s/GPU x FLOP per token by the PaLM convention (6 N + 12 L H Q T, all attention, nothing computed
+    again) over the device's peak in the row's precision.
+    """
+    setting = setting_of(row)
+    _, memory = peak_memory(setting)
+    capacity = setting.cluster.device.memory_gib * 2**30 - memory.outside
+    outside = memory.outside if "MiB" in str(row.get("memory_metric") or "") else 0.0  # as nvidia-smi counts
+    seconds = step_time(setting).total
+    tokens = setting.micro_batches * setting.micro_batch * setting.layout.data * setting.work.seq_len
+    speed = tokens / seconds / setting.layout.world
+    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len)
+    return Prediction(
+        row.get("row_id"),
+        (memory.peak + outside) / 2**30,
+        (memory.upper + outside) / 2**30,
+        seconds,
+        speed,
+        speed * flop / setting.cluster.device.peak(setting.work.precision),
+        verdict_of(memory.peak, memory.upper, capacity),
+        row.get("group"),
+    )
+
+
+def predict_all(rows: Iterable[tuple[int, Row]], *, file: str) -> tuple[list[Prediction], list[Problem]]:
+    """(a prediction for each row, what is wrong with those that have none).
+
+    Raises:
+        UserError: no row can be predicted.
+    """
+    predictions: list[Prediction] = []
+    problems: list[Problem] = []
+    for number, row in rows:
+        try:
+            predictions.append(predict(row))
+        except UserError as error:
+            problem = error.problems[0]
+            problems.append(Problem(problem.message, problem.suggestion, file=file, line=number))
+            predictions.append(Prediction(row.get("row_id"), *(None,) * 6, row.get("group")))
+    if problems and len(problems) == len(predictions):
+        raise UserError(*problems)
+    return predictions, problems
+
+
+def as_json(prediction: Prediction) -> str:
+    """One line."""
+    found = asdict(prediction)
+    found.pop("group")
+    return json.dumps({key: round(value, 6) if isinstance(value, float) else value for key, value in found.items()})

@@ -1,0 +1,86 @@
+"""What a layer consists of: attention, an MLP or a mixture of experts, a state space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer consists of.
+
+    Attributes:
+        attentions: 1; 2 with cross-attention beside it, 0 for none.
+        feed_forward: an MLP, a sparse mixture, or none.
+        state_space: whether there is a Mamba-2 mixer.
+        window: tokens that each token attends to, itself among them; 0 for all.
+    """
+
+    attentions: int = 1
+    feed_forward: Literal["dense", "experts", "none"] = "dense"
+    state_space: bool = False
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A sparse mixture of experts.
+
+    Attributes:
+        experts: routed ones in a layer.
+        per_token: of these, how many each token goes to (top k).
+        width: of an expert's MLP.
+        shared_width: of the MLP of all experts that every token goes through; 0 for none.
+        router_bias: whether the router adds a learnt bias.
+        shared_gate: whether the shared experts' output is scaled by a learnt gate.
+        latent_width: of the space that the routed experts work in; 0 where it is the hidden one.
+    """
+
+    experts: int
+    per_token: int
+    width: int
+    shared_width: int = 0
+    router_bias: bool = False
+    shared_gate: bool = False
+    latent_width: int = 0
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-AI, 2024, section 2.1).
+
+    Attributes:
+        query_rank: of the compressed queries; 0 where queries are not compressed.
+        key_value_rank: of the compressed keys and values.
+        content_size, rotary_size: of a head's queries and keys: the parts without and with rotary positions.
+        value_size: of a head's values.
+    """
+
+    query_rank: int
+    key_value_rank: int
+    content_size: int
+    rotary_size: int
+    value_size: int
+
+
+@dataclass(frozen=True)
+class StateSpace:
+    """A Mamba-2 mixer (Dao and Gu, 2024): heads of a size, groups that share state matrices, a short convolution."""
+
+    heads: int
+    head_size: int
+    groups: int
+    state: int
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        """Width of all heads."""
+        return self.heads * self.head_size
+
+    @property
+    def vectors(self) -> int:
+        """Elements that are in no matrix: convolution, decay, skip, step bias and norm."""
+        channels = self.inner + 2 * self.groups * self.state
+        return channels * (self.kernel + 1) + 3 * self.heads + self.inner

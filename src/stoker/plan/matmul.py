@@ -1,0 +1,145 @@
+"""The matrix products of a layer: what each token is multiplied with, and how tensor parallelism splits it.
+
+Sources: Shoeybi et al., 2019 (Megatron-LM), section 3 (column- and row-parallel products); Shazeer, 2019 and Ainslie et
+al., 2023 (fewer key-value heads); Shazeer, 2020 (gated MLPs); DeepSeek-AI, 2024 (V2), section 2.1 (latent attention);
+Dao and Gu, 2024 (Mamba-2); Raffel et al., 2020 (cross-attention). The biases are those of the models' own code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from stoker.plan.layer import Latent, Mixture, StateSpace
+
+if TYPE_CHECKING:
+    from stoker.plan.shape import Shape
+
+Split = Literal["column", "row", "replicated"]
+
+# Matrices that no adapter on all linear layers reaches: they are stacked, or a module of another kind.
+STACKED = ("router", "expert up", "expert down")
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """A product of each token with a matrix.
+
+    Attributes:
+        name: the operator: ``qkv``, ``attention output``, ``up`` (with the gate), ``down``, ``router``, ``expert up``,
+            ``expert down``, ``shared up``, ``shared down``, ``shared gate``, ...
+        inputs, outputs: sizes of the matrix, whole.
+        split: by tensor parallelism: ``column`` splits the outputs, ``row`` the inputs.
+        bias: whether a vector of the outputs is added.
+        copies: how many such matrices a layer holds: its experts.
+        uses: how many of them a token is multiplied with.
+        parts: the outputs of each module where several make up the product (separate queries, keys and values).
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    split: Split
+    bias: bool = False
+    copies: int = 1
+    uses: int = 1
+    parts: tuple[int, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all copies, with their biases."""
+        return self.copies * self.held
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that one token is multiplied with or gets added."""
+        return self.uses * self.held
+
+    @property
+    def held(self) -> int:
+        """Elements of one copy."""
+        return self.inputs * self.outputs + self.outputs * self.bias
+
+    @property
+    def forward_flop(self) -> int:
+        """FLOP for one token: a multiplication and an addition per element (biases are not counted)."""
+        return 2 * self.uses * self.inputs * self.outputs
+
+    def lora_parameters(self, rank: int) -> int:
+        """Elements of a low-rank adapter on each of its modules (Hu et al., 2021, section 4.1)."""
+        return self.copies * rank * sum(self.inputs + part for part in self.parts or (self.outputs,))
+
+
+def attention_matmuls(shape: Shape) -> tuple[Matmul, ...]:
+    """Queries, keys, values and the output of attention."""
+    if shape.latent is not None:
+        return _latent_matmuls(shape, shape.latent)
+    parts = (shape.query_width, shape.key_value_width, shape.key_value_width)
+    return (
+        Matmul(
+            *("qkv", shape.width, sum(parts), "column"),
+            bias=shape.qkv_bias,
+            parts=() if shape.fused_qkv else parts,
+        ),
+        Matmul("attention output", shape.query_width, shape.width, "row", bias=shape.output_bias),
+    )
+
+
+def _latent_matmuls(shape: Shape, latent: Latent) -> tuple[Matmul, ...]:
+    query = shape.heads * (latent.content_size + latent.rotary_size)
+    key_value = shape.heads * (latent.content_size + latent.value_size)
+    queries: tuple[Matmul, ...]
+    if latent.query_rank:
+        queries = (
+            Matmul("query down", shape.width, latent.query_rank, "replicated", bias=shape.qkv_bias),
+            Matmul("query up", latent.query_rank, query, "column"),
+        )
+    else:
+        queries = (Matmul("query up", shape.width, query, "column"),)
+    down = latent.key_value_rank + latent.rotary_size
+    return (
+        *queries,
+        Matmul("key-value down", shape.width, down, "replicated", bias=shape.qkv_bias),
+        Matmul("key-value up", latent.key_value_rank, key_value, "column"),
+        Matmul("attention output", shape.heads * latent.value_size, shape.width, "row", bias=shape.output_bias),
+    )
+
+
+def mlp_matmuls(
+    shape: Shape, mlp_width: int, *, inputs: int, prefix: str = "", copies: int = 1, uses: int = 1
+) -> tuple[Matmul, ...]:
+    """An MLP from ``inputs`` values to as many: a gated one has the gate beside the product upwards."""
+    up = (mlp_width,) * (2 if shape.gated else 1)
+    parts = () if shape.fused_gate or len(up) == 1 else up
+    products = (
+        Matmul(f"{prefix}up", inputs, sum(up), "column", bias=shape.mlp_bias, parts=parts),
+        Matmul(f"{prefix}down", mlp_width, inputs, "row", bias=shape.mlp_bias),
+    )
+    return tuple(replace(matmul, copies=copies, uses=uses) for matmul in products)
+
+
+def mixture_matmuls(shape: Shape, mixture: Mixture) -> tuple[Matmul, ...]:
+    """Router, experts and shared experts of a sparse mixture."""
+    into = mixture.latent_width or shape.width
+    matmuls = [Matmul("router", shape.width, mixture.experts, "replicated", bias=mixture.router_bias)]
+    if mixture.latent_width:
+        matmuls.append(Matmul("expert latent down", shape.width, mixture.latent_width, "replicated"))
+    matmuls += mlp_matmuls(
+        shape, mixture.width, inputs=into, prefix="expert ", copies=mixture.experts, uses=mixture.per_token
+    )
+    if mixture.latent_width:
+        matmuls.append(Matmul("expert latent up", mixture.latent_width, shape.width, "replicated"))
+    if mixture.shared_width:
+        matmuls += mlp_matmuls(shape, mixture.shared_width, inputs=shape.width, prefix="shared ")
+    if mixture.shared_gate:
+        matmuls.append(Matmul("shared gate", shape.width, 1, "replicated"))
+    return tuple(matmuls)
+
+
+def state_space_matmuls(shape: Shape, space: StateSpace) -> tuple[Matmul, ...]:
+    """Projections into and out of a Mamba-2 layer: values and their gate, the two state matrices, step sizes."""
+    into = 2 * space.inner + 2 * space.groups * space.state + space.heads
+    return (
+        Matmul("state in", shape.width, into, "column"),
+        Matmul("state out", space.inner, shape.width, "row"),
+    )

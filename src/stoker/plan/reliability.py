@@ -1,0 +1,163 @@
+"""How likely a run is to be interrupted, how often it should save, and how much of its time is left for training.
+
+Devices fail independently and at a constant rate, and one failure stops the run; times between interruptions are
+then exponential with mean M = 1 / (N rate). Sources: Young, 1974, and Daly, 2006, on the best interval between
+checkpoints. Measured: large jobs follow 1 / N, jobs of few devices do not (Kokolis et al., 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, expm1, inf, log, sqrt
+
+from stoker.errors import Problem, UserError
+
+HOUR, DAY = 3600.0, 86400.0  # seconds
+MONTH = 365.25 * DAY / 12
+
+
+@dataclass(frozen=True)
+class FailureRate:
+    """Interruptions that one device causes.
+
+    Attributes:
+        per_device_hour: how many an hour. 1.97e-5 was measured for 16,384 H100 (Llama 3: 419 in 54 days).
+    """
+
+    per_device_hour: float
+
+    @classmethod
+    def of_availability(cls, monthly: float) -> FailureRate:
+        """From the chance that a device gets through a month without interrupting a run, 0.999 for 99.9 %.
+
+        Raises:
+            UserError: it is not above 0 and at most 1.
+        """
+        if not 0 < monthly <= 1:
+            percent = f"write {monthly / 100:g}" if 1 < monthly <= 100 else "write 0.999 for 99.9 %"
+            raise UserError(Problem(f"a monthly availability of {monthly:g} is not above 0 and at most 1", percent))
+        return cls(-log(monthly) / (MONTH / HOUR))
+
+    @classmethod
+    def of_node_days(cls, per_node_day: float, *, devices_per_node: int) -> FailureRate:
+        """From failures of a node a day: 6.50e-3 for nodes of 8 was measured on RSC-1 (Kokolis et al., 2024)."""
+        return cls(per_node_day / 24 / devices_per_node)
+
+    def mean_between(self, devices: int) -> float:
+        """Seconds between interruptions of a run on so many devices, mean: M."""
+        return HOUR / (devices * self.per_device_hour) if self.per_device_hour else inf
+
+    def expected(self, *, devices: int, seconds: float) -> float:
+        """Interruptions in a time."""
+        return seconds / self.mean_between(devices)
+
+    def chance(self, *, devices: int, seconds: float) -> float:
+        """Of at least one interruption in a time: 1 - exp(-N rate t)."""
+        return -expm1(-self.expected(devices=devices, seconds=seconds))
+
+
+def young_interval(stall: float, mean_between: float) -> float:
+    """Seconds of work between checkpoints that lose least, to first order: sqrt(2 stall M)."""
+    return sqrt(2 * stall * mean_between)
+
+
+def daly_interval(stall: float, mean_between: float) -> float:
+    """The same to higher order; M where a checkpoint takes so long that it is not worth its while (Daly, 2006)."""
+    if stall >= 2 * mean_between:
+        return mean_between
+    ratio = stall / (2 * mean_between)
+    return young_interval(stall, mean_between) * (1 + sqrt(ratio) / 3 + ratio / 9) - stall
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What checkpoints and interruptions cost a run, in seconds.
+
+    Attributes:
+        stall: that training stands still at each checkpoint.
+        write: from then on until the checkpoint could be resumed from, while training goes on; 0 where the stall is
+            all. The next checkpoint starts no earlier than this one is written.
+        recovery: from an interruption to the first step after it: noticing, starting, loading.
+        step: of one optimizer step; checkpoints are taken between steps.
+    """
+
+    stall: float
+    recovery: float
+    write: float = 0.0
+    step: float = 1.0
+
+    def best_interval(self, mean_between: float) -> float:
+        """Seconds of work between checkpoints: Daly's, no shorter than the write or than a step.
+
+        The write moves the best interval no further, as it adds the same to what every interruption loses.
+        """
+        return max(daly_interval(self.stall, mean_between), self.write, self.step)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What becomes of a run's time.
+
+    Attributes:
+        mean_between: seconds between interruptions.
+        interruptions: expected number of them until the run is done.
+        chance: of at least one.
+        interval: seconds of work between checkpoints.
+        recovery: seconds of recovery per interruption, the few that are interrupted themselves included.
+        recomputation: seconds of work per interruption that are lost and done again.
+        stalls: seconds in which training stands still for checkpoints, in all.
+        effective: share of all time in which the run gets ahead.
+        seconds: in all, until the run is done.
+    """
+
+    mean_between: float
+    interruptions: float
+    chance: float
+    interval: float
+    recovery: float
+    recomputation: float
+    stalls: float
+    effective: float
+    seconds: float
+
+
+def forecast(
+    rate: FailureRate, *, devices: int, work: float, saving: Saving, interval: float | None = None
+) -> Forecast:
+    """How a run fares that needs ``work`` seconds without interruptions and checkpoints.
+
+    effective = 1 - (interruptions x (recovery + recomputation) + stalls) / seconds
+
+    where, a checkpoint's work and stall together taking s = interval + stall, an interruption loses s / 2 of them to
+    first order, and exactly the mean of an exponential time that is known to be shorter than s, M - s / (exp(s / M)
+    - 1); and what was being written, too, as long as ``write``. Interruptions may fall into a recovery, so that each
+    takes M (1 - exp(-recovery / M)) of it, and exp(-recovery / M) of them lose work. Without a write this is the
+    complete model of Daly, 2006: seconds = M exp(recovery / M) (exp(s / M) - 1) work / interval.
+
+    Args:
+        interval: seconds of work between checkpoints; by default the best.
+    """
+    mean = rate.mean_between(devices)
+    interval = min(work, saving.best_interval(mean) if interval is None else interval)
+    if mean == inf:
+        stalls = saving.stall * work / interval
+        return Forecast(inf, 0.0, 0.0, interval, saving.recovery, 0.0, stalls, work / (work + stalls), work + stalls)
+    segment = interval + saving.stall
+    working = exp(-saving.recovery / mean)  # share of interruptions that do not fall into a recovery
+    recovery = mean * (1 - working)
+    ratio = segment / mean
+    reached = segment * exp(-ratio) / -expm1(-ratio)  # s / (exp(s / M) - 1), without overflow
+    lost = working * (mean - reached + min(saving.write, segment))
+    effective = max(0.0, 1 - (recovery + lost) / mean) * interval / segment
+    seconds = work / effective if effective else inf
+    return Forecast(
+        mean_between=mean,
+        interruptions=seconds / mean,
+        chance=rate.chance(devices=devices, seconds=seconds),
+        interval=interval,
+        recovery=recovery,
+        recomputation=lost,
+        stalls=saving.stall * work / interval,
+        effective=effective,
+        seconds=seconds,
+    )

@@ -1,0 +1,120 @@
+"""What is planned for: a model, a batch, a cluster, and one way of spreading the work over it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
+from typing import Literal
+
+from stoker.hardware.cluster import Cluster
+from stoker.job.layout import Layout
+from stoker.plan.shape import Layer, Shape
+from stoker.plan.software import STOKER, Software
+
+Blocks = Mapping[Layer, int]
+Tuning = Literal["full", "lora", "qlora"]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What has to be computed, however it is spread.
+
+    Attributes:
+        shape: of the model.
+        seq_len: tokens of a row.
+        global_batch: rows of an optimizer step.
+        precision: of matrix products: ``fp32``, ``bf16``, ``fp16``, ``fp8``, ``fp4``.
+        tuning: which weights are trained.
+        rank: of the adapters.
+    """
+
+    shape: Shape
+    seq_len: int
+    global_batch: int
+    precision: str = "bf16"
+    tuning: Tuning = "full"
+    rank: int = 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of doing it.
+
+    Attributes:
+        work: what is computed.
+        cluster: where.
+        layout: over which axes it is spread.
+        micro_batch: rows of a forward pass.
+        chunks: pipeline stages of a process.
+        expert: processes that a layer's experts are spread over, out of those that see different tokens.
+        software: what trains.
+    """
+
+    work: Work
+    cluster: Cluster
+    layout: Layout
+    micro_batch: int
+    chunks: int = 1
+    expert: int = 1
+    software: Software = STOKER
+
+    @property
+    def shape(self) -> Shape:
+        return self.work.shape
+
+    @cached_property
+    def micro_batches(self) -> int:
+        """Forward passes of a process in a step, at least one."""
+        return max(1, round(self.work.global_batch / (self.layout.data * self.micro_batch)))
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a micro-batch that one process holds between the matrices, tensor parallelism aside."""
+        return self.micro_batch * self.work.seq_len / self.layout.context
+
+    @cached_property
+    def stages(self) -> tuple[range, ...]:
+        """The blocks of each process of the pipeline, its chunks together, as if they stood next to each other."""
+        count = self.layout.pipeline
+        if self.layout.stages and len(self.layout.stages) == count:
+            return _ranges(self.layout.stages)
+        return _ranges(_balanced(self.shape, count) if self.software.balanced else _even(self.shape.layers, count))
+
+    @property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """How many blocks of each kind the stages have."""
+        return _blocks(self.shape, self.stages)
+
+
+@cache
+def _ranges(sizes: tuple[int, ...]) -> tuple[range, ...]:
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    return tuple(range(end - size, end) for size, end in zip(sizes, ends, strict=True))
+
+
+@cache
+def _even(layers: int, count: int) -> tuple[int, ...]:
+    return tuple(layers // count + (i < layers % count) for i in range(count))
+
+
+@lru_cache(maxsize=4096)
+def _blocks(shape: Shape, stages: tuple[range, ...]) -> tuple[Blocks, ...]:
+    return tuple(dict(Counter(shape.layer(i) for i in stage)) for stage in stages)
+
+
+@lru_cache(maxsize=4096)
+def _balanced(shape: Shape, count: int) -> tuple[int, ...]:
+    """Blocks of stages that are filled until they have their share of all matrices, the head among them.
+
+    As nanotron does: a stage takes the block that goes beyond its share, too.
+    """
+    costs = [shape.active_layer_parameters(i) for i in range(shape.layers)]
+    total = sum(costs) + shape.head_matmul().parameters
+    sizes, done = [0] * count, 0
+    for cost in costs:
+        stage = next(i for i in range(count) if i == count - 1 or done <= total * (i + 1) / count)
+        sizes[stage] += 1
+        done += cost
+    return tuple(sizes)

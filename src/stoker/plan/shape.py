@@ -1,0 +1,244 @@
+"""The shape of a decoder: all that a plan must know of a model's architecture, counted without weights.
+
+Numbers of parameters are exact: they are those of the models' own code for every family that
+`stoker.plan.shapes` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from stoker.plan.layer import Latent, Layer, Mixture, StateSpace
+from stoker.plan.matmul import (
+    STACKED,
+    Matmul,
+    attention_matmuls,
+    mixture_matmuls,
+    mlp_matmuls,
+    state_space_matmuls,
+)
+
+__all__ = ["Latent", "Layer", "Mixture", "Shape", "StateSpace"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The architecture of a decoder (or of an encoder and a decoder, as one stack).
+
+    Attributes:
+        name: of the model or the family.
+        layers, width, heads, kv_heads, head_size: of the stack and its attention.
+        mlp_width: of a dense layer's MLP.
+        vocabulary: rows of the embedding.
+        gated: whether MLPs have a gate.
+        tied: whether the head is the embedding.
+        positions: rows of a learnt table of positions; 0 for none.
+        embedding_width: of the embedding where it is projected to ``width``; 0 where it is that.
+        qkv_bias, output_bias, mlp_bias, head_bias: which products add a bias.
+        norm, norm_bias: kind of the norms, and whether they have a bias beside the weight.
+        norms: in a layer, over the hidden states.
+        query_key_norm: norms of queries and keys: of each head, or of the width of all heads.
+        embedding_norm, final_norms: norms behind the embedding, and behind the last layer.
+        fused_qkv, fused_gate: whether these products are one module each, see `Matmul.parts`.
+        parallel_residual: whether attention and MLP read the same input.
+        dropout: whether hidden states are dropped out, so that their masks are kept for the backward pass.
+        mixture, latent, state_space: a sparse mixture, latent attention, a Mamba-2 mixer.
+        pattern: what each layer consists of, for as many as there are; empty where all are alike.
+        layer_vectors: further elements of each layer that has attention.
+        outside_vectors: further elements outside the layers.
+    """
+
+    name: str
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    vocabulary: int
+    gated: bool = False
+    tied: bool = True
+    positions: int = 0
+    embedding_width: int = 0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    head_bias: bool = False
+    norm: Literal["layer", "rms"] = "layer"
+    norm_bias: bool = False
+    norms: int = 2
+    query_key_norm: Literal["none", "head", "width"] = "none"
+    embedding_norm: bool = False
+    final_norms: int = 1
+    fused_qkv: bool = False
+    fused_gate: bool = False
+    parallel_residual: bool = False
+    dropout: bool = False
+    mixture: Mixture | None = None
+    latent: Latent | None = None
+    state_space: StateSpace | None = None
+    pattern: tuple[Layer, ...] = ()
+    layer_vectors: int = 0
+    outside_vectors: int = 0
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Of some of the sizes: what is remembered of a shape is asked for often."""
+        return hash((self.name, self.layers, self.width, self.mlp_width, self.vocabulary))
+
+    @property
+    def query_width(self) -> int:
+        """Width of all heads' queries."""
+        per_head = self.latent.content_size + self.latent.rotary_size if self.latent else self.head_size
+        return self.heads * per_head
+
+    @property
+    def key_value_width(self) -> int:
+        """Width of the keys, or of the values, of all key-value heads."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def value_width(self) -> int:
+        """Width of what attention gives to its output product: a value for each head of the queries."""
+        return self.heads * (self.latent.value_size if self.latent else self.head_size)
+
+    def layer(self, index: int) -> Layer:
+        """What the layer at an index (from 0) consists of."""
+        if self.pattern:
+            return self.pattern[index]
+        return Layer(feed_forward="experts" if self.mixture else "dense")
+
+    def layer_matmuls(self, index: int) -> tuple[Matmul, ...]:
+        """The matrix products of the layer at an index, in the order of its computation."""
+        return self._matmuls[self.layer(index)]
+
+    def matmuls(self, layer: Layer) -> tuple[Matmul, ...]:
+        """The matrix products of a kind of layer that the model has."""
+        return self._matmuls[layer]
+
+    @cached_property
+    def _matmuls(self) -> dict[Layer, tuple[Matmul, ...]]:
+        """The matrix products of each kind of layer: there are few kinds, and a plan asks often."""
+        return {layer: self._matmuls_of(layer) for layer in {self.layer(i) for i in range(self.layers)}}
+
+    def _matmuls_of(self, layer: Layer) -> tuple[Matmul, ...]:
+        matmuls = attention_matmuls(self) * layer.attentions
+        if layer.state_space and self.state_space is not None:
+            matmuls += state_space_matmuls(self, self.state_space)
+        if layer.feed_forward == "experts" and self.mixture is not None:
+            matmuls += mixture_matmuls(self, self.mixture)
+        elif layer.feed_forward == "dense":
+            matmuls += mlp_matmuls(self, self.mlp_width, inputs=self.width)
+        return matmuls
+
+    def head_matmul(self) -> Matmul:
+        """The product that gives the logits: with the embedding's own matrix where that is tied."""
+        return Matmul("head", self.embedding_width or self.width, self.vocabulary, "column", bias=self.head_bias)
+
+    def layer_parameters(self, index: int) -> int:
+        """Elements of the layer at an index: its matrices, their biases and its norms."""
+        return self._counts[self.layer(index)][0]
+
+    def active_layer_parameters(self, index: int) -> int:
+        """Elements of the layer at an index that one token meets: of its experts only those chosen."""
+        return self._counts[self.layer(index)][1]
+
+    @cached_property
+    def _counts(self) -> dict[Layer, tuple[int, int]]:
+        """All and active elements of each kind of layer."""
+        return {
+            layer: (
+                sum(matmul.parameters for matmul in matmuls) + self.vectors(layer),
+                sum(matmul.active_parameters for matmul in matmuls) + self.vectors(layer),
+            )
+            for layer, matmuls in self._matmuls.items()
+        }
+
+    def vectors(self, layer: Layer) -> int:
+        """Elements of a layer that are in no matrix and no bias of one."""
+        crossing = max(layer.attentions - 1, 0)
+        vectors = (self.norms + crossing) * self.norm_parameters(self.width)
+        if layer.attentions:
+            vectors += self.layer_vectors
+            if self.query_key_norm == "head":
+                vectors += 2 * self.norm_parameters(self.head_size)
+            elif self.query_key_norm == "width":
+                vectors += self.norm_parameters(self.query_width) + self.norm_parameters(self.key_value_width)
+            if self.latent is not None:
+                vectors += self.latent.query_rank + self.latent.key_value_rank
+        if layer.state_space and self.state_space is not None:
+            vectors += self.state_space.vectors
+        return vectors
+
+    def norm_parameters(self, width: int) -> int:
+        """Elements of a norm of a width."""
+        return width * (2 if self.norm_bias else 1)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Elements of the table of tokens and that of positions, with what projects and normalises them."""
+        token = self.embedding_width or self.width
+        projection = self.width * self.embedding_width
+        norm = self.norm_parameters(self.width) * self.embedding_norm
+        return self.vocabulary * token + projection + self.positions * self.width + norm
+
+    @property
+    def head_parameters(self) -> int:
+        """Elements of the head, without the embedding's where that is tied."""
+        projection = self.width * self.embedding_width
+        return (0 if self.tied else self.head_matmul().inputs * self.vocabulary) + projection + self._head_biases
+
+    @property
+    def _head_biases(self) -> int:
+        return self.vocabulary * self.head_bias
+
+    @property
+    def final_norm_parameters(self) -> int:
+        """Elements of the norms behind the last layer."""
+        return self.final_norms * self.norm_parameters(self.width)
+
+    @property
+    def outside_parameters(self) -> int:
+        """Elements outside the layers, each counted once."""
+        return self.embedding_parameters + self.head_parameters + self.final_norm_parameters + self.outside_vectors
+
+    @cached_property
+    def parameters(self) -> int:
+        """All elements, a shared one counted once."""
+        return self.outside_parameters + sum(map(self.layer_parameters, range(self.layers)))
+
+    @cached_property
+    def active_parameters(self) -> int:
+        """All elements but those of experts that a token does not go to."""
+        return self.outside_parameters + sum(map(self.active_layer_parameters, range(self.layers)))
+
+    def lora_parameters(self, rank: int, *, targets: Literal["all-linear"] | Collection[str] = "all-linear") -> int:
+        """Elements of low-rank adapters of a rank in all layers.
+
+        Args:
+            targets: names of products, see `Matmul`, or all of them but the head, the router and the stacked experts.
+                (peft has rules of its own for the experts of some families.)
+        """
+        matmuls = [matmul for index in range(self.layers) for matmul in self.layer_matmuls(index)]
+        if targets == "all-linear":
+            return sum(matmul.lora_parameters(rank) for matmul in matmuls if matmul.name not in STACKED)
+        return sum(matmul.lora_parameters(rank) for matmul in matmuls if matmul.name in targets)
+
+    def with_layers(self, layers: int) -> Shape:
+        """The same model with another number of layers.
+
+        Of dense layers before those with experts the same share stays, and at least one.
+        """
+        if not self.pattern or layers == self.layers:
+            return replace(self, layers=layers)
+        leading = next((i for i, layer in enumerate(self.pattern) if layer.feed_forward != "dense"), 0)
+        kept = min(max(1, round(leading * layers / self.layers)), layers) if leading else 0
+        rest = self.pattern[leading:]
+        pattern = self.pattern[:kept] + tuple(rest[i % len(rest)] for i in range(layers - kept))
+        return replace(self, layers=layers, pattern=pattern)

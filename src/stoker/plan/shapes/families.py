@@ -1,0 +1,264 @@
+"""One function for each kind of architecture: from the keys of its configuration to its shape.
+
+The facts (which products have a bias, how many norms, which layers are sparse) are those of the models' code in
+transformers 5; a test counts every family against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from stoker.errors import Problem, UserError
+from stoker.plan.shape import Latent, Layer, Mixture, Shape, StateSpace
+from stoker.plan.shapes.decoder import GPT, LLAMA, decoder
+from stoker.plan.shapes.settings import Settings
+
+
+def _sparse(layers: int, dense: Callable[[int], bool]) -> tuple[Layer, ...]:
+    """A mixture in all layers but those named dense; empty where it is in all."""
+    if not any(map(dense, range(layers))):
+        return ()
+    return tuple(Layer(feed_forward="dense" if dense(i) else "experts") for i in range(layers))
+
+
+def gpt2(c: Settings) -> Shape:
+    """GPT-2, GPT-3 and Megatron-LM's GPT: learnt positions, biases everywhere."""
+    return decoder(c, **GPT, positions=c.integer("max_position_embeddings"), fused_qkv=True)
+
+
+def bloom(c: Settings) -> Shape:
+    """BLOOM: ALiBi, a norm behind the embedding."""
+    return decoder(c, **GPT, embedding_norm=True, fused_qkv=True)
+
+
+def opt(c: Settings) -> Shape:
+    """OPT: two rows of positions more than there are; the 350M model projects its embedding and ends with no norm."""
+    bias = c.flag("enable_bias")
+    embedding, width = c.integer("word_embed_proj_dim", c.integer("hidden_size")), c.integer("hidden_size")
+    final = c.flag("do_layer_norm_before") and not c.flag("_remove_final_layer_norm")
+    positions = c.integer("max_position_embeddings") + 2
+    facts = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "norm_bias": True}
+    projected = 0 if embedding == width else embedding
+    return decoder(c, **facts, positions=positions, final_norms=int(final), embedding_width=projected)
+
+
+def gpt_neo(c: Settings) -> Shape:
+    """GPT-Neo: every second layer attends to a window; queries, keys and values without bias."""
+    positions = c.integer("max_position_embeddings")
+    return decoder(c, norm_bias=True, output_bias=True, mlp_bias=True, positions=positions)
+
+
+def gptj(c: Settings) -> Shape:
+    """GPT-J: attention and MLP behind one norm; a head with a bias."""
+    return decoder(c, norm_bias=True, norms=1, mlp_bias=True, head_bias=True, parallel_residual=True)
+
+
+def gpt_neox(c: Settings) -> Shape:
+    """GPT-NeoX and Pythia: attention and MLP side by side, each with its norm."""
+    bias = c.flag("attention_bias")
+    facts = {**GPT, "qkv_bias": bias, "output_bias": bias}
+    return decoder(c, **facts, fused_qkv=True, parallel_residual=c.flag("use_parallel_residual"))
+
+
+def llama(c: Settings) -> Shape:
+    """Llama, SmolLM, Granite and all that follow them."""
+    bias = c.flag("attention_bias")
+    return decoder(c, **LLAMA, qkv_bias=bias, output_bias=bias, mlp_bias=c.flag("mlp_bias"))
+
+
+def mixtral(c: Settings) -> Shape:
+    """Mixtral: every MLP a mixture."""
+    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("intermediate_size"))
+    return decoder(c, **LLAMA, mixture=experts)
+
+
+def qwen2(c: Settings) -> Shape:
+    """Qwen2: a bias on queries, keys and values."""
+    return decoder(c, **LLAMA, qkv_bias=True)
+
+
+def qwen2_moe(c: Settings) -> Shape:
+    """Qwen2-MoE: a gated shared expert beside the routed ones."""
+    experts = Mixture(
+        *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
+        shared_width=c.integer("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    return decoder(c, **LLAMA, qkv_bias=c.flag("qkv_bias"), mixture=experts, pattern=_qwen_pattern(c))
+
+
+def qwen3(c: Settings) -> Shape:
+    """Qwen3: norms of each head's queries and keys."""
+    bias = c.flag("attention_bias")
+    return decoder(c, **LLAMA, qkv_bias=bias, output_bias=bias, query_key_norm="head")
+
+
+def qwen3_moe(c: Settings) -> Shape:
+    """Qwen3-MoE: many small experts, no shared one."""
+    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size"))
+    return replace(qwen3(c), mixture=experts, pattern=_qwen_pattern(c))
+
+
+def _qwen_pattern(c: Settings) -> tuple[Layer, ...]:
+    step, dense = c.integer("decoder_sparse_step"), c.value("mlp_only_layers") or ()
+    return _sparse(c.integer("num_hidden_layers"), lambda i: i in dense or (i + 1) % step != 0)
+
+
+def glm(c: Settings) -> Shape:
+    """GLM-4 (9B): two key-value heads, gate and product upwards in one module."""
+    return decoder(c, **LLAMA, qkv_bias=c.flag("attention_bias"), fused_gate=True)
+
+
+def glm4(c: Settings) -> Shape:
+    """GLM-4-0414: norms behind attention and MLP as well."""
+    return replace(glm(c), norms=4)
+
+
+def glm4_moe(c: Settings) -> Shape:
+    """GLM-4.5: shared and many routed experts behind the first, dense layers."""
+    normed = "head" if c.flag("use_qk_norm") else "none"
+    facts = {"qkv_bias": c.flag("attention_bias"), "query_key_norm": normed}
+    return decoder(c, **LLAMA, **facts, mixture=_deepseek_experts(c), pattern=_deepseek_pattern(c))
+
+
+def gemma(c: Settings) -> Shape:
+    """Gemma: wide heads, a large tied vocabulary."""
+    bias = c.flag("attention_bias")
+    return decoder(c, **LLAMA, qkv_bias=bias, output_bias=bias)
+
+
+def gemma2(c: Settings) -> Shape:
+    """Gemma 2: four norms a layer, every second layer with a window."""
+    return replace(gemma(c), norms=4)
+
+
+def gemma3(c: Settings) -> Shape:
+    """Gemma 3: five layers with a window to one without, norms of queries and keys."""
+    return replace(gemma2(c), query_key_norm="head")
+
+
+def phi(c: Settings) -> Shape:
+    """Phi-1 and 2: attention and MLP behind one norm, biases everywhere."""
+    normed = "head" if c.flag("qk_layernorm") else "none"
+    return decoder(c, **GPT, norms=1, head_bias=True, parallel_residual=True, query_key_norm=normed)
+
+
+def phi3(c: Settings) -> Shape:
+    """Phi-3 and 4: as Llama, its products fused."""
+    return decoder(c, **LLAMA, fused_qkv=True, fused_gate=True)
+
+
+def cohere(c: Settings) -> Shape:
+    """Command R: attention and MLP behind one norm without a bias, a large tied vocabulary."""
+    bias, normed = c.flag("attention_bias"), "width" if c.flag("use_qk_norm") else "none"
+    facts = {"qkv_bias": bias, "output_bias": bias, "query_key_norm": normed}
+    return decoder(c, **facts, gated=True, norms=1, parallel_residual=True)
+
+
+def falcon(c: Settings) -> Shape:
+    """Falcon: one key-value head, or few in the newer architecture."""
+    bias, new, parallel = c.flag("bias"), c.flag("new_decoder_architecture"), c.flag("parallel_attn")
+    heads = c.integer("num_attention_heads")
+    kv_heads = 1 if c.flag("multi_query") and not new else c.integer("num_key_value_heads", heads)
+    norms = c.integer("num_ln_in_parallel_attn", 2) if new else 1 if parallel else 2
+    facts = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": bias, "norm_bias": True, "kv_heads": kv_heads}
+    return decoder(c, **facts, norms=norms, fused_qkv=True, parallel_residual=new or parallel)
+
+
+def olmo2(c: Settings) -> Shape:
+    """OLMo 2: norms behind attention and MLP, and of all queries and keys."""
+    bias = c.flag("attention_bias")
+    return decoder(c, **LLAMA, qkv_bias=bias, output_bias=bias, query_key_norm="width")
+
+
+def deepseek(c: Settings) -> Shape:
+    """DeepSeek V2 and V3, Kimi K2: latent attention, shared and many routed experts behind the first, dense layers."""
+    sizes = c.integer("qk_nope_head_dim"), c.integer("qk_rope_head_dim"), c.integer("v_head_dim")
+    latent = Latent(c.integer("q_lora_rank", 0), c.integer("kv_lora_rank"), *sizes)
+    bias = c.flag("attention_bias")
+    facts = {"latent": latent, "head_size": latent.value_size, "kv_heads": c.integer("num_attention_heads")}
+    experts, pattern = _deepseek_experts(c), _deepseek_pattern(c)
+    return decoder(c, **LLAMA, **facts, qkv_bias=bias, output_bias=bias, mixture=experts, pattern=pattern)
+
+
+def _deepseek_experts(c: Settings) -> Mixture:
+    width = c.integer("moe_intermediate_size")
+    shared = width * c.integer("n_shared_experts", 0, least=0)
+    return Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, shared_width=shared)
+
+
+def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
+    first = c.integer("first_k_dense_replace", 0, least=0)
+    return _sparse(c.integer("num_hidden_layers"), lambda i: i < first)
+
+
+def mpt(c: Settings) -> Shape:
+    """MPT: ALiBi, no biases at all; transformers does not read its ``expansion_ratio`` either."""
+    return decoder(c, fused_qkv=True)
+
+
+def gpt_oss(c: Settings) -> Shape:
+    """GPT-OSS: every MLP a mixture with biases, every second layer with a window, a learnt sink for each head."""
+    width, bias = c.integer("intermediate_size"), c.flag("attention_bias")
+    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, router_bias=True)
+    facts = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": True, "mixture": experts}
+    return decoder(c, **LLAMA, **facts, layer_vectors=c.integer("num_attention_heads"))
+
+
+def starcoder2(c: Settings) -> Shape:
+    """StarCoder2: plain MLPs, few key-value heads."""
+    bias = c.flag("use_bias")
+    return decoder(c, norm_bias=True, qkv_bias=bias, output_bias=bias, mlp_bias=bias)
+
+
+# The signs and the names of what a layer of a hybrid can be.
+HYBRID = {
+    **dict.fromkeys(("M", "mamba", "linear_attention"), Layer(0, "none", state_space=True)),
+    **dict.fromkeys(("*", "attention", "full_attention"), Layer(1, "none")),
+    **dict.fromkeys(("-", "mlp"), Layer(0, "dense")),
+    **dict.fromkeys(("E", "moe"), Layer(0, "experts")),
+}
+
+
+def nemotron_h(c: Settings) -> Shape:
+    """Nemotron-H and Nemotron 3: each layer a Mamba-2 mixer, attention, an MLP or a mixture, behind one norm."""
+    kinds = c.words("layers_block_type") or c.words("hybrid_override_pattern")
+    unknown = [kind for kind in kinds if kind not in HYBRID]
+    if unknown or not kinds:
+        text = f"unknown layer {unknown[0]!r}" if unknown else "no `layers_block_type`"
+        raise UserError(Problem(f"{text} in the configuration ({c.family})", file=c.place))
+    space = StateSpace(
+        *(c.integer("mamba_num_heads"), c.integer("mamba_head_dim"), c.integer("n_groups")),
+        *(c.integer("ssm_state_size"), c.integer("conv_kernel")),
+    )
+    experts = Mixture(
+        *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
+        shared_width=c.integer("moe_shared_expert_intermediate_size") * c.integer("n_shared_experts", 0, least=0),
+        latent_width=c.integer("moe_latent_size", 0),
+    )
+    pattern = tuple(HYBRID[kind] for kind in kinds)
+    mixture = experts if any(layer.feed_forward == "experts" for layer in pattern) else None
+    facts = {"norm": "rms", "norms": 1, "state_space": space, "mixture": mixture}
+    return decoder(c, **facts, layers=len(pattern), pattern=pattern)
+
+
+def t5(c: Settings) -> Shape:
+    """T5 and mT5 as one stack: the encoder's layers, then the decoder's with their cross-attention."""
+    encoder = c.integer("num_hidden_layers")
+    pattern = (Layer(),) * encoder + (Layer(attentions=2),) * c.integer("num_decoder_layers", encoder)
+    biases = 2 * c.integer("relative_attention_num_buckets") * c.integer("num_attention_heads")
+    gated = str(c.value("feed_forward_proj")).startswith("gated")
+    facts = {"norm": "rms", "gated": gated, "final_norms": 2, "outside_vectors": biases}
+    return decoder(c, **facts, layers=len(pattern), pattern=pattern)
+
+
+FAMILIES: dict[str, Callable[[Settings], Shape]] = {
+    **{"gpt2": gpt2, "bloom": bloom, "opt": opt, "gpt_neo": gpt_neo, "gptj": gptj, "gpt_neox": gpt_neox},
+    **dict.fromkeys(("llama", "mistral", "granite", "smollm3"), llama),
+    **{"mixtral": mixtral, "qwen2": qwen2, "qwen2_moe": qwen2_moe, "qwen3": qwen3, "qwen3_moe": qwen3_moe},
+    **{"glm": glm, "glm4": glm4, "glm4_moe": glm4_moe, "gemma": gemma, "gemma2": gemma2, "gemma3_text": gemma3},
+    **{"phi": phi, "phi3": phi3, "cohere": cohere, "cohere2": cohere, "falcon": falcon, "olmo2": olmo2},
+    **{"deepseek_v2": deepseek, "deepseek_v3": deepseek, "mpt": mpt, "gpt_oss": gpt_oss, "starcoder2": starcoder2},
+    **{"nemotron_h": nemotron_h, "t5": t5, "mt5": t5},
+}

@@ -1,0 +1,235 @@
+"""Seconds of an optimizer step: arithmetic, memory traffic, collectives, the pipeline's bubble, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
+from stoker.plan.flop import attended_tokens
+from stoker.plan.memory import HALF, most_held
+from stoker.plan.network import Group, collective_seconds, send_seconds
+from stoker.plan.setting import Setting
+from stoker.plan.shape import Layer
+
+BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
+SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
+HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
+ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
+SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step.
+
+    Attributes:
+        parts: by what they are spent on; exposed ones only, so that they add up.
+    """
+
+    parts: Mapping[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of one micro-batch's passes through some blocks."""
+
+    forward: float
+    backward: float
+    tensor: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward
+
+
+def low(precision: str) -> bool:
+    """Whether products are in 8 bits or fewer."""
+    return precision in ("fp8", "fp4")
+
+
+def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
+    """One block, one micro-batch."""
+    shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
+    device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
+    peak = device.peak(work.precision)
+    share = efficiency.low_matmul if low(work.precision) else efficiency.matmul
+    products = 0.0
+    for matmul in shape.matmuls(layer):
+        split = 1 if matmul.split == "replicated" else tensor
+        rows = tokens * matmul.uses / max(1, matmul.copies // setting.expert) if matmul.copies > 1 else tokens
+        products += matmul_seconds(
+            tokens * matmul.forward_flop / split,
+            rows=max(rows, 1.0),
+            peak=peak,
+            share=share,
+            half_rows=efficiency.half_rows,
+        )
+    bandwidth = device.memory_gbs * 1e9
+    seq = work.seq_len
+    attention = 0.0
+    if layer.attentions:
+        flop = layer.attentions * 2 * (shape.query_width + shape.value_width) / tensor * tokens
+        reach = attended_tokens(seq, causal=software.flash, window=layer.window)
+        attention = flop * reach / (device.peak("fp16") * efficiency.attention)
+        if not software.flash:  # scores are written and read by scale, mask, softmax, dropout
+            attention += tokens * shape.heads / tensor * seq * SCORE_BYTES / (bandwidth * efficiency.scores)
+    outside = shape.width * (12 if not software.fused else 8) / (tensor if layout.sequence else 1)
+    width = shape.mlp_width if layer.feed_forward == "dense" else 0
+    if layer.feed_forward == "experts" and shape.mixture is not None:
+        mixture = shape.mixture
+        width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
+    inside = (4 if shape.gated else 3) * width / tensor
+    elementwise = tokens * HALF * (outside + inside) / (bandwidth * efficiency.bandwidth)
+    launch = software.launch + software.launch_tensor * (tensor > 1)
+    forward = _longer(products + attention + elementwise, launch)
+    frozen = work.tuning != "full"
+    backward_products = products * (1 if frozen else 2)
+    backward = _longer(backward_products + BACKWARD_ATTENTION * attention + 2 * elementwise, 1.5 * launch)
+    group = Group(tensor, 1)
+    size = tokens * shape.width * HALF
+    one = collective_seconds("all-reduce", size, group, setting.cluster, efficiency)
+    exposed = 2 * one * (1 - software.hidden_tensor)
+    experts = 0.0
+    if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
+        moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
+        spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
+        experts = 2 * collective_seconds("all-to-all", moved, spread, setting.cluster, efficiency)
+    exchanged = 0.0
+    if layout.context > 1:
+        keys = tokens * layout.context * 2 * shape.key_value_width * HALF / tensor
+        exchanged = collective_seconds("all-gather", keys, Group(layout.context, tensor), setting.cluster, efficiency)
+    forward += exposed + experts + exchanged
+    backward += exposed + experts + 2 * exchanged
+    if layout.recompute == "full":
+        backward += forward
+    elif layout.recompute == "selective" and not software.flash:
+        backward += attention
+    return Pass(forward, backward, 2 * exposed)
+
+
+def _longer(device: float, host: float) -> float:
+    """Seconds of work that the host launches while the device computes: the larger, rounded where they are near."""
+    return float((device**SMOOTH + host**SMOOTH) ** (1 / SMOOTH))
+
+
+def head_seconds(setting: Setting, efficiency: Efficiency) -> float:
+    """Head and cross entropy, forward and backward, of one micro-batch."""
+    shape, layout, work = setting.shape, setting.layout, setting.work
+    device, tokens = setting.cluster.device, setting.tokens
+    matmul = shape.head_matmul()
+    times = 2 if work.tuning != "full" else 3
+    product = matmul_seconds(
+        tokens * matmul.forward_flop / layout.tensor,
+        rows=tokens,
+        peak=device.peak("fp16" if low(work.precision) else work.precision),
+        share=efficiency.matmul,
+        half_rows=efficiency.half_rows,
+    )
+    logits = tokens * shape.vocabulary / layout.tensor * setting.software.logit_traffic
+    return times * product + logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+
+
+class Passes:
+    """Passes through blocks and the head, each computed once for all settings that share it."""
+
+    def __init__(self, efficiency: Efficiency | None = None) -> None:
+        self.efficiency = efficiency
+        self._blocks: dict[tuple[object, ...], tuple[dict[Layer, Pass], float]] = {}
+
+    def of(self, setting: Setting) -> tuple[dict[Layer, Pass], float]:
+        """(passes through each kind of block, seconds of the head) of a micro-batch."""
+        layout = setting.layout
+        key = (layout.tensor, layout.context, setting.micro_batch, layout.recompute, setting.expert)
+        if key not in self._blocks:
+            efficiency = self.efficiency or efficiency_of(setting.cluster.device)
+            kinds = {layer for blocks in setting.blocks for layer in blocks}
+            blocks = {layer: block_pass(setting, layer, efficiency) for layer in kinds}
+            self._blocks[key] = blocks, head_seconds(setting, efficiency)
+        return self._blocks[key]
+
+    def least(self, setting: Setting) -> float:
+        """Seconds of a step if nothing but passes took time, and all stages were equal."""
+        blocks, head = self.of(setting)
+        layers = setting.shape.layers
+        mean = (
+            sum(blocks[setting.shape.layer(i)].total for i in range(layers))
+            if setting.shape.pattern
+            else (blocks[setting.shape.layer(0)].total * layers)
+        )
+        return (mean + head) * setting.micro_batches / setting.layout.pipeline
+
+
+def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: Passes | None = None) -> StepTime:
+    """Seconds of one optimizer step, by what they are spent on.
+
+    Args:
+        passes: kept over several settings of the same work on the same devices.
+    """
+    efficiency = efficiency or efficiency_of(setting.cluster.device)
+    shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
+    count, processes = setting.micro_batches, layout.pipeline
+    kinds, head = (passes or Passes(efficiency)).of(setting)
+    stages = [sum(kinds[layer].total * n for layer, n in blocks.items()) for blocks in setting.blocks]
+    stages[-1] += head
+    slowest, everything = max(stages), sum(stages)
+    sending = 0.0
+    if processes > 1:
+        message = setting.tokens * shape.width * HALF / (layout.tensor if layout.sequence else 1)
+        stride = layout.tensor * layout.context * layout.data
+        sending = 2 * send_seconds(message, stride=stride, cluster=cluster, efficiency=efficiency) * setting.chunks
+    slots = count
+    work = slowest * slots
+    bubble = (everything - slowest) / setting.chunks if processes > 1 else 0.0
+    if layout.schedule in ("zero-bubble", "zbv"):
+        bubble /= 3
+    travel = sending * (count + processes - 1) * software.exposed_sends if processes > 1 else 0.0
+    parts = {"compute": work, "bubble": bubble, "pipeline sends": travel}
+    parts["data parallel"] = _data_parallel(setting, efficiency, compute=work, last=slowest * 0.66)
+    parts["optimizer"] = _optimizer(setting, efficiency)
+    return StepTime(parts)
+
+
+def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
+    layout = setting.layout
+    over = layout.shard_size * layout.context if layout.shard != "none" else 1
+    parameters = most_held(setting).share(over, expert=setting.expert)
+    if setting.work.tuning != "full":
+        parameters = setting.shape.lora_parameters(setting.work.rank) / layout.tensor / layout.pipeline / over
+    device = setting.cluster.device
+    if layout.offload != "none":  # gradients down, weights up, and the host's own memory
+        host = max(8 * parameters / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
+        return host
+    return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+
+
+def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
+    """What gradients and weights on their way add to the step, beyond what the passes hide."""
+    layout, software, cluster = setting.layout, setting.software, setting.cluster
+    data = layout.data * layout.context
+    if data == 1:
+        return 0.0
+    parameters = most_held(setting).total
+    if setting.work.tuning != "full":
+        trained = setting.shape.lora_parameters(setting.work.rank) / layout.tensor / layout.pipeline
+    else:
+        trained = parameters
+    inner = layout.shard_size * layout.context if layout.shard != "none" else data
+    near = Group(inner, layout.tensor)
+    far = Group(data // inner, layout.tensor * inner)
+    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency)
+    scatter = collective_seconds("reduce-scatter", trained * software.sent_gradients, near, cluster, efficiency)
+    across = collective_seconds("all-reduce", trained * software.sent_gradients / inner, far, cluster, efficiency)
+    if layout.shard == "zero3":
+        moved = setting.micro_batches * (2 * gather + scatter) + across
+        return max(0.0, moved - software.hidden * compute, moved * (1 - software.hidden_most))
+    moved = gather + scatter if layout.shard != "none" else 2 * scatter
+    if layout.shard == "zero2":
+        moved = gather + scatter * setting.micro_batches
+        return max(moved - software.hidden * compute, moved * (1 - software.hidden_most)) + across
+    moved += across
+    return max(moved - software.hidden * last, moved * (1 - software.hidden_most))

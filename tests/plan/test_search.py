@@ -1,0 +1,49 @@
+"""The search against looking at everything."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.hardware.cluster import cluster_of
+from stoker.hardware.devices import device_kind
+from stoker.plan.memory import peak_memory
+from stoker.plan.search import KEPT, divisors, search, settings
+from stoker.plan.setting import Work
+from stoker.plan.shapes.names import shape_named
+from stoker.plan.software import STOKER
+from stoker.plan.step_time import step_time
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "gpus", "batch"),
+    [
+        ("gpt2", "T4", 2, 16),
+        ("llama3-8b", "H100", 8, 32),
+        ("llama2-13b", "A100-40GB", 16, 64),
+        ("gpt-neox-20b", "A100", 8, 24),
+    ],
+)
+def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: int) -> None:
+    work = Work(shape_named(model), 1024, batch)
+    cluster = cluster_of(device_kind(device), gpus=gpus)
+    found = search(work, cluster)
+    brute = []
+    for setting in settings(work, cluster, software=STOKER, offload=True):
+        memory = peak_memory(setting)[1]
+        host = memory.host <= cluster.host_memory_gib_per_gpu * 2**30
+        if host and memory.upper <= cluster.device.memory_gib * 2**30 - memory.outside:
+            brute.append(step_time(setting).total)
+    assert [plan.seconds for plan in found.plans] == pytest.approx(sorted(brute)[:KEPT], rel=1e-12)
+    assert all(plan.setting.layout.world == gpus for plan in found.plans)
+
+
+def test_what_cannot_fit_names_the_nearest() -> None:
+    work = Work(shape_named("llama3-70b"), 4096, 8)
+    found = search(work, cluster_of(device_kind("T4"), gpus=1))
+    assert not found.plans and found.nearest is not None and not found.nearest.fits
+    layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER, offload=True)
+    assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
+
+
+def test_divisors() -> None:
+    assert divisors(24) == [1, 2, 3, 4, 6, 8, 12, 24] and divisors(1) == [1] and divisors(49) == [1, 7, 49]

@@ -1,0 +1,82 @@
+"""Step time: limits in which it is known, and what must make it longer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stoker.hardware.cluster import Cluster, cluster_of
+from stoker.hardware.devices import device_kind
+from stoker.job.layout import Layout
+from stoker.plan.efficiency import Efficiency, matmul_seconds
+from stoker.plan.flop import model_flop_per_token
+from stoker.plan.network import Group, collective_seconds
+from stoker.plan.setting import Setting, Work
+from stoker.plan.shapes.names import shape_named
+from stoker.plan.software import STOKER
+from stoker.plan.step_time import Passes, step_time
+
+SHAPE = shape_named("llama3-8b")
+CLUSTER = cluster_of(device_kind("A100"), gpus=64)
+PERFECT = Efficiency(1.0, 1.0, half_rows=0.0, attention=1.0, bandwidth=1e9, link=1e9, network=1e9)
+FREE = replace(STOKER, launch=0.0, launch_tensor=0.0)
+
+
+def setting(layout: Layout, *, micro_batch: int = 1, cluster: Cluster = CLUSTER) -> Setting:
+    return Setting(Work(SHAPE, 4096, 64), cluster, layout, micro_batch, software=FREE)
+
+
+def test_at_best_it_is_the_arithmetic() -> None:
+    """Nothing but products at the peak: FLOP over peak, where attention's backward pass has five products for two."""
+    found = step_time(setting(Layout(data=64)), PERFECT).total
+    flop = model_flop_per_token(SHAPE, seq_len=4096, convention="causal") * 4096
+    assert found == pytest.approx(flop / 312e12, rel=0.02)
+
+
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+def test_the_bubble(pipeline: int) -> None:
+    """(K - 1) / (K + M - 1) of the time, where stages are equal and nothing else takes time."""
+    shape = replace(SHAPE, vocabulary=1)
+    found = replace(setting(Layout(data=64 // pipeline, pipeline=pipeline)), work=Work(shape, 4096, 1024))
+    parts = step_time(found, PERFECT).parts
+    count = found.micro_batches
+    expected = (pipeline - 1) / (pipeline + count - 1)
+    assert parts["bubble"] / (parts["bubble"] + parts["compute"]) == pytest.approx(expected, rel=1e-3)
+
+
+def test_fewer_rows_are_slower() -> None:
+    rates = [rows / matmul_seconds(rows, rows=rows, peak=1.0, share=0.5, half_rows=300.0) for rows in (30, 300, 30000)]
+    assert rates[0] < rates[1] < rates[2] < 0.5
+    assert rates[1] == pytest.approx(0.25)
+
+
+def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:
+    efficiency = Efficiency(link=1.0, network=1.0)
+    free = replace(CLUSTER, link_latency_s=0.0, network_latency_s=0.0)
+    inside = collective_seconds("all-reduce", 1e9, Group(8, 1), free, efficiency)
+    assert inside == pytest.approx(2 * 7 / 8 * 1e9 / (free.device.link_gbs * 1e9))
+    across = collective_seconds("all-reduce", 1e9, Group(64, 1), free, efficiency)
+    assert across == pytest.approx(2 * 63 / 64 * 1e9 / (free.network_gbs * 1e9))
+    # Eight groups, one of each device of a node, share its network.
+    shared = collective_seconds("all-reduce", 1e9, Group(8, 8), free, efficiency)
+    assert shared == pytest.approx(8 * 2 * 7 / 8 * 1e9 / (free.network_gbs * 1e9))
+    assert collective_seconds("all-reduce", 1e9, Group(1, 1), free, efficiency) == 0
+
+
+def test_what_costs_time() -> None:
+    base = step_time(setting(Layout(data=64, shard="zero1", shard_size=64))).total
+    assert step_time(setting(Layout(data=64, shard="zero1", shard_size=64, recompute="full"))).total > base * 1.2
+    assert step_time(setting(Layout(data=64, shard="zero3", shard_size=64))).total > base
+    assert step_time(setting(Layout(data=64, shard="zero1", shard_size=64, offload="optimizer"))).total > base
+    near = step_time(setting(Layout(data=64, shard="zero3", shard_size=8))).total
+    slow = replace(CLUSTER, network_gbs=CLUSTER.network_gbs / 100)
+    far = step_time(setting(Layout(data=64, shard="zero3", shard_size=64), cluster=slow)).total
+    assert far > near
+
+
+def test_passes_that_are_kept_change_nothing() -> None:
+    passes = Passes()
+    for layout in (Layout(data=64), Layout(data=32, tensor=2), Layout(data=16, pipeline=4), Layout(data=32, context=2)):
+        assert step_time(setting(layout), passes=passes).total == step_time(setting(layout)).total
+        assert passes.least(setting(layout)) <= step_time(setting(layout)).total
