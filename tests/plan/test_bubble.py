@@ -43,9 +43,9 @@ def test_even_stages_are_exact(schedule: ScheduleName, chunks: int) -> None:
 
 
 def test_zero_bubble_is_exact_whatever_takes_longest() -> None:
-    """ZB-V within 4 % where gradients of inputs do not."""
+    """ZB-V within 6 % where gradients of inputs do not."""
     for time in (StageTime(1, 2.7, 1.9), StageTime(1, 1.2, 1.8), StageTime(1, 0.7, 1.5), StageTime(1, 0.6, 0.2)):
-        for schedule, chunks, most in (("zero-bubble", 1, 1e-9), ("zero-bubble", 2, 1e-9), ("zbv", 2, 0.04)):
+        for schedule, chunks, most in (("zero-bubble", 1, 1e-9), ("zero-bubble", 2, 1e-9), ("zbv", 2, 0.06)):
             made = order(schedule, processes=8, micro_batches=16, chunks=chunks)  # type: ignore[arg-type]
             simulated = simulate(made, [split(time, 1 / chunks)] * (8 * chunks)).seconds
             waits = bubble_seconds(schedule, time, processes=8, micro_batches=16, chunks=chunks)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ def bubble_seconds(
     (p - 1) max(F, B, 2 (B - W)) / 2, nothing only for the greedy order of its authors; derived for PyTorch's order,
     which alternates whole backward passes.
 
-    Exact, but for ZB-V where B is less than F or W: within 4 % of the step. ZB-V of fewer than 2 p - 1 micro-batches
+    Exact, but for ZB-V where B is less than F or W: within 6 % of the step. ZB-V of fewer than 2 p - 1 micro-batches
     is simulated.
 
     Args:

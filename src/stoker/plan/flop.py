@@ -58,8 +58,9 @@ def model_flop_per_token(shape: Shape, *, seq_len: int, convention: Convention =
       (Chowdhery et al., 2022, appendix B). MosaicML, nanotron and most tables count so.
     - ``without embedding``: the same without the table of tokens where that is not the head too (torchtitan, PyTorch).
     - ``matmul``: matrix products, logits and full attention (Narayanan et al., 2021, equation 3 without its
-      recomputation: 72 B S L h^2 (1 + S / (6 h) + V / (12 L h)) for GPT). Megatron-LM counts so.
-    - ``causal``: the same with half the attention, and with windows where there are: what must be done.
+      recomputation: 72 B S L h^2 (1 + S / (6 h) + V / (12 L h)) for GPT). Megatron-LM long counted so.
+    - ``causal``: the same with half the attention, and with windows where there are: what must be done. The tables of
+      Megatron-Bridge count so.
     """
     if convention == "causal":
         return 3 * forward_flop_per_token(shape, seq_len=seq_len, causal=True)
