@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
     from stoker.job.schema import Job
@@ -13,6 +13,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 ContextBy = Literal["gather", "ulysses"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "params"]
+SHARDS: tuple[Shard, ...] = get_args(Shard)
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble", "zbv")  # two stages a process
 ROUNDS: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble")  # micro-batches go through in equal rounds
 SPLIT_BACKWARD: tuple[ScheduleName, ...] = ("zero-bubble", "zbv")  # gradients of inputs first, of weights later
@@ -55,6 +56,16 @@ class Layout:
     def world(self) -> int:
         """Processes in all."""
         return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def zero(self) -> int:
+        """ZeRO's stage: 0 where nothing is sharded, to 3."""
+        return SHARDS.index(self.shard)
+
+    @property
+    def sharers(self) -> int:
+        """Processes that a copy's states are spread over; 1 without sharding."""
+        return self.shard_size * self.context if self.zero else 1
 
     @property
     def replicas(self) -> int:

@@ -15,9 +15,9 @@ from typing import Any, Literal, cast
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of
-from stoker.hardware.devices import device_kind
+from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
-from stoker.job.layout import Layout, Recompute, Shard
+from stoker.job.layout import SHARDS, Layout, Recompute, Shard
 from stoker.plan.flop import model_flop_per_token
 from stoker.plan.memory import peak_memory
 from stoker.plan.setting import Setting, Tuning, Work
@@ -28,7 +28,6 @@ from stoker.plan.step_time import step_time
 Row = Mapping[str, Any]
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 SEQ_LEN = 2048
-SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "zero3")
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def setting_of(row: Row) -> Setting:
     """
     gpus = int(row.get("num_gpus") or 1)
     device = device_kind(str(row.get("gpu") or ""))
-    cluster = _cluster(row, gpus)
+    cluster = _cluster(row, device, gpus)
     tensor, pipeline, context = (int(row.get(key) or 1) for key in ("tp", "pp", "cp"))
     data = int(row.get("dp") or max(1, gpus // (tensor * pipeline * context)))
     software = software_of(row)
@@ -113,8 +112,7 @@ def setting_of(row: Row) -> Setting:
     return Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=software)
 
 
-def _cluster(row: Row, gpus: int) -> Cluster:
-    device = device_kind(str(row.get("gpu") or ""))
+def _cluster(row: Row, device: DeviceKind, gpus: int) -> Cluster:
     network = row.get("interconnect")
     told = network if network and parse_network(str(network), device) is not None else None
     return cluster_of(device, gpus=gpus, network=told)

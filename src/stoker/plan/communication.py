@@ -129,7 +129,7 @@ def data_parallel(layout: Layout, model: ModelShape, step: StepShape) -> Volumes
         return {}
     if layout.shard == "none":
         return {Flow("batch", "all-reduce"): Volume(1, sum(p.elements for p in trained) * step.gradient)}
-    sharers = layout.shard_size * layout.context
+    sharers = layout.sharers
     blocks, outside = _gathered(model.blocks, sharers, step), _gathered(model.outside, sharers, step)
     once = layout.shard == "zero1" or layout.pipeline > 1
     reductions = 1 if once else step.micro_batches
@@ -232,7 +232,7 @@ def _pipe(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
 
 def _once(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
     """What is summed once a step: partial and tied gradients, and a few numbers."""
-    sharers = layout.shard_size * layout.context if layout.shard != "none" else 1
+    sharers = layout.sharers
     partial = sum(p.shard(sharers) for p in model.parameters if p.partial and p.trained)
     number = Volume(1, step.gradient)
     return added(

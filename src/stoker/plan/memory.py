@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stoker.job.layout import SHARDS, Shard
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
 
@@ -46,7 +47,7 @@ class Memory:
         return self.peak * (1 + BOUND)
 
 
-def model_states(parameters: float, *, shard: str, over: int, weights: int, gradients: int, states: int) -> float:
+def model_states(parameters: float, *, shard: Shard, over: int, weights: int, gradients: int, states: int) -> float:
     """Bytes of weights, gradients and optimizer states of a device.
 
     ZeRO's figures: 7.5e9 parameters with 2 + 2 + 12 bytes over 64 devices are 120, 31.4, 16.6 and 1.9 GB.
@@ -54,7 +55,7 @@ def model_states(parameters: float, *, shard: str, over: int, weights: int, grad
     Args:
         over: devices that a copy is sharded over.
     """
-    zero = ("none", "zero1", "zero2", "zero3").index(shard)
+    zero = SHARDS.index(shard)
     parts = (weights, zero >= 3), (gradients, zero >= 2), (states, zero >= 1)
     return sum(parameters * size / (over if sharded else 1) for size, sharded in parts)
 
@@ -82,6 +83,14 @@ class Held:
 def held_parameters(setting: Setting, stage: int) -> Held:
     """Parameters of a stage."""
     return _held(setting.shape, setting.stages, setting.layout.tensor, setting.expert)[stage]
+
+
+def trained_parameters(setting: Setting, held: Held) -> Held:
+    """Of those that a process holds; under adapters, its part of theirs."""
+    if setting.work.tuning == "full":
+        return held
+    adapters = setting.shape.lora_parameters(setting.work.rank)
+    return Held(adapters / setting.layout.tensor / setting.layout.pipeline)
 
 
 def most_held(setting: Setting) -> Held:
@@ -142,7 +151,7 @@ def layer_activations(setting: Setting, layer: Layer) -> float:
         width = mixture.per_token * mixture.width + mixture.shared_width
         inside += (4 if shape.gated else 2) * width + 2 * mixture.per_token * shape.width
     if software.dropout:
-        outside += 0.5 * shape.width * 2
+        outside += shape.width  # two masks of a byte
     kept = HALF * (outside / (tensor if layout.sequence else 1) + inside / tensor)
     if layout.sequence and tensor > 1:
         kept += HALF * 2 * shape.width * software.keeps_gathered
@@ -153,16 +162,13 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     """What the devices of one stage must hold at their fullest moment."""
     shape, layout, software, work = setting.shape, setting.layout, setting.software, setting.work
     held = held_parameters(setting, stage)
-    over = layout.shard_size * layout.context if layout.shard != "none" else 1
-    zero = ("none", "zero1", "zero2", "zero3").index(layout.shard)
 
     def share(parameters: Held, at: int) -> float:
-        return parameters.share(over if zero >= at else 1, expert=setting.expert)
+        return parameters.share(layout.sharers if layout.zero >= at else 1, expert=setting.expert)
 
-    trained = held
+    trained = trained_parameters(setting, held)
     weights = share(held, 3) * software.weights
     if work.tuning != "full":
-        trained = Held(shape.lora_parameters(work.rank) / layout.tensor / layout.pipeline)
         weights = share(held, 3) * (QUANTISED if work.tuning == "qlora" else HALF) + share(trained, 3) * 4
     parts: dict[str, float] = {
         "weights": weights,
@@ -185,7 +191,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     if stage == len(setting.stages) - 1:
         later = software.later_logits * (setting.micro_batches > 1)
         parts["logits"] = tokens * (software.logits + later) * shape.vocabulary / layout.tensor
-    parts["buffers"] = _buffers(setting, stage, held.total, zero)
+    parts["buffers"] = _buffers(setting, stage, held.total)
     parts["fragmentation"] = UNMERGED * (parts["activations"] + parts.get("logits", 0.0))
     host = 0.0
     if layout.offload in ("optimizer", "params"):
@@ -193,13 +199,13 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     return Memory(parts, host, 0.0 if setting.cluster.device.is_cpu else CONTEXT)
 
 
-def _buffers(setting: Setting, stage: int, parameters: float, zero: int) -> float:
+def _buffers(setting: Setting, stage: int, parameters: float) -> float:
     """Bytes that communication needs beside: gathered weights of the largest units under ZeRO-3, buckets of DDP."""
     layout, software, shape = setting.layout, setting.software, setting.shape
     if layout.data * layout.context == 1:
         return 0.0
-    if zero < 3:
-        return min(parameters * 2, 2 * 25 * 2**20) if zero == 0 else 0.0
+    if layout.zero < 3:
+        return 0.0 if layout.zero else min(parameters * 2, 2 * 25 * 2**20)
     tensor, expert = layout.tensor, setting.expert
     kinds = setting.blocks[stage]
     block = max((block_parameters(shape, layer, tensor=tensor, expert=expert).total for layer in kinds), default=0.0)

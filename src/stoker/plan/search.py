@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.layout import Layout, Recompute, ScheduleName, Shard
+from stoker.job.layout import SHARDS, Layout, Recompute, ScheduleName
 from stoker.plan.memory import Memory, peak_memory
 from stoker.plan.setting import Setting, Work
 from stoker.plan.software import STOKER, Software
 from stoker.plan.step_time import Passes, StepTime, step_time
 
-SHARDS: tuple[Shard, ...] = ("none", "zero1", "zero2", "zero3")
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 SHORTEST = 1024  # tokens of a row on one process that context parallelism may leave

@@ -72,7 +72,7 @@ STOKER = Software("stoker", weights=4, gradients=4, states=8, logits=0.0, sequen
 MEGATRON_2021 = Software(
     "megatron of 2021", gradients=2, dropout=True, flash=False, fused=False, launch=9.3e-4, launch_tensor=4e-5
 )
-MEGATRON = Software("megatron", shard="zero1", sequence=True, recompute="none")
+MEGATRON = Software("megatron", shard="zero1", sequence=True)
 NANOTRON = Software(
     "nanotron",
     gradients=6,
@@ -84,7 +84,7 @@ NANOTRON = Software(
     launch=1.3e-3,
     launch_tensor=1.8e-4,
 )
-INTERNEVO = Software("internevo", gradients=2, sequence=False)
+INTERNEVO = Software("internevo", gradients=2)
 COMPOSER = Software("composer", weights=4, gradients=4, states=8)
 TORCHTITAN = Software("torchtitan", weights=4, gradients=4, states=8, sequence=True)
 BLOOM = replace(MEGATRON_2021, name="megatron-deepspeed", shard="zero1", gradients=4)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.memory import HALF, most_held
+from stoker.plan.memory import HALF, most_held, trained_parameters
 from stoker.plan.network import Group, collective_seconds, send_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
@@ -40,7 +40,6 @@ class Pass:
 
     forward: float
     backward: float
-    tensor: float
 
     @property
     def total(self) -> float:
@@ -109,7 +108,7 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
         backward += forward
     elif layout.recompute == "selective" and not software.flash:
         backward += attention
-    return Pass(forward, backward, 2 * exposed)
+    return Pass(forward, backward)
 
 
 def _longer(device: float, host: float) -> float:
@@ -154,14 +153,14 @@ class Passes:
 
     def least(self, setting: Setting) -> float:
         """Seconds of a step if nothing but passes took time, and all stages were equal."""
-        blocks, head = self.of(setting)
-        layers = setting.shape.layers
-        mean = (
-            sum(blocks[setting.shape.layer(i)].total for i in range(layers))
-            if setting.shape.pattern
-            else (blocks[setting.shape.layer(0)].total * layers)
-        )
-        return (mean + head) * setting.micro_batches / setting.layout.pipeline
+        return sum(self.stages(setting)) * setting.micro_batches / setting.layout.pipeline
+
+    def stages(self, setting: Setting) -> list[float]:
+        """Seconds of one micro-batch in each stage, the head in the last one."""
+        kinds, head = self.of(setting)
+        stages = [sum(kinds[layer].total * n for layer, n in blocks.items()) for blocks in setting.blocks]
+        stages[-1] += head
+        return stages
 
 
 def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: Passes | None = None) -> StepTime:
@@ -173,17 +172,14 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     count, processes = setting.micro_batches, layout.pipeline
-    kinds, head = (passes or Passes(efficiency)).of(setting)
-    stages = [sum(kinds[layer].total * n for layer, n in blocks.items()) for blocks in setting.blocks]
-    stages[-1] += head
+    stages = (passes or Passes(efficiency)).stages(setting)
     slowest, everything = max(stages), sum(stages)
     sending = 0.0
     if processes > 1:
         message = setting.tokens * shape.width * HALF / (layout.tensor if layout.sequence else 1)
         stride = layout.tensor * layout.context * layout.data
         sending = 2 * send_seconds(message, stride=stride, cluster=cluster, efficiency=efficiency) * setting.chunks
-    slots = count
-    work = slowest * slots
+    work = slowest * count
     bubble = (everything - slowest) / setting.chunks if processes > 1 else 0.0
     if layout.schedule in ("zero-bubble", "zbv"):
         bubble /= 3
@@ -196,14 +192,10 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
 
 def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     layout = setting.layout
-    over = layout.shard_size * layout.context if layout.shard != "none" else 1
-    parameters = most_held(setting).share(over, expert=setting.expert)
-    if setting.work.tuning != "full":
-        parameters = setting.shape.lora_parameters(setting.work.rank) / layout.tensor / layout.pipeline / over
+    parameters = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
     device = setting.cluster.device
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
-        host = max(8 * parameters / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
-        return host
+        return max(8 * parameters / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
 
 
@@ -213,12 +205,9 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     data = layout.data * layout.context
     if data == 1:
         return 0.0
-    parameters = most_held(setting).total
-    if setting.work.tuning != "full":
-        trained = setting.shape.lora_parameters(setting.work.rank) / layout.tensor / layout.pipeline
-    else:
-        trained = parameters
-    inner = layout.shard_size * layout.context if layout.shard != "none" else data
+    held = most_held(setting)
+    parameters, trained = held.total, trained_parameters(setting, held).total
+    inner = layout.sharers if layout.zero else data
     near = Group(inner, layout.tensor)
     far = Group(data // inner, layout.tensor * inner)
     gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency)
@@ -226,7 +215,7 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     across = collective_seconds("all-reduce", trained * software.sent_gradients / inner, far, cluster, efficiency)
     if layout.shard == "zero3":
         moved = setting.micro_batches * (2 * gather + scatter) + across
-        return max(0.0, moved - software.hidden * compute, moved * (1 - software.hidden_most))
+        return max(moved - software.hidden * compute, moved * (1 - software.hidden_most))
     moved = gather + scatter if layout.shard != "none" else 2 * scatter
     if layout.shard == "zero2":
         moved = gather + scatter * setting.micro_batches
