@@ -1,54 +1,210 @@
-"""``stoker plan JOB``: the plan, as words and as JSON; what cannot fit."""
+"""``stoker plan JOB``: the plan as words, as JSON and as a picture; what cannot fit; tables of runs."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from stoker.cli.main import main
+from stoker.hardware.cluster_file import load_cluster
 
 JOB = """
 task: pretrain
 model: {model}
 data: none.jsonl
-steps: 10
+{length}
 train: {{seq_len: 2048, batch: 32}}
 """
+CLUSTER = "device: H100\nnodes: 4\nprice: 30\ncurrency: EUR\navailability: 0.99\n"
+
+
+def written(path: Path, model: str = "llama3-8b", length: str = "steps: 1000") -> Path:
+    path.write_text(JOB.format(model=model, length=length))
+    return path
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    path = tmp_path / "job.yaml"
-    path.write_text(JOB.format(model="llama3-8b"))
+    return written(tmp_path / "job.yaml")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(CLUSTER)
     return path
 
 
+def planned(capsys: pytest.CaptureFixture[str], *words: object, code: int = 0) -> dict[str, Any]:
+    assert main(["plan", *map(str, words), "--json"]) == code
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
 def test_the_plan_as_json(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(job), "--on", "8xH100", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = planned(capsys, job, "--on", "2x8xH100")
     plan = result["plan"]
     layout = plan["layout"]
-    assert layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"] == 8
+    assert layout["data"] * layout["tensor"] * layout["pipeline"] * layout["context"] == 16
     assert layout["data"] * plan["micro_batch"] * plan["accumulation"] == 32
     assert plan["memory_gib"] == pytest.approx(sum(plan["memory"].values()))
     assert plan["step_time_s"] == pytest.approx(sum(plan["time"].values()))
-    assert plan["memory_gib"] < plan["memory_upper_gib"] <= plan["capacity_gib"]
-    assert all(other["step_time_s"] >= plan["step_time_s"] for other in result["alternatives"])
+    assert plan["memory_gib"] < plan["memory_upper_gib"] <= plan["capacity_gib"] and plan["verdict"] == "FITS"
+    assert plan["tokens_per_s"] == pytest.approx(32 * 2048 / plan["step_time_s"])
+    assert plan["tokens_per_s"] == pytest.approx(16 * plan["tokens_per_s_per_gpu"])
+    stages = plan["stages"]
+    assert len(stages) == layout["pipeline"] and sum(stage["blocks"] for stage in stages) == 32
+    assert max(stage["memory_gib"] for stage in stages) == pytest.approx(plan["memory_gib"])
+    assert stages[plan["fullest_stage"] - 1]["memory"] == pytest.approx(plan["memory"])
+    fitting = [other for other in result["alternatives"] if other["fits"]]
+    assert fitting and all(other["step_time_s"] >= plan["step_time_s"] for other in fitting)
+    assert all(other["reason"] for other in result["alternatives"])
+    assert result["binds"] and result["looked_at"] > 100 and result["seconds"] < 60
+    assert result["cluster"]["gpus"] == 16 and result["model"]["parameters"] == 8030261248
 
 
-def test_the_plan_in_words(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(job), "--on", "8xH100"]) == 0
+def test_the_cost_as_json(job: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = planned(capsys, job, "--on", cluster)["run"]
+    assert run["steps"] == 1000 and run["steps_known"] and run["tokens"] == 1000 * 32 * 2048
+    assert run["price"] == pytest.approx(4 * 30 * run["hours"]) and run["currency"] == "EUR"
+    assert run["hours"] * 3600 == pytest.approx(run["seconds"])
+    assert run["training_hours"] == pytest.approx(run["hours"] * run["effective"])
+    assert run["interruptions"] == pytest.approx(run["seconds"] / run["mean_between_interruptions_s"])
+    assert 0 < run["chance_of_interruption"] < 1
+
+
+def test_the_plan_in_words(job: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(job), "--on", str(cluster)]) == 0
     out = capsys.readouterr().out
-    assert "8 x H100" in out and "8.03 billion parameters" in out and "activations" in out and "others" in out
+    said = ("32 x H100", "8.03 billion parameters", "activations", "FITS", "MFU", "EUR", "interruption", "best to save")
+    assert all(words in out for words in (*said, "binds", "helps", "others", "plain data parallel", "┃"))
+    assert max(map(len, out.splitlines())) <= 110
 
 
-def test_what_cannot_fit_exits_with_3(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_words_are_pasted_into_the_job(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed blocks, in a job whose own `train` gives way, are what `stoker plan` finds again."""
+    assert main(["plan", str(job), "--on", "2x8xH100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.strip() == "train:")
+    end = next(index for index, line in enumerate(lines) if line.startswith("step "))
+    block = "\n".join(line[10:] for line in lines[start:end])
+    head = "task: pretrain\nmodel: llama3-8b\ndata: none.jsonl\nsteps: 10\n"
+    job.write_text(f"{head}{block.replace('train:', 'train:' + chr(10) + '  seq_len: 2048', 1)}\n")
+    from stoker.job import load_job
+    from stoker.job.layout import layout_of
+
+    layout = layout_of(load_job(job).job)
+    again = planned(capsys, job, "--on", "2x8xH100")
+    assert again["plan"]["layout"] == {**vars(layout)}
+    assert "as the job says" not in [other["called"] for other in again["alternatives"]]
+
+
+def test_the_jobs_own_layout_is_compared(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = planned(capsys, job, "parallel.data=1", "parallel.pipeline=8", "--on", "8xH100")
+    own = next(other for other in result["alternatives"] if other["called"] == "as the job says")
+    assert own["layout"]["pipeline"] == 8 and own["reason"]
+
+
+def test_a_run_whose_length_hangs_on_the_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = written(tmp_path / "job.yaml", length="epochs: 2")
+    assert main(["plan", str(job), "--on", "8xH100"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "2 epochs take hangs on the data" in out and "a billion tokens: " in out and "1,000 steps" in out
+    assert not planned(capsys, job, "--on", "8xH100")["run"]["steps_known"]
+
+
+def test_a_batch_that_nobody_wrote_has_a_row_for_each_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\ntrain: {seq_len: 1024}\n")
+    assert planned(capsys, path, "--on", "8x8xA100")["work"]["batch"] == 64
+
+
+def test_the_picture(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture = tmp_path / "plan.svg"
+    assert main(["plan", str(job), "--on", "8xA100-40GB", "--picture", str(picture), "--show"]) == 0
+    out = capsys.readouterr().out
+    page = ElementTree.fromstring(picture.read_text())
+    words = [text.text or "" for text in page.iter("{http://www.w3.org/2000/svg}text")]
+    assert any("llama3-8b on 8 x A100-40GB" in text for text in words)
+    assert {"Memory at its fullest moment", "activations", "forward"} <= set(words) and "passes" in out
+
+
+def test_a_picture_that_cannot_be_written(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(job), "--on", "8xH100", "--picture", str(tmp_path / "none" / "plan.svg")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_cannot_fit_exits_with_3_and_says_what_would(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(job), "--on", "1xT4"]) == 3
-    assert "nothing fits; the nearest is" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "nothing fits; the nearest is" in said.err and "of 13.2" in said.err and "would fit --on" in said.out
+    result = planned(capsys, job, "--on", "1xT4", code=3)
+    assert result["plan"] is None and not result["nearest"]["fits"] and result["changes"]
+    for change in result["changes"]:
+        assert change["fits"] and f"`{change['words']}`" in said.err
+        if change["words"].startswith("--on"):
+            words = ["--on", change["words"].removeprefix("--on ")]
+            assert load_cluster(words[1]).gpus == change["cluster_gpus"]
+        else:
+            words = [change["words"], "--on", "1xT4"]
+        assert planned(capsys, job, *words)["plan"]["fits"]
 
 
-def test_no_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan"]) == 2
-    assert "no job is given" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "no job is given"),
+        (["nowhere.yaml", "--on", "8xH100"], "nowhere.yaml"),
+        (["{job}", "--on", "8xH1000"], "`H1000` is no device"),
+        (["{job}", "train.seqlen=5", "--on", "8xH100"], "seq_len"),
+        (["{job}", "model=nobody-knows-it", "--on", "8xH100"], "nobody-knows-it"),
+        (["--cases", "nowhere.jsonl"], "cannot be read"),
+        (["--rank", "{bad}"], "bad.jsonl:2:"),
+    ],
+)
+def test_wrong_input_exits_with_2(
+    words: list[str], said: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"row_id": 1}\n{"row_id": \n')
+    assert main(["plan", *(word.format(job=job, bad=bad) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+ROWS = [
+    {"row_id": 1, "group": "a", "gpu": "A100-80GB", "num_gpus": 8, "dp": 1, "tp": 8, "micro_batch": 1},
+    {"row_id": 2, "group": "a", "gpu": "A100-80GB", "num_gpus": 8, "dp": 8, "tp": 1, "micro_batch": 8},
+    {"row_id": 3, "group": "b", "gpu": "A100-80GB", "num_gpus": 8, "dp": 8, "micro_batch": 8},
+]
+MODEL = {"layers": 24, "hidden": 2048, "heads": 16, "seq_len": 2048, "vocab": 51200}
+
+
+def test_rows_are_ranked_by_predicted_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The order is that of the speeds that `--cases` predicts; all lines go to a file as well."""
+    table, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    table.write_text("".join(json.dumps({**MODEL, "global_batch": 64, **row}) + "\n" for row in ROWS))
+    assert main(["plan", "--cases", str(table), "--out", str(out)]) == 0
+    speeds = {row["row_id"]: row["tokens_per_s_per_gpu"] for row in map(json.loads, out.read_text().splitlines())}
+    assert main(["plan", "--rank", str(table)]) == 0
+    printed = capsys.readouterr().out
+    groups = {line["group"]: line["row_ids"] for line in map(json.loads, printed.splitlines())}
+    assert groups == {"a": sorted((1, 2), key=lambda row: -speeds[row]), "b": [3]}
+    assert main(["plan", "--rank", str(table), "--out", str(out)]) == 0
+    assert out.read_text() == printed
+
+
+def test_planning_loads_neither_torch_nor_transformers(job: Path) -> None:
+    code = (
+        "import sys; from stoker.cli.main import main; "
+        f"main(['plan', {str(job)!r}, '--on', '8xH100', '--json']); "
+        "sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0

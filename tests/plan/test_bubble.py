@@ -107,3 +107,14 @@ def errors(
             )
             found.append(closed / simulated - 1)
     return found
+
+
+def test_1f1b_is_exact_for_uneven_stages_without_sends() -> None:
+    """Also of fewer micro-batches than stages."""
+    numbers = random.Random(0)
+    for processes in (2, 3, 4, 8):
+        for micro_batches in (1, 2, 3, 4, 6, 12):
+            times = [StageTime(*(numbers.uniform(0.7, 1.3) for _ in range(3))) for _ in range(processes)]
+            made = order("1f1b", processes=processes, micro_batches=micro_batches)
+            found = step_seconds("1f1b", times, processes=processes, micro_batches=micro_batches)
+            assert found == pytest.approx(simulate(made, times).seconds)

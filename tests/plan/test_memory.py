@@ -9,11 +9,10 @@ import pytest
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout, Shard
+from stoker.plan.activations import in_flight, layer_activations
 from stoker.plan.memory import (
     Held,
     held_parameters,
-    in_flight,
-    layer_activations,
     model_states,
     peak_memory,
     stage_memory,
@@ -92,8 +91,8 @@ def test_recomputation_keeps_a_blocks_input_only() -> None:
     none = stage_memory(setting(GPT, Layout()), 0).parts["activations"]
     full = stage_memory(setting(GPT, Layout(recompute="full")), 0).parts["activations"]
     block = layer_activations(setting(GPT, Layout()), GPT.layer(0))
-    assert none == pytest.approx(1024 * (24 * block + 2 * 1024))
-    assert full == pytest.approx(1024 * (24 * 2 * 1024 + block + 2 * 1024))
+    assert none == pytest.approx(1024 * (24 * block + 3 * 2 * 1024))
+    assert full == pytest.approx(1024 * (24 * 2 * 1024 + block + 3 * 2 * 1024))
 
 
 def test_the_fullest_stage_is_found_among_all() -> None:
@@ -114,3 +113,27 @@ def test_an_adapter_needs_no_states_of_the_base() -> None:
     assert sizes[0] == pytest.approx(16 * shape.parameters)
     assert sizes[1] == pytest.approx(2 * shape.parameters + 16 * shape.lora_parameters(16))
     assert sizes[2] < sizes[1] / 3
+
+
+def test_what_sequence_parallelism_gathers_is_whole_on_every_process() -> None:
+    """Four tensors of a micro-batch at least, however many processes split the rest."""
+    for tensor in (4, 16):
+        kept = stage_memory(setting(GPT, Layout(tensor=tensor, sequence=True)), 0).parts["activations"]
+        assert kept > 1024 * 4 * 2 * GPT.width
+    spread = [stage_memory(setting(GPT, Layout(tensor=t, sequence=True)), 0).parts["activations"] for t in (4, 16)]
+    assert spread[1] > spread[0] / 4
+
+
+def test_late_frees_take_no_more_than_the_room_there_is() -> None:
+    found = setting(shape_named("llama3-8b"), Layout(tensor=8, sequence=True), software=NANOTRON)
+    late = [stage_memory(replace(found, micro_batch=rows), 0).parts["freed late"] for rows in (1, 2, 64)]
+    assert late[1] == pytest.approx(2 * late[0])
+    assert late[2] == 0
+    assert "freed late" not in stage_memory(replace(found, software=STOKER), 0).parts
+
+
+def test_offloaded_parameters_leave_the_device() -> None:
+    found = setting(shape_named("llama3-8b"), Layout(data=8, shard="zero3", shard_size=8))
+    kept, moved = (stage_memory(replace(found, layout=replace(found.layout, offload=o)), 0) for o in ("none", "params"))
+    assert moved.host == pytest.approx(sum(kept.parts[part] for part in ("weights", "gradients", "optimizer")))
+    assert moved.peak == pytest.approx(kept.peak - moved.host)

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stoker.plan.picture import LEFT, LETTER, PLOT, StageMemory, memory_svg, mostly, ticks, timeline_svg
+from stoker.plan.picture import LEFT, LETTER, PLOT, StageMemory, memory_svg, mostly, plan_svg, ticks, timeline_svg
 from stoker.plan.schedule import order
 from stoker.plan.terminal import memory_text, timeline_text
 from stoker.plan.timeline import StageTime, Timeline, simulate
@@ -55,6 +55,22 @@ def test_bars_of_a_step_are_as_long_as_their_times() -> None:
     )
 
 
+def test_what_follows_the_passes_is_as_long_as_it_takes() -> None:
+    timeline, after = step(), {"data parallel": 0.02, "optimizer": 0.005}
+    found = bars(timeline_svg(timeline, after=after))
+    spans = sum(map(len, timeline.processes))
+    scale = PLOT / (timeline.seconds + 0.025)
+    last = [bar for bar in found if (bar.findtext(f"{SVG}title") or "").startswith(tuple(after))]
+    assert len(found) == spans + len(last) and len(last) == 2 * len(timeline.processes)
+    for bar, name in zip(last, [*after] * len(timeline.processes), strict=True):
+        assert float(bar.attrib["width"]) == pytest.approx(after[name] * scale, abs=1e-3)
+    assert float(last[-1].attrib["x"]) + float(last[-1].attrib["width"]) == pytest.approx(LEFT + PLOT, abs=0.01)
+
+
+def both() -> str:
+    return plan_svg(STAGES, step(), capacity=80 * GIB, after={"optimizer": 0.01}, title="A model on a cluster")
+
+
 def test_a_long_step_is_drawn_with_few_bars_of_the_same_total() -> None:
     timeline = step(micro_batches=512, processes=4)
     found = bars(timeline_svg(timeline))
@@ -63,7 +79,9 @@ def test_a_long_step_is_drawn_with_few_bars_of_the_same_total() -> None:
     assert drawn == pytest.approx(1 - timeline.bubble, abs=0.02)
 
 
-@pytest.mark.parametrize("svg", [memory_svg(STAGES, capacity=80 * GIB), timeline_svg(step()), timeline_svg(step(64))])
+@pytest.mark.parametrize(
+    "svg", [memory_svg(STAGES, capacity=80 * GIB), timeline_svg(step()), timeline_svg(step(64)), both()]
+)
 def test_no_words_lie_over_others_or_leave_the_page(svg: str) -> None:
     page = ElementTree.fromstring(svg)
     lines: dict[float, list[tuple[float, float]]] = {}
@@ -98,7 +116,7 @@ def test_terminal_steps_fit_and_wait_as_long(width: int) -> None:
     for line, idle in zip(lines, timeline.idle, strict=False):
         assert line.count("·") / cells == pytest.approx(idle, abs=0.1)
     many = timeline_text(step(micro_batches=64, processes=32), width=width).plain.splitlines()
-    assert [int(line.split()[0]) for line in many[:16]][::15] == [0, 31]
+    assert [int(line.split()[0]) for line in many[:16]][::15] == [1, 32]
 
 
 def test_what_takes_most_of_a_part() -> None:

@@ -19,7 +19,7 @@ from stoker.plan.step_time import Passes, step_time
 
 SHAPE = shape_named("llama3-8b")
 CLUSTER = cluster_of(device_kind("A100"), gpus=64)
-PERFECT = Efficiency(1.0, 1.0, half_rows=0.0, attention=1.0, bandwidth=1e9, link=1e9, network=1e9)
+PERFECT = Efficiency(1.0, 1.0, half_rows=0.0, half_width=0.0, attention=1.0, bandwidth=1e9, link=1e9, network=1e9)
 FREE = replace(STOKER, launch=0.0, launch_tensor=0.0)
 
 
@@ -45,10 +45,13 @@ def test_the_bubble(pipeline: int) -> None:
     assert parts["bubble"] / (parts["bubble"] + parts["compute"]) == pytest.approx(expected, rel=1e-3)
 
 
-def test_fewer_rows_are_slower() -> None:
-    rates = [rows / matmul_seconds(rows, rows=rows, peak=1.0, share=0.5, half_rows=300.0) for rows in (30, 300, 30000)]
-    assert rates[0] < rates[1] < rates[2] < 0.5
-    assert rates[1] == pytest.approx(0.25)
+def test_small_products_are_slower() -> None:
+    of = Efficiency(half_rows=300.0, half_width=100.0)
+    rates = [r / matmul_seconds(r, rows=r, inputs=1e9, outputs=1e9, peak=1.0, of=of) for r in (30.0, 300.0, 30000.0)]
+    assert rates[0] < rates[1] < rates[2] < 1
+    assert rates[1] == pytest.approx(0.5)
+    assert matmul_seconds(1.0, rows=1e9, inputs=100, outputs=1e9, peak=1.0, of=of) == pytest.approx(2.0)
+    assert matmul_seconds(1.0, rows=1e9, inputs=1e9, outputs=100, peak=1.0, of=of) == pytest.approx(2.0)
 
 
 def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:

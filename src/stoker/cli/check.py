@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.preflight import open_job
+from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 from stoker.job.document import read_text
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)
-        loaded = open_job(arguments.job, arguments.overrides)
+        loaded = planned(open_job(arguments.job, arguments.overrides))
     except UserError as error:
         if not arguments.json:
             raise
@@ -60,8 +60,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _answer(loaded: LoadedJob | None, problems: tuple[Problem, ...]) -> dict[str, Any]:
     origins = {} if loaded is None else loaded.origins
+    plan = {"plan": loaded.plan} if loaded is not None and loaded.plan else {}
     return {
         "ok": loaded is not None,
+        **plan,
         "job": None if loaded is None else loaded.job.model_dump(mode="json"),
         "origins": {key: {"source": o.source, "where": o.where, "why": o.why} for key, o in origins.items()},
         "errors": [
@@ -93,9 +95,10 @@ def print_job(loaded: LoadedJob) -> None:
 
 
 def _processes(loaded: LoadedJob) -> str:
-    """``4 processes: data 2 (zero3) x tensor 2 + sequence``."""
+    """``4 processes: data 2 (zero3) x tensor 2 + sequence``, and what the planner says of it where it chose it."""
     layout = layout_of(loaded.job)
-    return f"{layout.world} process{'es' * (layout.world > 1)}: {layout.describe()}"
+    words = f"{layout.world} process{'es' * (layout.world > 1)}: {layout.describe()}"
+    return f"{words}; {loaded.plan}" if loaded.plan else words
 
 
 def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:

@@ -1,23 +1,19 @@
-"""Which layout to train with, and what it takes: memory for each device, seconds of a step, why not another."""
+"""Which layout to train with, and what it takes: memory, seconds, money, risk, and why not another."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-import time
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.errors import CannotRun, Problem, UserError
+from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from stoker.job import LoadedJob
-    from stoker.plan.search import Found, Plan
-    from stoker.plan.setting import Work
-
-SHOWN = 5  # alternatives
-GIB = 2**30
+    from stoker.plan.answer import Question
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,119 +21,83 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument("--on", metavar="CLUSTER", default="local", help="a cluster file, or words like 4x8xH100")
-    parser.add_argument("--cases", metavar="FILE", help="predict each row of a table of runs instead")
-    parser.add_argument("--out", metavar="FILE", help="where the predictions of --cases go (default: standard output)")
-    parser.add_argument("--rank", metavar="FILE", help="order the rows of each group of a table by predicted speed")
+    parser.add_argument("--show", action="store_true", help="draw the memory of every stage and one step in time")
+    parser.add_argument("--picture", metavar="FILE.svg", help="the same as a picture")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
+    parser.add_argument("--cases", metavar="FILE", help="predict each row of a table of runs instead")
+    parser.add_argument(
+        "--out", metavar="FILE", help="where the lines of --cases and --rank go (default: standard output)"
+    )
+    parser.add_argument("--rank", metavar="FILE", help="order the rows of each group of a table by predicted speed")
+    parser.add_argument("--calibrate", action="store_true", help="measure what this machine reaches; plans then use it")
+    parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 60)")
+    parser.add_argument("--from", metavar="RUN", dest="from_run", help="correct later plans by a finished run's folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan; returns 0, or exits with 3 where nothing fits."""
+    out = Path(arguments.out) if arguments.out else None
     if arguments.cases:
-        return _cases(Path(arguments.cases), Path(arguments.out) if arguments.out else None)
+        return _cases(Path(arguments.cases), out)
     if arguments.rank:
-        return _rank(Path(arguments.rank))
+        return _rank(Path(arguments.rank), out)
+    if arguments.calibrate:
+        from stoker.cli.learning import calibrate_here
+
+        return calibrate_here(arguments.seconds, as_json=arguments.json)
+    if arguments.from_run:
+        from stoker.cli.learning import learn_from
+
+        return learn_from(arguments.from_run, as_json=arguments.json)
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
-    from stoker.hardware.cluster_file import load_cluster
-    from stoker.job import load_job
-    from stoker.plan.search import search
+    from stoker.cli.plan_report import picture, print_answer, refusal
+    from stoker.plan.answer import NothingFits, answer
 
-    loaded = load_job(arguments.job, arguments.overrides)
-    work = _work(loaded)
-    cluster = load_cluster(arguments.on)
-    begin = time.perf_counter()
-    found = search(work, cluster)
-    seconds = time.perf_counter() - begin
-    if not found.plans:
-        raise CannotRun(_nothing_fits(found))
+    found = answer(_question(arguments.job, arguments.overrides, arguments.on))
+    if arguments.picture and not isinstance(found, NothingFits):
+        _write(Path(arguments.picture), picture(found))
     if arguments.json:
-        plans = [_as_json(plan) for plan in found.plans]
-        result = {"plan": plans[0], "alternatives": plans[1:], "looked_at": found.looked_at, "seconds": seconds}
-        print(json.dumps(result))
-        return 0
-    print(f"cluster   {cluster.gpus} x {cluster.device.name}, {cluster.per_node} a node")
-    print(f"model     {work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters")
-    print(f"searched  {found.looked_at} settings in {seconds:.1f} s\n")
-    _show(found.plans)
+        from stoker.plan.answer_json import answer_json
+
+        print(json.dumps(answer_json(found)))
+    if isinstance(found, NothingFits):
+        raise refusal(found, quiet=arguments.json)
+    if not arguments.json:
+        print_answer(found, pictures=arguments.show)
     return 0
 
 
-def _work(loaded: LoadedJob) -> Work:
-    from stoker.plan.setting import Work
-    from stoker.plan.shapes.find import shape_of_model
+def _question(path: str, overrides: list[str], on: str) -> Question:
+    from stoker.hardware.cluster_file import load_cluster
+    from stoker.job import load_job
+    from stoker.job.layout import layout_of
+    from stoker.plan.answer import Question
+    from stoker.plan.cost import Length
+    from stoker.plan.of_job import setting_of_job, software_of_job, work_of
 
-    job = loaded.job
-    if job.model is None:
-        raise UserError(loaded.problem("task", f"a job of task {job.task} has no model to plan for"))
-    batch = 32 if job.train.batch == "auto" else job.train.batch
-    seq_len = 2048 if job.train.seq_len == "auto" else job.train.seq_len
-    precision = "bf16" if job.train.precision == "auto" else job.train.precision
-    tuning: Any = job.tune.method if job.tune.method in ("lora", "qlora") else "full"
-    return Work(shape_of_model(job.model.name), seq_len, batch, precision=precision, tuning=tuning)
-
-
-def _show(plans: tuple[Plan, ...]) -> None:
-    best = plans[0]
-    setting = best.setting
-    print(f"plan      {setting.layout.describe()}; micro-batch {setting.micro_batch} x {setting.micro_batches}")
-    print(f"step      {best.seconds:.3g} s, of it " + _shares(best.time.parts, best.seconds))
-    bound = f"{best.memory.upper / GIB:.1f} at most, of {best.capacity / GIB:.1f}"
-    print(f"memory    {best.memory.peak / GIB:.1f} GiB ({bound}) on stage {best.stage + 1} of {len(setting.stages)}:")
-    for part, size in sorted(best.memory.parts.items(), key=lambda pair: -pair[1]):
-        print(f"          {part:<14} {size / GIB:>8.2f} GiB")
-    print("\nothers")
-    for plan in plans[1 : SHOWN + 1]:
-        slower = plan.seconds / best.seconds - 1
-        print(f"  {slower:>+6.1%}  {plan.setting.layout.describe()}; micro-batch {plan.setting.micro_batch}")
-
-
-def _shares(parts: Any, total: float) -> str:
-    found = sorted(parts.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in found if seconds > total / 200)
-
-
-def _nothing_fits(found: Found) -> Problem:
-    if found.nearest is None:
-        return Problem("no layout divides this batch over these devices", "change train.batch or the cluster")
-    plan = found.nearest
-    need, have = plan.memory.upper / GIB, plan.capacity / GIB
-    nearest = f"the nearest is {plan.setting.layout.describe()}: {need:.1f} GiB of {have:.1f}"
-    return Problem(f"nothing fits; {nearest}", "give more devices, a shorter train.seq_len, or tune: lora")
-
-
-def _as_json(plan: Plan) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    setting = plan.setting
-    return {
-        "layout": asdict(setting.layout),
-        "micro_batch": setting.micro_batch,
-        "accumulation": setting.micro_batches,
-        "step_time_s": plan.seconds,
-        "time": dict(plan.time.parts),
-        "memory_gib": plan.memory.peak / GIB,
-        "memory_upper_gib": plan.memory.upper / GIB,
-        "memory": {part: size / GIB for part, size in plan.memory.parts.items()},
-        "capacity_gib": plan.capacity / GIB,
-        "host_gib": plan.memory.host / GIB,
-    }
+    loaded = load_job(path, overrides)
+    cluster = load_cluster(on)
+    work = work_of(loaded, cluster)
+    if loaded.origins["train.batch"].source == "default":  # a row for each device at least
+        work = replace(work, global_batch=-(-work.global_batch // cluster.gpus) * cluster.gpus)
+    stated = any(key.startswith("parallel.") and o.source != "default" for key, o in loaded.origins.items())
+    asked = None
+    if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
+        asked = setting_of_job(loaded.job, cluster, work)
+    return Question(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job), asked)
 
 
 def _cases(path: Path, out: Path | None) -> int:
+    """A line of JSON for each row."""
     from stoker.plan.cases import as_json, predict_all, read_rows
 
     predictions, problems = predict_all(read_rows(path), file=str(path))
     _say(problems)
-    text = "".join(f"{as_json(found)}\n" for found in predictions)
-    if out is None:
-        print(text, end="")
-    else:
-        _write(out, text)
-    return 0
+    return _give((as_json(found) for found in predictions), out)
 
 
-def _rank(path: Path) -> int:
+def _rank(path: Path, out: Path | None) -> int:
     """One line for each group: its rows' numbers, the fastest first."""
     from stoker.plan.cases import predict_all, read_rows
 
@@ -147,13 +107,20 @@ def _rank(path: Path) -> int:
     for found in predictions:
         if found.group is not None and found.tokens_per_s_per_gpu is not None:
             groups.setdefault(found.group, []).append((found.tokens_per_s_per_gpu, found.row_id))
+    lines = []
     for group, rows in groups.items():
         rows.sort(key=lambda pair: -pair[0])
-        print(
-            json.dumps(
-                {"group": group, "row_ids": [row for _, row in rows], "tokens_per_s_per_gpu": [s for s, _ in rows]}
-            )
-        )
+        ranked = {"row_ids": [row for _, row in rows], "tokens_per_s_per_gpu": [speed for speed, _ in rows]}
+        lines.append(json.dumps({"group": group, **ranked}))
+    return _give(lines, out)
+
+
+def _give(lines: Iterable[str], out: Path | None) -> int:
+    text = "".join(f"{line}\n" for line in lines)
+    if out is None:
+        print(text, end="")
+    else:
+        _write(out, text)
     return 0
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.load import JobError, place
+
+if TYPE_CHECKING:
+    from stoker.launch.join import Place
 
 
 def open_job(path: str, overrides: Sequence[str]) -> LoadedJob:
@@ -25,6 +29,22 @@ def open_job(path: str, overrides: Sequence[str]) -> LoadedJob:
     if problems:
         raise UserError(*sorted(problems, key=place))
     return loaded
+
+
+def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
+    """The job with the planner's layout, where it asks for one with `parallel: auto`.
+
+    Args:
+        place: of this process, where a launcher started it with others.
+
+    Raises:
+        CannotRun: nothing fits.
+    """
+    if not loaded.document.planned:  # the devices at hand need not be looked for
+        return loaded
+    from stoker.launch.planned import with_plan
+
+    return with_plan(loaded, place)
 
 
 def preflight(loaded: LoadedJob) -> list[Problem]:

@@ -8,10 +8,11 @@ import os
 import shlex
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.preflight import open_job
+from stoker.cli.preflight import open_job, planned
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
-    loaded = open_job(arguments.job, arguments.overrides)
+    loaded = planned(open_job(arguments.job, arguments.overrides), place)
     from stoker.cli.report import quiet_libraries
     from stoker.launch.join import check_world
     from stoker.launch.work import Work
@@ -112,12 +113,17 @@ def _train(work: Work, place: Place | None) -> Ending:
 
 
 def _answer(output: Path, ending: Ending) -> dict[str, Any]:
+    from stoker.runs.comparison import read_comparison
+    from stoker.runs.folder import RunFolder
+
+    comparison = read_comparison(RunFolder(output))
     return {
         "state": ending.state,
         "run": str(output),
         "step": ending.step,
         "held_out_loss": ending.held_out,
         "held_out_loss_before": ending.held_out_before,
+        "plan": comparison and {**asdict(comparison), "line": comparison.line()},
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from stoker.cli.preflight import open_job
+from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
-    loaded = open_job(arguments.job, arguments.overrides)
+    loaded = planned(open_job(arguments.job, arguments.overrides))
     # For the processes that are started: torch's own C++ warnings say nothing of the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":

@@ -1,10 +1,11 @@
-"""Measures what this machine really does: matrix products, memory, host copies, calls, collectives."""
+"""Measures what this machine really does: matrix products, attention, memory, host copies, calls, collectives."""
 
 from __future__ import annotations
 
 import platform
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from stoker.hardware.calibration import Calibration, Curve, MatmulTable
+from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.device import Device, choose_device
 from stoker.hardware.process import available_cores
 
@@ -24,7 +25,10 @@ SIZES = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 128, 512, 2048, 8192)}
 # Bytes of a tensor, from what stays in a cache to what does not.
 TENSORS = {"cpu": (2**14, 2**18, 2**22, 2**26, 2**28), "cuda": (2**18, 2**22, 2**26, 2**30)}
 MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
-FOR_MATRICES = 0.6  # of the time
+ROWS = {"cpu": (64, 256, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
+HEADS = {"cpu": 8, "cuda": 32}
+FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
+RING = 2**27  # bytes that operands rotate over, so that those of a call are no longer in the nearest caches
 LEAST, MOST = 3, 1000  # repetitions of one measurement
 BATCH, BATCH_SECONDS = 50, 2e-3  # calls of a GPU between two waits: so many, or what they take
 
@@ -52,7 +56,9 @@ def calibrate(
         chosen = _affordable(sizes or SIZES[kind], seconds * FOR_MATRICES / len(precisions), device)
         share = seconds * FOR_MATRICES / (len(precisions) * len(chosen) ** 3)
         matmuls = tuple(_matmuls(precision, chosen, share, device) for precision in precisions)
-        curves = _memory(tensors or TENSORS[kind], seconds * (1 - FOR_MATRICES), device)
+        used = tensors or TENSORS[kind]
+        curves = _memory(used, seconds * (1 - FOR_MATRICES - FOR_ATTENTION), device)
+        curves += _attention(ROWS[kind], seconds * FOR_ATTENTION, device) + _calls(device)
         return Calibration(
             date=date.today().isoformat(),
             machine=platform.node(),
@@ -173,6 +179,7 @@ def _memory(tensors: Sequence[int], budget: float, device: Device) -> tuple[Curv
             "copy": (2, partial(out.copy_, one)),
             "add": (3, partial(torch.add, one, two, out=out)),
             "silu": (2, partial(F.silu, one)),
+            "multiply": (3, _rotating(one, two)),
         }
         if device.type == "cuda":
             host = torch.ones(size // 4).pin_memory()
@@ -184,6 +191,58 @@ def _memory(tensors: Sequence[int], budget: float, device: Device) -> tuple[Curv
     return tuple(
         Curve(kind, tuple(size for size, _ in points), tuple(taken for _, taken in points))
         for kind, points in times.items()
+    )
+
+
+def _rotating(one: torch.Tensor, two: torch.Tensor) -> Callable[[], object]:
+    """Products of operands that were used some time ago, into new memory, as eager code computes them."""
+    count = max(1, min(16, RING // (3 * 4 * one.numel())))
+    operands = deque((one.clone(), two.clone()) for _ in range(count))
+    results: deque[torch.Tensor] = deque(maxlen=count)
+
+    def work() -> None:
+        operands.rotate()
+        results.append(torch.mul(*operands[0]))
+
+    return work
+
+
+def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curve, ...]:
+    """Seconds of causal attention of one head over rows of so many tokens, forward and backward, by head size."""
+    dtype = device.autocast_dtype or torch.float32
+    heads = HEADS["cuda" if device.type == "cuda" else "cpu"]
+    share = budget / (2 * len(HEAD_SIZES) * len(rows))
+    curves = []
+    for head_size in HEAD_SIZES:
+        forward, backward = [], []
+        for tokens in rows:
+            shape = (3, 1, heads, tokens, head_size)
+            q, k, v = torch.randn(shape, device=device.torch, dtype=dtype, requires_grad=True).unbind()
+            attend = partial(F.scaled_dot_product_attention, q, k, v, is_causal=True)
+            result = attend()
+            back = partial(torch.autograd.grad, result, (q, k, v), torch.ones_like(result), retain_graph=True)
+            forward.append(seconds_of(attend, share, device) / heads)
+            backward.append(seconds_of(back, share, device) / heads)
+        for kind, times in (("attention", forward), ("attention-backward", backward)):
+            curves.append(Curve(f"{kind}-{head_size}", tuple(rows), tuple(times)))
+    return tuple(curves)
+
+
+def _calls(device: Device, calls: int = 300) -> tuple[Curve, ...]:
+    """Seconds of an operator on 16 numbers that autograd records, and of its backward pass."""
+    number = torch.zeros(16, device=device.torch, requires_grad=True)
+
+    def forward() -> torch.Tensor:
+        passed = number
+        for _ in range(calls):
+            passed = passed * 1.0
+        return passed
+
+    chain = forward()
+    back = partial(torch.autograd.grad, chain, number, torch.ones_like(chain), retain_graph=True)
+    return tuple(
+        Curve(kind, (chain.nbytes,), (seconds_of(work, 0.0, device) / calls,))
+        for kind, work in (("forward", forward), ("backward", back))
     )
 
 

@@ -17,8 +17,9 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache import cache_folder
 
-FORMAT = 1
+FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is believed
+HEAD_SIZES = (32, 128)  # that attention is measured with
 _AGAIN = "measure this machine with `stoker plan --calibrate`"
 
 
@@ -65,9 +66,13 @@ class Curve:
     """Times by size of one thing that moves or computes bytes.
 
     Attributes:
-        kind: ``read``, ``write``, ``copy``, ``add``, ``silu`` (a device's memory); ``to-device``, ``to-host``;
-            ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes).
-        sizes: bytes, ascending: those that cross the memory bus, or of the whole tensor of a collective.
+        kind: ``read``, ``write``, ``copy``, ``add``, ``silu``, ``multiply`` (a device's memory; the last one into new
+            memory, from operands in no near cache); ``to-device``, ``to-host``;
+            ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes);
+            ``forward``, ``backward`` (a call with next to nothing to do);
+            ``attention-32``, ``attention-backward-32`` and so on (one head of a size).
+        sizes: bytes, ascending: those that cross the memory bus, or of the whole tensor of a collective; of attention
+            the tokens of a row.
         seconds: of each.
         ranks: processes that take part.
     """
@@ -149,6 +154,30 @@ class Calibration:
         if curve is None:
             return None
         return curve.bandwidth if size is None else size / curve.time(size)
+
+    def attention(self, head_size: int, seq_len: int, *, backward: bool = False) -> float:
+        """Seconds of causal attention of one head over one row: linear between the head sizes, square above all rows.
+
+        Raises:
+            UserError: attention was not measured.
+        """
+        kind = "attention-backward" if backward else "attention"
+        curves = [self.curve(f"{kind}-{size}") for size in HEAD_SIZES]
+        low, high = curves[0], curves[-1]
+        if low is None or high is None:
+            raise UserError(Problem("attention was not measured", _AGAIN))
+        inside = min(seq_len, low.sizes[-1])
+        share = (head_size - HEAD_SIZES[0]) / (HEAD_SIZES[-1] - HEAD_SIZES[0])
+        seconds = low.time(inside) + share * (high.time(inside) - low.time(inside))
+        return max(seconds, low.time(inside) / 2) * (seq_len / inside) ** 2
+
+    def call_seconds(self, *, backward: bool = False) -> float:
+        """Seconds of an operator that autograd records, or of its backward pass, when there is next to nothing to do.
+
+        As measured, or else the launch alone.
+        """
+        curve = self.curve("backward" if backward else "forward")
+        return self.launch_s if curve is None else curve.latency
 
     def with_collectives(self, curves: Sequence[Curve]) -> Calibration:
         """With these collectives in place of what was known of the same ranks and kinds."""

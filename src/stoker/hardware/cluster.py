@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration
+from stoker.hardware.correction import Correction
 from stoker.hardware.devices import DeviceKind
 from stoker.hardware.network import Network, network_of, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
@@ -20,6 +21,9 @@ FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
 # Seconds from an interruption to training: "within 15 minutes" (MegaScale, section 6.3); what is lost since the last
 # checkpoint comes on top.
 RECOVERY = 900.0
+# GB/s that a node writes to storage that all nodes share: 2 TB/s for 24,000 GPUs in nodes of eight is 0.67 (Llama 3,
+# section 3.3.1).
+STORAGE_GBS = 1.0
 HOURS_PER_MONTH = 730.0
 
 
@@ -31,14 +35,17 @@ class Cluster:
         per_node: devices of a node.
         network_gbs: GB/s of a node to the others, one way, all rails together.
         rails: ports that share it.
+        fabric: kind of the network where that matters: ``EFA``.
         network_latency_s, link_latency_s: seconds of one step of a ring across nodes and inside of one.
         host_memory_gib: GiB of a node's host.
         host_cores: its cores.
         price_per_hour: of a node; None where unknown.
         failures_per_gpu_hour: interruptions of the run per device and hour.
         recovery_s: seconds from an interruption until training goes on from the checkpoint.
+        storage_gbs: GB/s that each node writes checkpoints with, all of them at once.
         name: what it was called when it was asked for.
         calibration: what was measured on its devices; None where nothing was.
+        corrections: what finished runs showed of predictions for its devices.
         notes: what was assumed, in sentences for the user.
     """
 
@@ -55,8 +62,11 @@ class Cluster:
     currency: str = "USD"
     failures_per_gpu_hour: float = FAILURES_PER_GPU_HOUR
     recovery_s: float = RECOVERY
+    storage_gbs: float = STORAGE_GBS
     name: str = ""
+    fabric: str = ""
     calibration: Calibration | None = field(default=None, repr=False)
+    corrections: tuple[Correction, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -83,6 +93,11 @@ class Cluster:
     def monthly_availability(self) -> float:
         """Chance that one device goes through a month (730 hours) without an interruption."""
         return math.exp(-self.failures_per_gpu_hour * HOURS_PER_MONTH)
+
+    def correction(self, precision: str, tuning: str) -> Correction | None:
+        """Of predictions for such runs; None where no finished run was learnt from."""
+        alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
+        return next(alike, None)
 
     def of_gpus(self, gpus: int) -> Cluster:
         """The nodes of this kind that so many devices need: part of one, or as many whole ones as hold them."""
@@ -149,6 +164,7 @@ def cluster_of(
         host_memory_gib=node.host_memory_gib,
         host_cores=node.host_cores,
         name=node.name,
+        fabric="EFA" if node.name.startswith("aws-p") else "",
     )
     if per_node is not None and per_node != node.per_node:
         cluster = cluster._with_per_node(per_node)
@@ -158,7 +174,7 @@ def cluster_of(
             raise UserError(Problem(f"`{network}` names no rate", "write it as `8 x 400 Gb/s` or `25 GB/s`"))
         network = said
     if network is not None:
-        return replace(cluster, network_gbs=network.gbs, rails=network.rails)
+        return replace(cluster, network_gbs=network.gbs, rails=network.rails, fabric=network.fabric)
     if cluster.nodes > 1 and like is None:
         gbs = f"{cluster.network_gbs:g} GB/s"
         cluster = replace(cluster, notes=(f"network as in {node.name} ({node.source}): {gbs} a node, one way",))

@@ -49,6 +49,7 @@ class ClusterBlock(Block):
     )
     failures_per_gpu_hour: NotNegative | None = Field(default=None, description="the same as a rate")
     recovery_s: NotNegative | None = Field(default=None, description="seconds from a failure to training")
+    storage_gbs: Positive | None = Field(default=None, description="GB/s that each node writes checkpoints with")
 
 
 # What other programs, or a reader's habit, call a key.
@@ -62,7 +63,7 @@ ALIASES = {
 
 
 def load_cluster(text: str | Path) -> Cluster:
-    """A cluster from a YAML file's path, YAML text, or a few words.
+    """A cluster from a YAML file's path, YAML text, or a few words, with what finished runs showed of its devices.
 
     Words: ``H100`` (one), ``8xH100``, ``64xH100`` (nodes of eight), ``4x8xA100-80GB`` (nodes x devices), a type of node
     (``aws-p5``, ``4x dgx-h100``), ``local`` (this machine), ``cpu`` (this machine's processor).
@@ -70,6 +71,13 @@ def load_cluster(text: str | Path) -> Cluster:
     Raises:
         UserError: with every problem's place; the nearest names where one is unknown.
     """
+    from stoker.hardware.detect import corrected  # which would import this file's cluster
+
+    cluster = _read_cluster(text)
+    return cluster if cluster.corrections else corrected(cluster)
+
+
+def _read_cluster(text: str | Path) -> Cluster:
     path = Path(text)
     text = str(text)
     if path.suffix.lower() in _SUFFIXES and "\n" not in text and "{" not in text:
@@ -82,7 +90,7 @@ def load_cluster(text: str | Path) -> Cluster:
 
 
 def _from_words(text: str) -> Cluster:
-    from stoker.hardware.detect import this_machine, this_processor  # which would import this file's cluster
+    from stoker.hardware.detect import this_machine, this_processor
 
     counted = _COUNTED.fullmatch(text)
     what = (counted[3] if counted else text).strip()
@@ -152,7 +160,7 @@ def _cluster(block: ClusterBlock, document: Document) -> Cluster:
     cluster = cluster_of(device, nodes=block.nodes, per_node=block.per_node, network=network, like=like)
     given = _given(
         block, "rails", "network_latency_s", "link_latency_s", "host_memory_gib", "host_cores", "currency", "name",
-        "failures_per_gpu_hour", "recovery_s",
+        "failures_per_gpu_hour", "recovery_s", "storage_gbs",
     )  # fmt: skip
     if block.availability is not None:
         given["failures_per_gpu_hour"] = failures_of(block.availability)

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import psutil
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration, kept_calibration
 from stoker.hardware.cluster import Cluster, cluster_of
+from stoker.hardware.correction import kept_corrections
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.process import available_cores, processor_name
 
@@ -17,14 +18,27 @@ UNMEASURED = "rates are the catalogue's: `stoker plan --calibrate` measures this
 LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
 
-def this_machine(processes: int = 1) -> Cluster:
+def this_machine(processes: int | None = None) -> Cluster:
     """The GPUs that are here, or its processor, with what was measured of them where something was.
 
     Args:
-        processes: among how many a processor's cores and memory are divided; GPUs have one each.
+        processes: that each take a GPU (a launcher may let each see its own only), or a part of the processor's cores
+            and memory. By default all GPUs that are seen, or one process.
     """
     gpus = _visible_gpus()
-    return _gpu_machine(gpus) if gpus else this_processor(processes)
+    return _gpu_machine(gpus, processes) if gpus else this_processor(processes or 1)
+
+
+def machines(processes: int, per_machine: int) -> Cluster:
+    """Machines like this one, for so many processes in all.
+
+    Raises:
+        UserError: the machines do not have equally many.
+    """
+    if processes % per_machine:
+        message = f"{processes} processes do not stand equally on machines of {per_machine}"
+        raise UserError(Problem(message, "start equally many on each machine"))
+    return this_machine(per_machine).with_nodes(processes // per_machine)
 
 
 def this_processor(processes: int = 1) -> Cluster:
@@ -36,7 +50,7 @@ def this_processor(processes: int = 1) -> Cluster:
     threads = max(1, cores // processes)
     found, notes = _measured(processor_name(), threads)
     kind = _processor_kind(found, 1.0 if found else 1 / processes, memory / processes)
-    return Cluster(
+    cluster = Cluster(
         device=kind,
         per_node=processes,
         nodes=1,
@@ -51,6 +65,7 @@ def this_processor(processes: int = 1) -> Cluster:
         calibration=found,
         notes=notes,
     )
+    return corrected(cluster)
 
 
 def _processor_kind(found: Calibration | None, share: float, memory_gib: float) -> DeviceKind:
@@ -70,7 +85,7 @@ def _rates(sizes: tuple[int, ...], found: Calibration, precision: str) -> list[f
     return [found.matmul_rate(size, size, size, precision) for size in sizes]
 
 
-def _gpu_machine(gpus: list[tuple[str, float]]) -> Cluster:
+def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluster:
     """A node of the first GPU's kind: its name, and GiB as the driver reports them."""
     name, memory = gpus[0]
     found, notes = _measured(name, 0)
@@ -81,13 +96,39 @@ def _gpu_machine(gpus: list[tuple[str, float]]) -> Cluster:
             raise
         kind = _unknown_gpu(name, found)
     same = sum(other == name for other, _ in gpus)
-    if same < len(gpus):
+    if same < len(gpus) and processes is None:
         notes = (*notes, f"only the {same} GPUs that are {name} are counted")
+    same = processes or same
     host = psutil.virtual_memory().total / 2**30
     cluster = cluster_of(replace(kind, memory_gib=memory), gpus=same, per_node=same)
-    return replace(
-        cluster, name="local", host_memory_gib=host, host_cores=available_cores(), calibration=found, notes=notes
+    return corrected(
+        replace(
+            cluster, name="local", host_memory_gib=host, host_cores=available_cores(), calibration=found, notes=notes
+        )
     )
+
+
+def corrected(cluster: Cluster) -> Cluster:
+    """With what finished runs showed of its devices, and a note of it."""
+    cpu = cluster.device.is_cpu
+    threads = max(1, cluster.host_cores // cluster.per_node) if cpu else 0
+    try:
+        kept = kept_corrections(processor_name() if cpu else cluster.device.name, threads)
+    except UserError as error:
+        return replace(cluster, notes=(*cluster.notes, *map(str, error.problems)))
+    date = cluster.calibration.date if cluster.calibration else None
+    found = tuple(correction for correction in kept if correction.calibration == date)
+    notes = tuple(f"{c.tuning} tuning in {c.precision} is corrected by the run {c.run} ({c.date})" for c in found)
+    return replace(cluster, corrections=found, notes=(*cluster.notes, *notes))
+
+
+def kind_name(device: str) -> str:
+    """The catalogue's name of a device that its maker calls so; the maker's where it has none."""
+    try:
+        kind = device_kind(device)
+    except UserError:
+        return device
+    return device if kind.is_cpu else kind.name
 
 
 def _unknown_gpu(name: str, found: Calibration) -> DeviceKind:

@@ -14,7 +14,7 @@ import torch
 from torch import dtype
 
 from stoker.errors import CannotRun, Problem
-from stoker.hardware.process import processor_name
+from stoker.hardware.process import has_bf16_matrix_units, processor_name
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,3 @@ def device_of(local_rank: int, devices: Sequence[int] | None = None, *, alone: b
         return torch.device("cuda", devices[local_rank])
     # A launcher may let each process see its own GPU only.
     return torch.device("cuda", local_rank if torch.cuda.device_count() > 1 else 0)
-
-
-def has_bf16_matrix_units() -> bool:
-    """Whether the processor multiplies bfloat16 matrices in hardware."""
-    info = Path("/proc/cpuinfo")
-    return info.is_file() and "amx_bf16" in info.read_text()

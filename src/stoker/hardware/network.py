@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.hardware.devices import DeviceKind
 from stoker.hardware.nodes import NODE_TYPES
@@ -14,8 +14,9 @@ GENERATIONS = {
     "xdr800": 800, "xdr": 800,
 }  # fmt: skip
 _INSIDE = re.compile(r"nvlink|nvswitch|pcie|infinity fabric|intra|single node|within", re.I)
+_EFA = re.compile(r"\befa\b", re.I)
 _ACROSS = re.compile(r"inter|across|per node|between", re.I)
-_COUNT = r"(?:(?P<before>\d+)\s*[x×*]\s*|\b)"
+_COUNT = r"(?:(?P<before>\d+)\s*[x×*]\s*(?:[A-Za-z-]{3,}\s+){0,3}|\b)"
 _AFTER = r"(?:\s*[x×*]\s*(?P<after>\d+))?"
 _RATE = re.compile(
     _COUNT + r"(?P<value>\d+(?:\.\d+)?)\s*(?P<scale>[TGtgM])(?P<unit>[bB])?(?:i?ts?|yte|E)?\s*(?:/\s*s|p/?s)?" + _AFTER
@@ -33,10 +34,12 @@ class Network:
     Attributes:
         gbs: GB/s, one way, of all rails together.
         rails: ports that share it.
+        fabric: its kind where that matters: ``EFA``.
     """
 
     gbs: float
     rails: int = 1
+    fabric: str = ""
 
 
 def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int = 8) -> Network | None:
@@ -57,10 +60,11 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
             ports = int(found["before"] or found["after"] or 1)
             if re.search(r"per[ -]?(gpu|device|rank|card)|/gpu", part, re.I):
                 ports *= per_node
-            return Network(_port(found.groupdict()) * ports, ports)
-        if re.search(r"\befa\b", part, re.I) and device is not None:
+            return Network(_port(found.groupdict()) * ports, ports, "EFA" if _EFA.search(text) else "")
+        if _EFA.search(part) and device is not None:
             aws = [node for node in NODE_TYPES if node.name.startswith("aws-") and node.device == device.name]
-            return parse_network(aws[0].network) if aws else None
+            found_there = parse_network(aws[0].network) if aws else None
+            return replace(found_there, fabric="EFA") if found_there else None
     return None
 
 

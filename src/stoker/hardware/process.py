@@ -29,6 +29,12 @@ def processor_name() -> str:
     return "CPU"
 
 
+def has_bf16_matrix_units() -> bool:
+    """Whether the processor multiplies bfloat16 matrices in hardware."""
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "amx_bf16" in info.read_text()
+
+
 def end_with(parent: int) -> None:
     """From now on this process is killed when its parent, of that process id, is gone, however that one ended."""
     if sys.platform == "linux":  # the kernel does it, also where this process hangs

@@ -38,11 +38,17 @@ class Mark:
 
 @dataclass(frozen=True)
 class Document:
-    """Plain data (dict, list, str, int, float, bool, None) and the marks of every path in it."""
+    """Plain data (dict, list, str, int, float, bool, None) and the marks of every path in it.
+
+    Attributes:
+        planned: whether `parallel: auto` was written: the layout is the planner's to choose, but for what else is
+            written of it.
+    """
 
     file: str
     data: Any
     marks: dict[KeyPath, Mark]
+    planned: bool = False
 
     def at(self, path: KeyPath) -> Any:
         """The value at a path. Raises KeyError where none was written."""

@@ -102,7 +102,7 @@ class Layout:
     def describe(self) -> str:
         """``data 4 (zero3 over 2) x tensor 2 + sequence``, for people."""
         parts = []
-        if self.data > 1 or self.world == 1:
+        if self.data > 1 or self.world == 1 or self.shard != "none":
             over = f" over {self.shard_size}" if self.shard_size != self.data else ""
             parts.append(f"data {self.data}" + (f" ({self.shard}{over})" if self.shard != "none" else ""))
         if self.tensor > 1:

@@ -37,10 +37,12 @@ def _parts(view: View) -> ParallelBlock:
 
 
 def _data(view: View) -> int:
-    """Data-parallel processes as they will be."""
+    """Data-parallel processes as they will be; the planner's number, if it is to choose one, is not known yet."""
     parts = _parts(view)
     if parts.data != "auto":
         return parts.data
+    if view.document.planned:
+        raise CannotTellError("parallel.data")
     for key in TRIANGLE:
         view.value(key)
     try:

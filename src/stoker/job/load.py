@@ -25,11 +25,16 @@ ANY_TASK = "sft"  # stands in for a task that is missing or wrong, so that the r
 
 @dataclass(frozen=True)
 class LoadedJob:
-    """A resolved job, the origin of each of its leaves by dotted key, and the document it was read from."""
+    """A resolved job, the origin of each of its leaves by dotted key, and the document it was read from.
+
+    Attributes:
+        plan: what the planner says of the layout, where it chose it.
+    """
 
     job: Job
     origins: dict[str, Origin]
     document: Document
+    plan: str = ""
 
     def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
         """A problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 from stoker.job.document import COMMAND_LINE, Document, Mark, parse_document
 from stoker.job.keys import KeyPath, block_of, dotted, field_at, parse_key
-from stoker.job.shorthand import expand_shorthands
+from stoker.job.shorthand import ALL_AUTO, expand_shorthands
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
@@ -46,7 +46,7 @@ def _apply(document: Document, text: str) -> Document:
     for end in range(1, len(path) + 1):
         marks.setdefault(path[:end], mark)
     marks.update({(*path, *inner): mark for inner in value.marks})
-    return Document(document.file, data, marks)
+    return Document(document.file, data, marks, document.planned and path != (ALL_AUTO,))
 
 
 def _holder(data: dict[str, Any], path: KeyPath) -> Any:

@@ -12,7 +12,7 @@ from stoker.job.schema import Job
 MAIN_KEY = {"model": "name", "tune": "method"}
 SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
 SOURCE_KEY = "path"
-ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it
+ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it, left to the planner
 
 
 def expand_shorthands(document: Document) -> Document:
@@ -23,6 +23,7 @@ def expand_shorthands(document: Document) -> Document:
         if _is_scalar(data.get(key)):
             marks[(key, main)] = marks[(key,)]
             data[key] = {main: data[key]}
+    planned = document.planned or data.get(ALL_AUTO) == "auto"
     if data.get(ALL_AUTO) == "auto":
         data[ALL_AUTO] = {}
     for name, field in Job.model_fields.items():
@@ -38,7 +39,7 @@ def expand_shorthands(document: Document) -> Document:
                 data["data"] = sources
             else:
                 data[str(path[0])] = {**holder, path[-1]: sources}
-    return Document(document.file, data, marks)
+    return Document(document.file, data, marks, planned)
 
 
 def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:

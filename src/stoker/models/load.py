@@ -25,7 +25,7 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from stoker.errors import Problem, UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
-from stoker.models.gguf import weights_of_gguf
+from stoker.models.gguf import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.initial import Initial
 from stoker.models.meta import allocate, parameters_on_meta, set_parameter
 from stoker.models.source import locate
@@ -103,6 +103,27 @@ def blank_model(
     if not files:
         raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
     return Blank(model, Stored(block.name, files, model))
+
+
+def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
+    """The model of a job by its configuration alone, its parameters on the meta device; its weights are not looked for.
+
+    Raises:
+        UserError: it cannot be found, or its configuration cannot be read.
+    """
+    source = locate(block.name, base)
+    if source is None:
+        raise UserError(f"there is no model {block.name!r}")
+    if source.kind == "scratch":
+        with parameters_on_meta():
+            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
+        return fresh
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    try:
+        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+        return _build(config, block, where, torch.float32)
+    except _WRONG_INPUT as error:
+        raise UserError(f"the model {block.name} cannot be built: {str(error).strip().splitlines()[0]}") from error
 
 
 def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:

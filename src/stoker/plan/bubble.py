@@ -118,6 +118,10 @@ def _1f1b_seconds(times: Sequence[StageTime], micro_batches: int, send: float) -
     longest = 0.0
     for at, time in enumerate(times):
         held = min(count - at, m)
+        if held == m:  # all forward passes come before the first backward pass
+            whole = max(m * time.forward + time.backward, later[at]) + (m - 1) * time.backward
+            longest = max(longest, float(later[0] - later[at] + whole))
+            continue
         first = max(held * time.forward + time.backward, later[at])
         last = max(time.forward + held * time.backward, later[at])
         chain = (later[0] - later[at]) + first + (m - 1 - held) * time.total + last

@@ -17,9 +17,9 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
-from stoker.job.layout import SHARDS, Layout, Recompute, Shard
+from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.memory import peak_memory
+from stoker.plan.memory import peak_memory, stage_memory
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.fields import shape_of_row
 from stoker.plan.software import software_of
@@ -27,7 +27,6 @@ from stoker.plan.step_time import step_time
 
 Row = Mapping[str, Any]
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
-SEQ_LEN = 2048
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,11 @@ def setting_of(row: Row) -> Setting:
         schedule="interleaved" if chunks > 1 else "1f1b",
         context=context,
         recompute=cast(Recompute, recompute) if recompute in ("none", "selective", "full") else software.recompute,
-        offload="optimizer" if _says(row, "cpu offload") else "none",
+        offload=_offload(row),
     )
     work = Work(
         shape_of_row(row),
-        seq_len=int(row.get("seq_len") or SEQ_LEN),
+        seq_len=int(row.get("seq_len") or software.seq_len),
         global_batch=int(row.get("global_batch") or micro_batch * data),
         precision=precision_of(row, device.name),
         tuning=_tuning(row),
@@ -133,6 +132,13 @@ def precision_of(row: Row, device: str) -> str:
     return "fp16" if device.startswith(("V100", "T4")) else "bf16"
 
 
+def _offload(row: Row) -> Offload:
+    """Weights too where they are sharded (FSDP), the optimizer's states only where DeepSpeed does it."""
+    if "cpu offload" not in f"{row.get('model_name')} {row.get('notes')}".lower():
+        return "none"
+    return "params" if row.get("zero_stage") == 3 else "optimizer"
+
+
 def _says(row: Row, words: str) -> bool:
     return words in str(row.get("model_name") or "").lower()
 
@@ -157,7 +163,7 @@ def predict(row: Row) -> Prediction:
     again) over the device's peak in the row's precision.
     """
     setting = setting_of(row)
-    _, memory = peak_memory(setting)
+    _, memory = (0, stage_memory(setting, 0)) if setting.software.first_stage else peak_memory(setting)
     capacity = setting.cluster.device.memory_gib * 2**30 - memory.outside
     outside = memory.outside if "MiB" in str(row.get("memory_metric") or "") else 0.0  # as nvidia-smi counts
     seconds = step_time(setting).total

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stoker.hardware.devices import DeviceKind
 
@@ -13,30 +13,47 @@ class Efficiency:
 
     Attributes:
         matmul: of the peak, by large products in 16 bits and wider.
-        low_matmul: the same in 8 bits and fewer, whose operands have to be scaled and cast.
+        low_matmul, fp4_matmul: the same in 8 and in 4 bits, whose operands have to be scaled and cast.
         half_rows: tokens of a product at which it reaches half of that.
+        half_width: inputs, or outputs, of a product at which it reaches half.
         attention: of the 16-bit peak, by fused attention.
-        scores: of the memory's bandwidth, by attention that writes its scores out.
         bandwidth: of the memory's, by everything else.
         link: of the link inside a node, by collectives.
-        network: of the network between nodes, by collectives.
+        network: of the network between nodes, by collectives, where its kind is not known to be otherwise.
     """
 
-    matmul: float = 0.75
+    matmul: float = 0.7
     low_matmul: float = 0.55
-    half_rows: float = 400.0
+    fp4_matmul: float = 0.40
+    half_rows: float = 150.0
+    half_width: float = 100.0
     attention: float = 0.35
-    scores: float = 0.8
-    bandwidth: float = 0.7
-    link: float = 0.6
-    network: float = 0.7
+    bandwidth: float = 0.85
+    link: float = 0.7
+    network: float = 0.58
+
+    def matmul_share(self, precision: str) -> float:
+        """Of the peak in a precision, by large products."""
+        return {"fp8": self.low_matmul, "fp4": self.fp4_matmul}.get(precision, self.matmul)
 
 
-# Fitted to published runs; docs/planner.md says to which.
-_AMPERE = Efficiency(0.74, half_rows=316, attention=0.32, scores=0.95, bandwidth=0.7, link=0.95, network=0.78)
-_HOPPER = Efficiency(0.635, half_rows=197, attention=0.12, scores=0.95, bandwidth=0.75, link=0.93, network=0.22)
-_VOLTA = Efficiency(0.78, half_rows=356, attention=0.32, scores=0.95, bandwidth=0.7, link=0.49, network=0.66)
-BY_ARCHITECTURE = {"V100": _VOLTA, "A100": _AMPERE, "A800": _AMPERE, "H100": _HOPPER, "H200": _HOPPER, "H800": _HOPPER}
+# Fitted to published runs; docs/planner.md says to which. Blackwell Ultra may draw a sixth more power.
+_AMPERE = Efficiency(0.754, half_rows=69, half_width=176, attention=0.32, link=0.92)
+_HOPPER = Efficiency(0.611, low_matmul=0.589, half_rows=288, half_width=93, attention=0.33, link=0.79)
+_VOLTA = Efficiency(0.666, half_rows=661, half_width=78, attention=0.39, link=0.39)
+_BLACKWELL = Efficiency(
+    0.496, low_matmul=0.61, fp4_matmul=0.411, half_rows=186, half_width=408, attention=0.39, bandwidth=0.8, link=0.3
+)
+_ULTRA = replace(
+    _BLACKWELL,
+    matmul=1.22 * _BLACKWELL.matmul,
+    low_matmul=1.22 * _BLACKWELL.low_matmul,
+    fp4_matmul=1.22 * _BLACKWELL.fp4_matmul,
+)
+BY_ARCHITECTURE = {
+    "V100": _VOLTA, "A100": _AMPERE, "A800": _AMPERE, "H100": _HOPPER, "H200": _HOPPER, "H800": _HOPPER,
+    "H20-": _HOPPER, "GH200": _HOPPER, "B200": _BLACKWELL, "GB200": _BLACKWELL, "B300": _ULTRA, "GB300": _ULTRA,
+}  # fmt: skip
 
 
 def efficiency_of(device: DeviceKind) -> Efficiency:
@@ -44,9 +61,15 @@ def efficiency_of(device: DeviceKind) -> Efficiency:
     return next((found for name, found in BY_ARCHITECTURE.items() if device.name.startswith(name)), Efficiency())
 
 
-def matmul_seconds(flop: float, *, rows: float, peak: float, share: float, half_rows: float) -> float:
-    """Seconds of a matrix product: fewer rows than the device can fill itself with are slower.
+def matmul_seconds(flop: float, *, rows: float, inputs: float, outputs: float, peak: float, of: Efficiency) -> float:
+    """Seconds of a matrix product: one that is small in any direction does not fill the device.
 
-    The rate is peak x share x rows / (rows + half_rows), which tiles and waves of tiles follow on average.
+    The rate is peak / (1 + half_rows / rows + half_width / inputs + half_width / outputs), which tiles and waves of
+    tiles follow on average.
+
+    Args:
+        rows: tokens.
+        inputs, outputs: of the matrix, as one process holds it.
+        peak: FLOP/s that large products reach.
     """
-    return flop / (peak * share) * (1 + half_rows / rows)
+    return flop / peak * (1 + of.half_rows / rows + of.half_width * (1 / inputs + 1 / outputs))

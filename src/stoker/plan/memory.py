@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from stoker.job.layout import SHARDS, Shard
+from stoker.plan.activations import HALF, late_freed, stage_activations
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
 
-HALF = 2  # bytes of a 16-bit number
 QUANTISED = 0.55  # bytes of a 4-bit number with its share of the scales
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
-UNMERGED = 0.04  # of what is allocated beside the model states: blocks that the allocator cannot join
-BOUND = 0.10  # of the estimate, that the upper bound adds to it
+BUCKETS = 2 * 25 * 2**20  # bytes of the two buckets that DDP fills and sums
+# What the upper bound adds: model states are known, what passes leave and the allocator's gaps are not. So much covers
+# 88 % of the published runs; docs/planner.md has the table.
+STATES = ("weights", "gradients", "optimizer")
+STATES_BOUND, REST_BOUND = 0.03, 0.20
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Memory:
     @property
     def upper(self) -> float:
         """What should not be exceeded."""
-        return self.peak * (1 + BOUND)
+        states = sum(self.parts.get(part, 0.0) for part in STATES)
+        return states * (1 + STATES_BOUND) + (self.peak - states) * (1 + REST_BOUND)
 
 
 def model_states(parameters: float, *, shard: Shard, over: int, weights: int, gradients: int, states: int) -> float:
@@ -125,39 +129,6 @@ def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) ->
     return Held(dense, experts)
 
 
-def layer_activations(setting: Setting, layer: Layer) -> float:
-    """Bytes that one block keeps for the backward pass, for one token of a micro-batch.
-
-    Elements, in 16 bits: the input and the output of each norm and of each addition to the residual; queries, keys,
-    values and the result of attention; what goes into and comes out of the MLP's nonlinearity, and its product with
-    the gate. What stands inside the split matrices is split by tensor parallelism, the rest by sequence parallelism.
-    """
-    shape, layout, software = setting.shape, setting.layout, setting.software
-    tensor = layout.tensor
-    outside, inside = 0.0, 0.0
-    if layer.attentions or layer.state_space:
-        outside += 3 * shape.width
-        inside += 2 * shape.query_width + 2 * shape.key_value_width
-        if not software.flash:
-            inside += 2.5 * shape.heads * setting.work.seq_len  # scores, their softmax, a mask of one byte
-        else:
-            inside += 2 * shape.heads
-    if layer.feed_forward == "dense":
-        outside += 3 * shape.width
-        inside += (4 if shape.gated else 2) * shape.mlp_width
-    if layer.feed_forward == "experts" and shape.mixture is not None:
-        mixture = shape.mixture
-        outside += 3 * shape.width
-        width = mixture.per_token * mixture.width + mixture.shared_width
-        inside += (4 if shape.gated else 2) * width + 2 * mixture.per_token * shape.width
-    if software.dropout:
-        outside += shape.width  # two masks of a byte
-    kept = HALF * (outside / (tensor if layout.sequence else 1) + inside / tensor)
-    if layout.sequence and tensor > 1:
-        kept += HALF * 2 * shape.width * software.keeps_gathered
-    return kept
-
-
 def stage_memory(setting: Setting, stage: int) -> Memory:
     """What the devices of one stage must hold at their fullest moment."""
     shape, layout, software, work = setting.shape, setting.layout, setting.software, setting.work
@@ -169,63 +140,45 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     trained = trained_parameters(setting, held)
     weights = share(held, 3) * software.weights
     if work.tuning != "full":
-        weights = share(held, 3) * (QUANTISED if work.tuning == "qlora" else HALF) + share(trained, 3) * 4
+        weights = share(held, 3) * (QUANTISED if work.tuning == "qlora" else software.frozen) + share(trained, 3) * 4
     parts: dict[str, float] = {
         "weights": weights,
         "gradients": share(trained, 2) * software.gradients,
         "optimizer": share(trained, 1) * software.states,
     }
-    tokens = setting.tokens
-    flying = in_flight(setting, stage)
-    kept = {layer: layer_activations(setting, layer) for layer in setting.blocks[stage]}
-    per_token = sum(kept[layer] * count for layer, count in setting.blocks[stage].items())
-    sequence = layout.tensor if layout.sequence else 1
-    boundary = HALF * shape.width / sequence
-    if layout.recompute == "full":
-        alive = max(kept.values(), default=0.0)
-        parts["activations"] = tokens * (flying * boundary * len(setting.stages[stage]) + alive)
-    else:
-        parts["activations"] = tokens * flying * per_token
-    if stage == 0:
-        parts["activations"] += tokens * flying * boundary
+    parts["activations"] = stage_activations(setting, stage)
     if stage == len(setting.stages) - 1:
         later = software.later_logits * (setting.micro_batches > 1)
-        parts["logits"] = tokens * (software.logits + later) * shape.vocabulary / layout.tensor
+        parts["logits"] = setting.tokens * (software.logits + later) * shape.vocabulary / layout.tensor
     parts["buffers"] = _buffers(setting, stage, held.total)
-    parts["fragmentation"] = UNMERGED * (parts["activations"] + parts.get("logits", 0.0))
-    host = 0.0
-    if layout.offload in ("optimizer", "params"):
-        host = parts.pop("optimizer")
+    if software.late is not None and layout.sequence:
+        parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))
+    moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
+    host = sum(parts.pop(part) for part in moved)
+    correction = setting.cluster.correction(work.precision, work.tuning)
+    if correction is not None:
+        parts = correction.memory_parts(parts)
     return Memory(parts, host, 0.0 if setting.cluster.device.is_cpu else CONTEXT)
 
 
 def _buffers(setting: Setting, stage: int, parameters: float) -> float:
-    """Bytes that communication needs beside: gathered weights of the largest units under ZeRO-3, buckets of DDP."""
+    """Bytes beside: gradients that are not summed yet, gathered weights of the largest units under ZeRO-3, DDP's
+    buckets."""
     layout, software, shape = setting.layout, setting.software, setting.shape
-    if layout.data * layout.context == 1:
-        return 0.0
-    if layout.zero < 3:
-        return 0.0 if layout.zero else min(parameters * 2, 2 * 25 * 2**20)
-    tensor, expert = layout.tensor, setting.expert
     kinds = setting.blocks[stage]
-    block = max((block_parameters(shape, layer, tensor=tensor, expert=expert).total for layer in kinds), default=0.0)
+    block = max(
+        (block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total for layer in kinds),
+        default=0.0,
+    )
     outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
+    ends = stage in (0, len(setting.stages) - 1)
+    unsummed = software.unsummed * (block + outside * ends) * (setting.work.tuning == "full")
+    if layout.data * layout.context == 1:
+        return unsummed
+    if layout.zero < 3:
+        return unsummed if layout.zero else unsummed + min(parameters * 2, BUCKETS)
     # Two gathered blocks, the outermost unit, and the gradients of one block before they are scattered.
     return HALF * (2 * block + outside) + software.gradients * block
-
-
-def in_flight(setting: Setting, stage: int) -> float:
-    """Micro-batches whose activations the stage holds at most, counted as passes through all of its blocks."""
-    layout, count = setting.layout, setting.micro_batches
-    processes = layout.pipeline
-    if processes == 1:
-        return 1.0
-    if layout.schedule == "gpipe":
-        return float(count)
-    later = processes - stage
-    if setting.chunks > 1:
-        return min(float(count), later + (processes - 1) * (setting.chunks - 1) / setting.chunks)
-    return float(min(count, later))
 
 
 def peak_memory(setting: Setting) -> tuple[int, Memory]:

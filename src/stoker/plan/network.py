@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
+
+from numpy import interp
 
 from stoker.hardware.cluster import Cluster
 from stoker.plan.efficiency import Efficiency
 from stoker.plan.volume import wire_bytes
 
-# Of an all-reduce's rate across nodes, that of its two halves by themselves: 0.65 to 0.85 on 2 to 32 nodes of
-# H100s with EFA (Hugging Face, 2025, The Ultra-Scale Playbook, benchmarks of collectives).
-ONE_WAY = 0.85
+# Share of a node's network rate that collectives reach on AWS' fabric, which congests as nodes are added: nodes,
+# all-reduce, its halves by themselves, all of 400 GB/s a node. Measured on H100s (Hugging Face, 2025, The Ultra-Scale
+# Playbook, benchmarks of collectives).
+EFA = (
+    (2, 0.905, 0.462), (4, 0.40, 0.298), (8, 0.25, 0.172), (16, 0.212, 0.138), (32, 0.162, 0.07), (64, 0.082, 0.028),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
     latency = rounds * cluster.link_latency_s
     if group.size > members:
         rings = cluster.per_node / members
-        share = efficiency.network * (1.0 if kind == "all-reduce" else ONE_WAY)
+        share = network_share(cluster, group.size / members, efficiency, whole=kind == "all-reduce")
         seconds = max(seconds, sent * rings / (cluster.network_gbs * 1e9 * share))
         nodes = group.size / members
         latency = (2 if kind == "all-reduce" else 1) * nodes * cluster.network_latency_s
@@ -57,4 +63,17 @@ def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Effi
     if stride < cluster.per_node and cluster.gpus <= cluster.per_node:
         return size / (cluster.device.link_gbs * 1e9 * efficiency.link) + cluster.link_latency_s
     crossing = min(stride, cluster.per_node)
-    return size * crossing / (cluster.network_gbs * 1e9 * efficiency.network) + cluster.network_latency_s
+    rate = cluster.network_gbs * 1e9 * network_share(cluster, 2, efficiency)
+    return size * crossing / rate + cluster.network_latency_s
+
+
+def network_share(cluster: Cluster, nodes: float, efficiency: Efficiency, *, whole: bool = True) -> float:
+    """Of the network's rate, what a collective over so many nodes reaches.
+
+    Args:
+        whole: whether it is an all-reduce, not only a half of one.
+    """
+    if cluster.fabric != "EFA":
+        return efficiency.network
+    steps = [log(step[0]) for step in EFA]
+    return float(interp(log(max(nodes, 1)), steps, [step[1 if whole else 2] for step in EFA]))

@@ -26,6 +26,7 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "input": ("#6fc7bf", "backward, inputs"),
     "weight": ("#e3c84f", "backward, weights"),
 }
+AFTER = ("#b79ce0", "#f2a65a", "#e58aa5")  # what follows the passes
 STYLE = """
 text { font: 11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #1f2328; }
 .page { fill: #ffffff; } .head { font-weight: bold; } .on { fill: #101418; }
@@ -66,7 +67,31 @@ def components_of(stages: Sequence[StageMemory]) -> dict[str, int]:
 
 def memory_svg(stages: Sequence[StageMemory], *, capacity: float, title: str = "Memory by pipeline stage") -> str:
     """Stacked bars of the stages' components, their bounds dashed, against the capacity of a device in bytes."""
-    page, numbers = _Page(title), components_of(stages)
+    page = _Page(title)
+    _draw_memory(page, stages, capacity)
+    return page.done()
+
+
+def plan_svg(
+    stages: Sequence[StageMemory],
+    timeline: Timeline,
+    *,
+    capacity: float,
+    after: Mapping[str, float],
+    title: str,
+    step: str = "One step",
+) -> str:
+    """Both pictures on one page: the memory of the stages above, one step below, each with its heading."""
+    page = _Page(title)
+    page.heading("Memory at its fullest moment")
+    _draw_memory(page, stages, capacity)
+    page.heading(step)
+    _draw_timeline(page, timeline, after)
+    return page.done()
+
+
+def _draw_memory(page: _Page, stages: Sequence[StageMemory], capacity: float) -> None:
+    numbers = components_of(stages)
     unit, name = byte_unit(capacity)
     most = max(capacity, *(max(stage.total, stage.bound) for stage in stages)) * 1.02
     top = page.down + LINE
@@ -88,33 +113,53 @@ def memory_svg(stages: Sequence[StageMemory], *, capacity: float, title: str = "
     page.text(limit - LETTER * len(words), top - 9, words)
     page.axis(bottom, most / unit, name)
     page.legend([(COLOURS[number % len(COLOURS)], component) for component, number in numbers.items()])
+
+
+def timeline_svg(timeline: Timeline, *, after: Mapping[str, float] | None = None, title: str = "One step") -> str:
+    """Every process' actions over time, by kind; a process' stages after its first are paler.
+
+    Args:
+        after: seconds that follow the passes on all processes, by what they are spent on.
+    """
+    page = _Page(title)
+    _draw_timeline(page, timeline, after or {})
     return page.done()
 
 
-def timeline_svg(timeline: Timeline, *, title: str = "One step") -> str:
-    """Every process' actions over time, by kind; a process' stages after its first are paler."""
-    page, seconds = _Page(title), timeline.seconds
-    unit, name = (1e-3, "ms") if seconds < 10 else (1.0, "s")
+def _draw_timeline(page: _Page, timeline: Timeline, after: Mapping[str, float]) -> None:
+    seconds = timeline.seconds + sum(after.values())
+    unit, name = (1e-3, "ms") if seconds < 1 else (1.0, "s")
     top = page.down
     for row, spans in enumerate(timeline.processes):
         y = top + row * STEP
-        page.text(8, y + BAR / 2 + 4, shortened(f"process {row}", LEFT - 16))
+        page.text(8, y + BAR / 2 + 4, shortened(f"process {row + 1}", LEFT - 16))
         page.rect(LEFT, y, PLOT, BAR, kind="waits")
         first = min(span.stage for span in spans)
         fine = len(spans) <= PLOT / 2
         for span in spans if fine else _merged(spans, seconds, int(PLOT)):
             x, wide = LEFT + PLOT * span.start / seconds, PLOT * (span.end - span.start) / seconds
             colour, called = KINDS[span.kind]
-            words = f"{called}, stage {span.stage}, micro-batch {span.micro_batch}: " if fine else f"mostly {called}: "
+            place = f"stage {span.stage + 1}, micro-batch {span.micro_batch + 1}"
+            words = f"{called}, {place}: " if fine else f"mostly {called}: "
             words += f"{span.start / unit:.2f} to {span.end / unit:.2f} {name}"
-            label = str(span.micro_batch) if fine else ""
+            label = str(span.micro_batch + 1) if fine else ""
             pale = fine and span.stage != first
             page.rect(x, y, wide, BAR, fill=colour, words=words, label=label, pale=pale)
+        _draw_after(page, y, timeline.seconds, after, seconds)
         page.text(LEFT + PLOT + 8, y + BAR / 2 + 4, f"waits {timeline.idle[row]:.1%}")
     page.axis(top + len(timeline.processes) * STEP, seconds / unit, name)
     used = {span.kind for spans in timeline.processes for span in spans}
-    page.legend([KINDS[kind] for kind in KINDS if kind in used])
-    return page.done()
+    entries = [KINDS[kind] for kind in KINDS if kind in used]
+    page.legend([*entries, *((AFTER[number % len(AFTER)], name) for number, name in enumerate(after))])
+
+
+def _draw_after(page: _Page, y: float, start: float, after: Mapping[str, float], seconds: float) -> None:
+    unit, unit_name = (1e-3, "ms") if seconds < 1 else (1.0, "s")
+    for number, (name, took) in enumerate(after.items()):
+        words = f"{name}: {took / unit:.2f} {unit_name}"
+        x, wide = LEFT + PLOT * start / seconds, PLOT * took / seconds
+        page.rect(x, y, wide, BAR, fill=AFTER[number % len(AFTER)], words=words)
+        start += took
 
 
 def mostly(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | None]:
@@ -169,6 +214,10 @@ class _Page:
     title: str
     down: float = 44.0
     parts: list[str] = field(default_factory=list)
+
+    def heading(self, words: str) -> None:
+        self.text(8, self.down, words, kind="head")
+        self.down += 2 * LINE
 
     def text(self, x: float, y: float, words: str, *, kind: str = "") -> None:
         self.parts.append(f'<text x="{x:.2f}" y="{y:.2f}"{_class(kind)}>{escape(words)}</text>')

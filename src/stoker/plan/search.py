@@ -10,6 +10,7 @@ from stoker.job.layout import SHARDS, Layout, Recompute, ScheduleName
 from stoker.plan.memory import Memory, peak_memory
 from stoker.plan.setting import Setting, Work
 from stoker.plan.software import STOKER, Software
+from stoker.plan.space import EVERYTHING, Space
 from stoker.plan.step_time import Passes, StepTime, step_time
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
@@ -62,22 +63,34 @@ class Found:
     looked_at: int
 
 
-def search(work: Work, cluster: Cluster, *, software: Software = STOKER, offload: bool = True) -> Found:
+def search(
+    work: Work,
+    cluster: Cluster,
+    *,
+    software: Software = STOKER,
+    offload: bool = True,
+    space: Space = EVERYTHING,
+    kept: int = KEPT,
+) -> Found:
     """The fastest settings that fit.
 
     Settings that differ only in what communicates share the time of their passes, which is the least that each takes.
     They are looked at in that order, until the least of the next ones is more than the slowest plan kept takes: what
     is left cannot win. Where nothing fits everything is looked at.
+
+    Args:
+        space: what is looked at, of all that there is.
+        kept: how many plans are given.
     """
     passes = Passes()
-    roots = [(passes.least(root), root) for root in _roots(work, cluster, software)]
+    roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
     plans: list[Plan] = []
     nearest: Plan | None = None
     looked_at = 0
     for least, root in sorted(roots, key=lambda pair: pair[0]):
-        if len(plans) == KEPT and least >= plans[-1].seconds:
+        if len(plans) == kept and least >= plans[-1].seconds:
             break
-        for setting in _variants(root, offload):
+        for setting in filter(space.has, _variants(root, offload)):
             looked_at += 1
             stage, memory = peak_memory(setting)
             capacity = cluster.device.memory_gib * 2**30 - memory.outside
@@ -85,7 +98,7 @@ def search(work: Work, cluster: Cluster, *, software: Software = STOKER, offload
                 continue
             plan = Plan(setting, stage, memory, step_time(setting, passes=passes), capacity)
             if plan.fits:
-                plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:KEPT]
+                plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:kept]
             elif nearest is None or memory.upper < nearest.memory.upper:
                 nearest = plan
     return Found(tuple(plans), None if plans else nearest, looked_at)
@@ -98,7 +111,7 @@ def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool)
     of attention alone gains nothing where attention keeps no scores.
     """
     for root in _roots(work, cluster, software):
-        yield from _variants(root, offload)
+        yield from filter(EVERYTHING.has, _variants(root, offload))
 
 
 def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:

@@ -49,6 +49,7 @@ class Shape:
         pattern: what each layer consists of, for as many as there are; empty where all are alike.
         layer_vectors: further elements of each layer that has attention.
         outside_vectors: further elements outside the layers.
+        family: transformers' ``model_type``, whose code computes it; empty where none is known.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Shape:
     pattern: tuple[Layer, ...] = ()
     layer_vectors: int = 0
     outside_vectors: int = 0
+    family: str = ""
 
     def __hash__(self) -> int:
         return self._hash

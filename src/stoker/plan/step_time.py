@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stoker.plan.bubble import step_seconds
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.memory import HALF, most_held, trained_parameters
 from stoker.plan.network import Group, collective_seconds, send_seconds
+from stoker.plan.schedule import stages_of
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
+from stoker.plan.timeline import StageTime
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
 HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
+BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
+RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
 
@@ -34,29 +39,16 @@ class StepTime:
         return sum(self.parts.values())
 
 
-@dataclass(frozen=True)
-class Pass:
-    """Seconds of one micro-batch's passes through some blocks."""
-
-    forward: float
-    backward: float
-
-    @property
-    def total(self) -> float:
-        return self.forward + self.backward
-
-
 def low(precision: str) -> bool:
     """Whether products are in 8 bits or fewer."""
     return precision in ("fp8", "fp4")
 
 
-def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
+def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
     """One block, one micro-batch."""
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
-    peak = device.peak(work.precision)
-    share = efficiency.low_matmul if low(work.precision) else efficiency.matmul
+    peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
     products = 0.0
     for matmul in shape.matmuls(layer):
         split = 1 if matmul.split == "replicated" else tensor
@@ -64,9 +56,10 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
         products += matmul_seconds(
             tokens * matmul.forward_flop / split,
             rows=max(rows, 1.0),
+            inputs=matmul.inputs / (split if matmul.split == "row" else 1),
+            outputs=matmul.outputs / (split if matmul.split == "column" else 1),
             peak=peak,
-            share=share,
-            half_rows=efficiency.half_rows,
+            of=efficiency,
         )
     bandwidth = device.memory_gbs * 1e9
     seq = work.seq_len
@@ -76,19 +69,20 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
         reach = attended_tokens(seq, causal=software.flash, window=layer.window)
         attention = flop * reach / (device.peak("fp16") * efficiency.attention)
         if not software.flash:  # scores are written and read by scale, mask, softmax, dropout
-            attention += tokens * shape.heads / tensor * seq * SCORE_BYTES / (bandwidth * efficiency.scores)
-    outside = shape.width * (12 if not software.fused else 8) / (tensor if layout.sequence else 1)
+            attention += tokens * shape.heads / tensor * seq * SCORE_BYTES / (bandwidth * efficiency.bandwidth)
+    outside = shape.width * 8 / (tensor if layout.sequence else 1)
     width = shape.mlp_width if layer.feed_forward == "dense" else 0
     if layer.feed_forward == "experts" and shape.mixture is not None:
         mixture = shape.mixture
         width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
     inside = (4 if shape.gated else 3) * width / tensor
-    elementwise = tokens * HALF * (outside + inside) / (bandwidth * efficiency.bandwidth)
+    elementwise = tokens * HALF * software.traffic * (outside + inside) / (bandwidth * efficiency.bandwidth)
     launch = software.launch + software.launch_tensor * (tensor > 1)
     forward = _longer(products + attention + elementwise, launch)
-    frozen = work.tuning != "full"
-    backward_products = products * (1 if frozen else 2)
-    backward = _longer(backward_products + BACKWARD_ATTENTION * attention + 2 * elementwise, 1.5 * launch)
+    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise
+    weights = products if work.tuning == "full" else 0.0
+    slowed = _longer(inputs + weights, BACKWARD_LAUNCH * launch) / (inputs + weights)
+    inputs, weights = inputs * slowed, weights * slowed
     group = Group(tensor, 1)
     size = tokens * shape.width * HALF
     one = collective_seconds("all-reduce", size, group, setting.cluster, efficiency)
@@ -103,12 +97,12 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> Pass:
         keys = tokens * layout.context * 2 * shape.key_value_width * HALF / tensor
         exchanged = collective_seconds("all-gather", keys, Group(layout.context, tensor), setting.cluster, efficiency)
     forward += exposed + experts + exchanged
-    backward += exposed + experts + 2 * exchanged
+    inputs += exposed + experts + 2 * exchanged
     if layout.recompute == "full":
-        backward += forward
-    elif layout.recompute == "selective" and not software.flash:
-        backward += attention
-    return Pass(forward, backward)
+        inputs += forward
+    elif layout.recompute == "selective":
+        inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
+    return StageTime(forward, inputs, weights)
 
 
 def _longer(device: float, host: float) -> float:
@@ -116,21 +110,22 @@ def _longer(device: float, host: float) -> float:
     return float((device**SMOOTH + host**SMOOTH) ** (1 / SMOOTH))
 
 
-def head_seconds(setting: Setting, efficiency: Efficiency) -> float:
-    """Head and cross entropy, forward and backward, of one micro-batch."""
+def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
+    """Head and cross entropy, one micro-batch."""
     shape, layout, work = setting.shape, setting.layout, setting.work
     device, tokens = setting.cluster.device, setting.tokens
     matmul = shape.head_matmul()
-    times = 2 if work.tuning != "full" else 3
     product = matmul_seconds(
         tokens * matmul.forward_flop / layout.tensor,
         rows=tokens,
-        peak=device.peak("fp16" if low(work.precision) else work.precision),
-        share=efficiency.matmul,
-        half_rows=efficiency.half_rows,
+        inputs=matmul.inputs,
+        outputs=matmul.outputs / layout.tensor,
+        peak=device.peak("fp16" if low(work.precision) else work.precision) * efficiency.matmul,
+        of=efficiency,
     )
     logits = tokens * shape.vocabulary / layout.tensor * setting.software.logit_traffic
-    return times * product + logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+    traffic = logits / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+    return StageTime(product + traffic / 2, product + traffic / 2, product if work.tuning == "full" else 0.0)
 
 
 class Passes:
@@ -138,29 +133,39 @@ class Passes:
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
         self.efficiency = efficiency
-        self._blocks: dict[tuple[object, ...], tuple[dict[Layer, Pass], float]] = {}
+        self._blocks: dict[tuple[object, ...], tuple[dict[Layer, StageTime], StageTime]] = {}
 
-    def of(self, setting: Setting) -> tuple[dict[Layer, Pass], float]:
-        """(passes through each kind of block, seconds of the head) of a micro-batch."""
+    def of(self, setting: Setting) -> tuple[dict[Layer, StageTime], StageTime]:
+        """(passes through each kind of block, through the head) of a micro-batch."""
         layout = setting.layout
         key = (layout.tensor, layout.context, setting.micro_batch, layout.recompute, setting.expert)
         if key not in self._blocks:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)
             kinds = {layer for blocks in setting.blocks for layer in blocks}
             blocks = {layer: block_pass(setting, layer, efficiency) for layer in kinds}
-            self._blocks[key] = blocks, head_seconds(setting, efficiency)
+            self._blocks[key] = blocks, head_pass(setting, efficiency)
         return self._blocks[key]
 
     def least(self, setting: Setting) -> float:
         """Seconds of a step if nothing but passes took time, and all stages were equal."""
-        return sum(self.stages(setting)) * setting.micro_batches / setting.layout.pipeline
+        correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
+        factor = correction.compute if correction is not None else 1.0
+        total = sum(time.total for time in self.stages(setting))
+        return factor * total * setting.micro_batches / setting.layout.pipeline
 
-    def stages(self, setting: Setting) -> list[float]:
-        """Seconds of one micro-batch in each stage, the head in the last one."""
+    def stages(self, setting: Setting) -> list[StageTime]:
+        """One micro-batch in each process' blocks, the head in the last one's."""
         kinds, head = self.of(setting)
-        stages = [sum(kinds[layer].total * n for layer, n in blocks.items()) for blocks in setting.blocks]
-        stages[-1] += head
-        return stages
+        parts = [[(kinds[layer], count) for layer, count in blocks.items()] for blocks in setting.blocks]
+        parts[-1].append((head, 1))
+        return [
+            StageTime(
+                sum(time.forward * count for time, count in stage),
+                sum(time.backward_input * count for time, count in stage),
+                sum(time.backward_weight * count for time, count in stage),
+            )
+            for stage in parts
+        ]
 
 
 def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: Passes | None = None) -> StepTime:
@@ -170,24 +175,36 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
         passes: kept over several settings of the same work on the same devices.
     """
     efficiency = efficiency or efficiency_of(setting.cluster.device)
-    shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
-    count, processes = setting.micro_batches, layout.pipeline
+    layout = setting.layout
     stages = (passes or Passes(efficiency)).stages(setting)
-    slowest, everything = max(stages), sum(stages)
-    sending = 0.0
-    if processes > 1:
-        message = setting.tokens * shape.width * HALF / (layout.tensor if layout.sequence else 1)
-        stride = layout.tensor * layout.context * layout.data
-        sending = 2 * send_seconds(message, stride=stride, cluster=cluster, efficiency=efficiency) * setting.chunks
-    work = slowest * count
-    bubble = (everything - slowest) / setting.chunks if processes > 1 else 0.0
-    if layout.schedule in ("zero-bubble", "zbv"):
-        bubble /= 3
-    travel = sending * (count + processes - 1) * software.exposed_sends if processes > 1 else 0.0
-    parts = {"compute": work, "bubble": bubble, "pipeline sends": travel}
+    slowest = max(time.total for time in stages)
+    work = slowest * setting.micro_batches
+    parts = {"compute": work}
+    if layout.pipeline > 1:
+        parts |= _pipeline(setting, stages, efficiency, work)
     parts["data parallel"] = _data_parallel(setting, efficiency, compute=work, last=slowest * 0.66)
     parts["optimizer"] = _optimizer(setting, efficiency)
-    return StepTime(parts)
+    correction = setting.cluster.correction(setting.work.precision, setting.work.tuning)
+    return StepTime(correction.time_parts(parts) if correction is not None else parts)
+
+
+def _pipeline(setting: Setting, stages: list[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
+    """What a pipeline adds to the work of its slowest process: waits for the others, and sends."""
+    layout, chunks = setting.layout, setting.chunks
+    message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
+    stride = layout.tensor * layout.context * layout.data
+    send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
+    homes = [stages_of(layout.schedule, process=at, processes=layout.pipeline, chunks=chunks)
+             for at in range(layout.pipeline)]  # fmt: skip
+    times = [stages[0]] * (layout.pipeline * chunks)
+    for own, stage in zip(homes, stages, strict=True):
+        for index in own:
+            times[index] = StageTime(*(part / chunks for part in stage.parts))
+    waits, sends = (
+        step_seconds(layout.schedule, times, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
+        for way in (0.0, send * setting.software.exposed_sends)
+    )
+    return {"bubble": max(0.0, waits - work), "pipeline sends": sends - waits}
 
 
 def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
@@ -208,7 +225,8 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     held = most_held(setting)
     parameters, trained = held.total, trained_parameters(setting, held).total
     inner = layout.sharers if layout.zero else data
-    near = Group(inner, layout.tensor)
+    repeated = software.repeated_sums * setting.micro_batches if layout.pipeline > 1 and cluster.nodes > 1 else 0.0
+    near = Group(inner, cluster.per_node if repeated > 1 else layout.tensor)
     far = Group(data // inner, layout.tensor * inner)
     gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency)
     scatter = collective_seconds("reduce-scatter", trained * software.sent_gradients, near, cluster, efficiency)
@@ -216,9 +234,14 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     if layout.shard == "zero3":
         moved = setting.micro_batches * (2 * gather + scatter) + across
         return max(moved - software.hidden * compute, moved * (1 - software.hidden_most))
-    moved = gather + scatter if layout.shard != "none" else 2 * scatter
+    if layout.shard == "none":
+        moved = collective_seconds("all-reduce", trained * software.sent_gradients, near, cluster, efficiency)
+    else:
+        moved = gather + scatter
     if layout.shard == "zero2":
         moved = gather + scatter * setting.micro_batches
         return max(moved - software.hidden * compute, moved * (1 - software.hidden_most)) + across
     moved += across
+    if repeated > 1:
+        return moved * repeated
     return max(moved - software.hidden * last, moved * (1 - software.hidden_most))

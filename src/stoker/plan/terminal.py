@@ -53,19 +53,19 @@ def memory_text(stages: Sequence[StageMemory], *, capacity: float, width: int = 
 
 
 def timeline_text(timeline: Timeline, *, width: int = 80) -> Text:
-    """A row for each process; a letter is what takes most of its part of the step."""
+    """A row for each process; a letter is what takes most of its part of the step's passes."""
     count, seconds = len(timeline.processes), timeline.seconds
     shown = sorted({round(row * (count - 1) / max(1, min(ROWS, count) - 1)) for row in range(min(ROWS, count))})
-    left = len(str(count - 1))
+    left = len(str(count))
     cells = max(width - left - len(" 99.9%") - 1, 8)
     out, used = Text(), set()
     for at in shown:
         kinds = mostly(timeline.processes[at], seconds, cells)
         used |= set(kinds)
-        out.append(f"{at:>{left}} ")
+        out.append(f"{at + 1:>{left}} ")
         _append(out, [KINDS[kind][:2] for kind in kinds])
         out.append(f" {timeline.idle[at]:>5.1%}\n")
-    end = f"{seconds * 1e3:.1f} ms" if seconds < 10 else f"{seconds:.1f} s"
+    end = f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
     out.append(f"{'':>{left}} 0{end:>{cells - 1}} waits\n", style="dim")
     return _legend(out, [entry for kind, entry in KINDS.items() if kind in used], width)
 

@@ -44,6 +44,11 @@ class StageTime:
         return self.backward_input + self.backward_weight
 
     @property
+    def parts(self) -> tuple[float, float, float]:
+        """Forward, backward for the inputs, backward for the weights."""
+        return self.forward, self.backward_input, self.backward_weight
+
+    @property
     def total(self) -> float:
         """Seconds of a micro-batch, both ways."""
         return self.forward + self.backward

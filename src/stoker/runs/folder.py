@@ -2,6 +2,7 @@
 
 job.yaml            the job as it was resolved on the machine
 environment.json    versions, device, git revision, data fingerprint
+plan.json           memory and time of a step as predicted, and as measured
 metrics.jsonl       one object a step
 events.jsonl        what happened: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
 checkpoints/        step-00000060/ ...
@@ -66,6 +67,10 @@ class RunFolder:
     @property
     def environment(self) -> Path:
         return self.path / "environment.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
 
     @property
     def metrics(self) -> Path:
@@ -146,6 +151,10 @@ class RunFolder:
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Writes ``environment.json``."""
         self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
+
+    def write_plan(self, values: dict[str, Any]) -> None:
+        """Writes ``plan.json``; see `stoker.runs.comparison`."""
+        self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
         """Writes a file so that it is either the old one or the new one, whole."""

@@ -19,6 +19,7 @@ from stoker.train.environment import environment
 from stoker.train.loop import Loop, Outcome
 from stoker.train.optimizer import build_optimizer
 from stoker.train.plan import Plan, plan_of, schedule_of
+from stoker.train.predicted import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
@@ -74,8 +75,11 @@ def start(
         display.note(f"{name:<10} {fact}")
     if resumed:
         display.note(f"going on after step {resumed}")
+    comparison = predicted_of(prepared)
+    display.note(comparison.line())
     if prepared.passes.first:
         _record(prepared, folder, plan, facts, resumed)
+        comparison.write(folder)
     if job.train.tensorboard and prepared.passes.first:
         from stoker.train.tensorboard import tensorboard_writer
 
@@ -91,8 +95,11 @@ def start(
     finally:
         if prepared.corpus:
             prepared.corpus.close()
+    comparison = compared(comparison, folder, prepared.device, resumed=resumed)
     if prepared.passes.first:
         folder.event(outcome.state, step=outcome.step)
+        comparison.write(folder)
+    display.note(comparison.line())
     return outcome, loop
 
 

@@ -83,7 +83,10 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
     if source.kind == "scratch":
         shape = catalogue.SCRATCH[source.where]
         return LlamaConfig(
-            num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, tie_word_embeddings=True
+            hidden_size=shape.width,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            tie_word_embeddings=True,
         )
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     try:

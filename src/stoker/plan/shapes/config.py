@@ -49,7 +49,7 @@ def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "
     if known is None:
         return _counted_by_transformers(config, name=name or family, place=place)
     shape = FAMILIES[known](Settings(config, family=known, place=place))
-    return replace(shape, name=name or family)
+    return replace(shape, name=name or family, family=known)
 
 
 def _known(family: str) -> str:

@@ -1,0 +1,236 @@
+"""What ``stoker plan`` tells a person: the plan, what it takes, why it, and what else there is."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from stoker.errors import CannotRun, Problem
+from stoker.hardware.cluster import Cluster
+from stoker.plan.alternatives import Alternative, misfit
+from stoker.plan.answer import Answer, NothingFits, Question, bars, holder, verdict
+from stoker.plan.cost import Cost, mfu_formula
+from stoker.plan.explain import MEMORY, Bind, Help
+from stoker.plan.picture import StageMemory, plan_svg
+from stoker.plan.search import Plan
+from stoker.plan.stage_times import drawn_micro_batches, timeline_of
+from stoker.plan.terminal import memory_text, timeline_text
+from stoker.plan.words import job_yaml
+
+GIB = 2**30
+SHOWN = 5  # alternatives without a name, and of the changes that would help
+LEFT = 10  # columns of the words at the left edge
+MOST = 110  # columns
+NO_PRICE = "no price is known: write `price: 30` (a node's, by the hour) into the cluster's file"
+
+
+def print_answer(found: Answer, *, pictures: bool) -> None:
+    """All of it; with ``pictures`` every stage's memory and the step in time."""
+    question, plan = found.question, found.plan
+    _head(question, f"{found.looked_at} settings in {found.seconds:.1f} s")
+    print()
+    _say("plan", f"{plan.setting.layout.describe()}; micro-batch {plan.setting.micro_batch}")
+    for line in job_yaml(plan.setting).splitlines():
+        _say("", line)
+    _say("step", f"{_seconds(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
+    speed = found.speed
+    each = f"{speed.tokens_per_s_per_gpu:,.0f} of each device"
+    _say("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {each}; MFU {speed.mfu:.1%}")
+    _say("", f"MFU: {mfu_formula(question.work)}")
+    _memory(found, pictures=pictures)
+    _cost(found.cost, question)
+    print()
+    _binds(found.binds, plan)
+    _helps(found.helps, priced=found.cost.price is not None)
+    _others(found.alternatives, plan)
+    _notes(question.cluster.notes)
+
+
+def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
+    """Prints what would fit, unless it is to be ``quiet``; gives the error that says so in one line."""
+    if not quiet:
+        _head(found.question, f"{found.looked_at} settings")
+        for change in found.changes:
+            plan = change.plan
+            _say("would fit", f"{change.words}: {change.what}")
+            _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {_seconds(plan.seconds)} a step")
+    nearest = "no layout divides this batch over these devices"
+    if found.nearest is not None:
+        nearest = f"the nearest is {found.nearest.setting.layout.describe()}, which {misfit(found.nearest)}"
+    words = ", or ".join(f"`{change.words}`" for change in found.changes)
+    hint = f"what would fit: {words}" if words else "no single change was found that would make it fit"
+    return CannotRun(Problem(f"nothing fits; {nearest}", hint))
+
+
+def picture(found: Answer) -> str:
+    """Memory of the stages and the step in time, as SVG."""
+    plan = found.plan
+    drawn = drawn_micro_batches(plan.setting)
+    return plan_svg(
+        bars(plan, found.stages),
+        timeline_of(plan.setting, micro_batches=drawn),
+        capacity=plan.capacity,
+        after={name: plan.time.parts[name] for name in ("data parallel", "optimizer") if plan.time.parts.get(name)},
+        step=_step(plan),
+        title=f"{plan.setting.shape.name} on {_devices(found.question.cluster)}: {plan.setting.layout.describe()}",
+    )
+
+
+def _head(question: Question, searched: str) -> None:
+    work, cluster = question.work, question.cluster
+    _say("cluster", f"{_devices(cluster)}, {cluster.per_node} a node")
+    trained = "all are trained" if work.tuning == "full" else f"{work.tuning} of rank {work.rank}"
+    _say("model", f"{work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters, {trained}")
+    _say("work", f"{work.global_batch} rows of {work.seq_len} tokens a step, in {work.precision}")
+    _say("searched", searched)
+
+
+def _memory(found: Answer, *, pictures: bool) -> None:
+    plan, stages = found.plan, found.stages
+    where = f", fullest on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
+    _say("memory", f"{verdict(plan.memory, plan)}: {_sizes(plan)}{where}")
+    parts = sorted(plan.memory.parts.items(), key=lambda pair: -pair[1])
+    _say("", ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts if size > GIB / 20) + " GiB")
+    cluster = plan.setting.cluster
+    if plan.memory.host:
+        have = f"{cluster.host_memory_gib_per_gpu:.0f}"
+        _say("", f"host memory {plan.memory.host / GIB:.1f} GiB for each device, of {have}: what is offloaded")
+    drawn = bars(plan, stages)
+    shown = drawn if pictures else _some(drawn, plan.stage)
+    _show(memory_text(shown, capacity=plan.capacity, width=_width() - LEFT))
+    if pictures:
+        print()
+        _say("passes", f"{_step(plan)}, by process of the pipeline")
+        timeline = timeline_of(plan.setting, micro_batches=drawn_micro_batches(plan.setting))
+        _show(timeline_text(timeline, width=_width() - LEFT))
+
+
+def _step(plan: Plan) -> str:
+    """What of a step is drawn."""
+    drawn, count = drawn_micro_batches(plan.setting), plan.setting.micro_batches
+    return "One step" if drawn == count else f"One step of {drawn} micro-batches instead of {count}"
+
+
+def _some(drawn: Sequence[StageMemory], fullest: int) -> list[StageMemory]:
+    """First, fullest and last."""
+    return [drawn[stage] for stage in sorted({0, fullest, len(drawn) - 1})]
+
+
+def _cost(cost: Cost, question: Question) -> None:
+    cluster, saved = question.cluster, cost.forecast
+    took = f"{_seconds(saved.seconds)}, checkpoints and interruptions included"
+    if cost.known:
+        _say("run", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens (rows taken as full): {took}")
+    else:
+        epochs = f"{question.length.epochs:g} epoch{'s' * (question.length.epochs != 1)}"
+        _say("run", f"how many steps {epochs} take hangs on the data, which is not read: write `steps` to know")
+        _say("", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens: {took}")
+        _say("", f"a billion tokens: {_seconds(cost.hours_per_billion_tokens * 3600)}")
+    if cost.price is not None and cost.price_per_billion_tokens is not None:
+        per_token = f"{cost.price_per_billion_tokens:,.2f} a billion tokens"
+        _say("price", f"{cost.price:,.2f} {cost.currency}; {per_token}")
+    elif not cluster.device.is_cpu:
+        _say("price", NO_PRICE)
+    if not cluster.failures_per_gpu_hour:
+        return
+    expected = f"{saved.interruptions:.2g} expected, one in {_seconds(saved.mean_between)}"
+    chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
+    _say("failures", f"{chance} chance of an interruption: {expected}")
+    stall = f"each stalls {_seconds(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
+    every = f"every {cost.interval_steps:,} steps ({_seconds(saved.interval)})"
+    if cost.interval_steps >= cost.steps:
+        every = "at the end only"
+    _say("", f"best to save {every}, {stall}: {saved.effective:.2%} of the time is training")
+    if cost.as_written is not None and question.length.save_every is not None:
+        _say("", f"every {question.length.save_every:,} steps, as the job has it: {cost.as_written.effective:.2%}")
+
+
+def _binds(binds: list[Bind], plan: Plan) -> None:
+    label = "binds"
+    for bind in binds:
+        share = bind.seconds / plan.seconds
+        if share < 0.005:
+            continue
+        if bind.resource == MEMORY:
+            _say(label, f"{MEMORY}: with twice as much the step would be {share:.1%} shorter")
+        else:
+            causes = _shares(((str(cause), cause.seconds) for cause in bind.causes), plan.seconds)
+            _say(label, f"{bind.resource} {share:.1%} of the step: {causes}")
+        label = ""
+
+
+def _helps(helps: list[Help], *, priced: bool) -> None:
+    label = "helps"
+    for help_ in helps[:SHOWN]:
+        words = f" ({help_.words})" if help_.words else ""
+        each = f", {help_.gain_per_device:+.1%} {'for its price' if priced else 'a device'}"
+        _say(label, f"{help_.gain:+.1%} tokens/s{each}: {help_.change}{words}")
+        label = ""
+    if not helps:
+        _say(label, "nothing that was tried: twice the memory, the links, the batch; a node more")
+
+
+def _others(others: list[Alternative], plan: Plan) -> None:
+    unnamed = [other for other in others if not other.called][:SHOWN]
+    print()
+    print("others")
+    for other in others:
+        if not other.called and other not in unnamed:
+            continue
+        called = f"{other.called}: " if other.called else ""
+        text = f"{called}{other.plan.setting.layout.describe()}; micro-batch {other.plan.setting.micro_batch}"
+        share = f"{other.slower:+.1%}" if other.plan.fits else "-"
+        _say(f"{share:>8}", f"{text}. {other.reason[0].upper()}{other.reason[1:]}.")
+
+
+def _notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        _say("assumed", note)
+
+
+def _say(label: str, words: str) -> None:
+    """A line with a word at the left edge; what is too long goes on below."""
+    room = _width() - LEFT
+    indent = len(words) - len(words.lstrip())
+    lines = textwrap.wrap(words, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    for number, line in enumerate(lines or [""]):
+        print(f"{label if number == 0 else '':<{LEFT}}{line}".rstrip())
+
+
+def _show(text: Text) -> None:
+    console = Console(width=_width(), highlight=False)
+    for line in text.split("\n", allow_blank=False):
+        console.print(" " * LEFT, line, sep="", soft_wrap=True)
+
+
+def _width() -> int:
+    return min(MOST, shutil.get_terminal_size((MOST, 40)).columns)
+
+
+def _devices(cluster: Cluster) -> str:
+    return f"{cluster.gpus} x {cluster.device.name}"
+
+
+def _sizes(plan: Plan) -> str:
+    memory = plan.memory
+    return f"{memory.peak / GIB:.1f} GiB, at most {memory.upper / GIB:.1f}, of {plan.capacity / GIB:.1f}"
+
+
+def _shares(parts: Iterable[tuple[str, float]], total: float) -> str:
+    found = sorted(parts, key=lambda pair: -pair[1])
+    return ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in found if seconds > total / 1000)
+
+
+UNITS = ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+
+
+def _seconds(seconds: float) -> str:
+    """A time in the largest unit that leaves more than two of it."""
+    for unit, name in UNITS:
+        if seconds > 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,124 @@
+"""The other plans: the best of each kind, those that users ask about among them, and the one reason each lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from stoker.job.layout import SHARDS, Offload, Recompute
+from stoker.plan.causes import causes_of
+from stoker.plan.explain import near
+from stoker.plan.search import Found, Plan, divisors, search
+from stoker.plan.space import Space
+
+GIB = 2**30
+TIE = 0.005  # of a step: closer than that no prediction tells plans apart
+Kind = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was not chosen.
+
+    Attributes:
+        called: what users call it; empty for what has no name.
+        plan: the fastest of its kind that fits; where none does, the one that comes nearest.
+        slower: share of the chosen plan's seconds that it takes more.
+        reason: why it lost.
+    """
+
+    called: str
+    plan: Plan
+    slower: float
+    reason: str
+
+
+def kind_of(plan: Plan) -> Kind:
+    """What plans have in common that differ in details only: micro-batch, schedule, how many share a hybrid copy."""
+    layout = plan.setting.layout
+    hybrid = layout.shard != "none" and layout.replicas > 1
+    return layout.shard, hybrid, layout.tensor, layout.pipeline, layout.context, layout.recompute, layout.offload
+
+
+def alternatives(found: Found, *, asked: Plan | None = None) -> list[Alternative]:
+    """Plans of other kinds than the best: those that fit, fastest first, then those that do not, nearest first.
+
+    Args:
+        asked: the plan that the job's own words make.
+    """
+    best, *others = found.plans
+    kinds: dict[Kind, tuple[str, Plan]] = {kind_of(best): ("", best)}
+    for plan in others:
+        kinds.setdefault(kind_of(plan), ("", plan))
+    for called, space in _asked_about(best):
+        work, cluster = best.setting.work, best.setting.cluster
+        probed = search(work, cluster, software=best.setting.software, space=space, kept=1)
+        for plan in probed.plans or ([probed.nearest] if probed.nearest else []):
+            had = kinds.get(kind_of(plan))
+            if had is None or (called and not had[0] and had[1] is not best):
+                kinds[kind_of(plan)] = called, plan
+    del kinds[kind_of(best)]
+    if asked is not None and asked.setting != best.setting:
+        kinds["the job's",] = "as the job says", asked
+    lost = [
+        Alternative(called, plan, plan.seconds / best.seconds - 1, reason(plan, best))
+        for called, plan in kinds.values()
+    ]
+    fitting = sorted((other for other in lost if other.plan.fits), key=lambda other: other.slower)
+    too_large = sorted((other for other in lost if not other.plan.fits), key=lambda other: other.plan.memory.upper)
+    return fitting + too_large
+
+
+def _asked_about(best: Plan) -> Iterable[tuple[str, Space]]:
+    """Names of kinds and where to look for them: what is asked for by name, then one thing otherwise at a time."""
+    setting = best.setting
+    layout, cluster = setting.layout, setting.cluster
+    one, around = {1}, near(setting)
+    data = cluster.gpus
+    if cluster.gpus > 1:
+        flat = Space(tensor=one, pipeline=one, context=one, offload={"none"})
+        yield "plain data parallel (DDP)", replace(flat, shard={"none"})
+        yield "ZeRO-3 over everything", replace(flat, shard={"zero3"}, shard_size={data})
+    node = max(divisors(min(cluster.per_node, setting.shape.kv_heads)))
+    if node > 1:
+        yield "tensor over a node", replace(around, tensor={node}, pipeline=None, micro_batch=None)
+    if layout.tensor > 1:
+        yield "without tensor", replace(around, tensor=one, pipeline=None)
+    if layout.pipeline > 1:
+        yield "without pipeline", replace(around, pipeline=one, micro_batch=None)
+    if layout.context > 1:
+        yield "without context", replace(around, context=one)
+    fixed = Space(tensor={layout.tensor}, pipeline={layout.pipeline}, context={layout.context})
+    recompute: Recompute = "none" if layout.recompute == "full" else "full"
+    yield f"recompute {recompute}", replace(fixed, recompute={recompute})
+    offload: Offload = "none" if layout.offload == "optimizer" else "optimizer"
+    yield f"offload {offload}", replace(fixed, recompute={layout.recompute}, offload={offload})
+    if layout.data * layout.context > 1:
+        for shard in SHARDS:
+            if shard != layout.shard:
+                yield "", replace(fixed, recompute={layout.recompute}, offload={layout.offload}, shard={shard})
+
+
+def reason(plan: Plan, best: Plan) -> str:
+    """The one thing that made a plan lose against the best: what does not fit, else what takes most longer."""
+    if not plan.fits:
+        return misfit(plan)
+    slower = plan.seconds - best.seconds
+    if slower < TIE * best.seconds:
+        return "as fast, as far as can be told"
+    ours, theirs = causes_of(best.setting), causes_of(plan.setting)
+    more = {name: cause.seconds - (ours[name].seconds if name in ours else 0.0) for name, cause in theirs.items()}
+    name = max(more, key=lambda name: more[name])
+    return f"{theirs[name]}: {more[name] / best.seconds:+.1%} of the step"
+
+
+def misfit(plan: Plan) -> str:
+    """What of a plan does not fit, and what most of it is."""
+    memory, host = plan.memory, plan.setting.cluster.host_memory_gib_per_gpu
+    if memory.upper <= plan.capacity:
+        return f"does not fit the host: {memory.host / GIB:.1f} GiB of {host:.1f} for each device"
+    most = max(memory.parts, key=lambda part: memory.parts[part])
+    have = f"of {plan.capacity / GIB:.1f} (mostly {most})"
+    if memory.peak <= plan.capacity:
+        return f"does not surely fit: {memory.peak / GIB:.1f} GiB, but up to {memory.upper / GIB:.1f}, {have}"
+    return f"does not fit: {memory.upper / GIB:.1f} GiB {have}"

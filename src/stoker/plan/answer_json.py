@@ -1,0 +1,189 @@
+"""An answer as JSON: what ``stoker plan JOB --json`` prints. Times in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import isfinite
+from typing import Any
+
+from stoker.hardware.cluster import Cluster
+from stoker.plan.answer import Answer, NothingFits, verdict
+from stoker.plan.cost import Cost, mfu_formula, speed_of
+from stoker.plan.memory import Memory
+from stoker.plan.reliability import Forecast
+from stoker.plan.search import Plan
+from stoker.plan.setting import Work
+from stoker.plan.words import job_values
+
+GIB = 2**30
+
+
+def answer_json(found: Answer | NothingFits) -> dict[str, Any]:
+    """The whole answer; infinite numbers are None."""
+    question = found.question
+    head = {
+        "cluster": _cluster(question.cluster),
+        "model": {
+            "name": question.work.shape.name,
+            "parameters": question.work.shape.parameters,
+            "active_parameters": question.work.shape.active_parameters,
+        },
+        "work": _work(question.work),
+        "looked_at": found.looked_at,
+        "notes": list(question.cluster.notes),
+    }
+    if isinstance(found, NothingFits):
+        changes = [
+            {
+                "what": change.what,
+                "words": change.words,
+                "factor": change.factor,
+                "cluster_gpus": change.plan.setting.cluster.gpus,
+                **plan_json(change.plan),
+            }
+            for change in found.changes
+        ]
+        nearest = plan_json(found.nearest) if found.nearest is not None else None
+        return _finite({"plan": None, "nearest": nearest, "changes": changes, **head})
+    result = {
+        "plan": plan_json(found.plan, stages=found.stages),
+        "run": _run(found.cost),
+        "binds": [
+            {
+                "resource": bind.resource,
+                "seconds": bind.seconds,
+                "causes": [{"name": str(cause), "seconds": cause.seconds} for cause in bind.causes],
+            }
+            for bind in found.binds
+        ],
+        "helps": [
+            {
+                "change": help_.change,
+                "words": help_.words,
+                "fits": help_.plan.fits,
+                "gain": help_.gain,
+                "gain_per_device": help_.gain_per_device,
+                **plan_json(help_.plan),
+            }
+            for help_ in found.helps
+        ],
+        "alternatives": [
+            {"called": other.called, "reason": other.reason, "slower": other.slower, **plan_json(other.plan)}
+            for other in found.alternatives
+        ],
+        "seconds": found.seconds,
+    }
+    return _finite({**result, **head})
+
+
+def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
+    """A plan; with the memory of each of its stages where they are given or it is the only one."""
+    setting, speed = plan.setting, speed_of(plan)
+    layout = setting.layout
+    result = {
+        "layout": asdict(layout),
+        "description": layout.describe(),
+        "job": job_values(setting),
+        "micro_batch": setting.micro_batch,
+        "accumulation": setting.micro_batches,
+        "step_time_s": plan.seconds,
+        "time": dict(plan.time.parts),
+        "tokens_per_s": speed.tokens_per_s,
+        "tokens_per_s_per_gpu": speed.tokens_per_s_per_gpu,
+        "mfu": speed.mfu,
+        "fits": plan.fits,
+        "verdict": verdict(plan.memory, plan),
+        "memory_gib": plan.memory.peak / GIB,
+        "memory_upper_gib": plan.memory.upper / GIB,
+        "memory": {part: size / GIB for part, size in plan.memory.parts.items()},
+        "capacity_gib": plan.capacity / GIB,
+        "fullest_stage": plan.stage + 1,
+        "host_gib": plan.memory.host / GIB,
+        "host_capacity_gib": setting.cluster.host_memory_gib_per_gpu,
+    }
+    if stages is not None:
+        result["mfu_formula"] = mfu_formula(setting.work)
+        result["stages"] = [_stage(plan, memory, stage) for stage, memory in enumerate(stages)]
+    return result
+
+
+def _stage(plan: Plan, memory: Memory, stage: int) -> dict[str, Any]:
+    return {
+        "stage": stage + 1,
+        "blocks": len(plan.setting.stages[stage]),
+        "memory": {part: size / GIB for part, size in memory.parts.items()},
+        "memory_gib": memory.peak / GIB,
+        "memory_upper_gib": memory.upper / GIB,
+        "host_gib": memory.host / GIB,
+        "verdict": verdict(memory, plan),
+    }
+
+
+def _cluster(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "device": cluster.device.name,
+        "gpus": cluster.gpus,
+        "nodes": cluster.nodes,
+        "per_node": cluster.per_node,
+        "memory_gib": cluster.device.memory_gib,
+        "network_gbs": cluster.network_gbs,
+        "host_memory_gib": cluster.host_memory_gib,
+        "price_per_hour": cluster.total_price_per_hour,
+        "currency": cluster.currency,
+        "failures_per_gpu_hour": cluster.failures_per_gpu_hour,
+        "monthly_availability": cluster.monthly_availability,
+    }
+
+
+def _work(work: Work) -> dict[str, Any]:
+    return {
+        "seq_len": work.seq_len,
+        "batch": work.global_batch,
+        "precision": work.precision,
+        "tune": work.tuning,
+        "rank": work.rank if work.tuning != "full" else None,
+    }
+
+
+def _run(cost: Cost) -> dict[str, Any]:
+    """Of the job's steps, or of as many as ``steps`` says where ``steps_known`` is false."""
+    return {
+        "steps": cost.steps,
+        "steps_known": cost.known,
+        "tokens": cost.tokens,
+        "hours": cost.hours,
+        "training_hours": cost.training / 3600,
+        "price": cost.price,
+        "currency": cost.currency,
+        "hours_per_billion_tokens": cost.hours_per_billion_tokens,
+        "price_per_billion_tokens": cost.price_per_billion_tokens,
+        "checkpoint_gib": cost.checkpoint / GIB,
+        "checkpoint_stall_s": cost.saving.stall,
+        "recovery_s": cost.saving.recovery,
+        "checkpoint_every_steps": cost.interval_steps,
+        **_forecast(cost.forecast),
+        "as_written": None if cost.as_written is None else _forecast(cost.as_written),
+    }
+
+
+def _forecast(found: Forecast) -> dict[str, float]:
+    return {
+        "mean_between_interruptions_s": found.mean_between,
+        "interruptions": found.interruptions,
+        "chance_of_interruption": found.chance,
+        "checkpoint_interval_s": found.interval,
+        "recomputation_s": found.recomputation,
+        "stalls_s": found.stalls,
+        "effective": found.effective,
+        "seconds": found.seconds,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for infinite numbers, which JSON has none of."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not isfinite(value) else value

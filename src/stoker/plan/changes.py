@@ -1,0 +1,167 @@
+"""What would make a job fit that does not: the smallest change of each sort, found by trying."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from stoker.hardware.cluster import Cluster
+from stoker.hardware.devices import CATALOGUE
+from stoker.plan.search import Plan, search
+from stoker.plan.setting import Tuning, Work
+from stoker.plan.software import STOKER, Software
+from stoker.plan.space import Space
+from stoker.plan.words import cluster_words, fuller_nodes
+
+MOST_NODES = 4096  # beyond that nobody is helped
+ALL_COUNTS = 64  # up to so many nodes every number is tried, as those that do not divide the batch may not do
+MORE = 1.02  # times the memory, from which on a device has more
+SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
+# Of all settings of the same axes these take the least memory.
+SPARING = Space(micro_batch={1}, recompute={"full"})
+LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that makes the job fit.
+
+    Attributes:
+        what: in words.
+        words: to paste.
+        factor: how much of it is needed: times the nodes, the memory, or shorter rows; infinite for another sort of
+            training.
+        plan: the best one with it.
+    """
+
+    what: str
+    words: str
+    factor: float
+    plan: Plan
+
+
+def changes(work: Work, cluster: Cluster, *, on: str, software: Software = STOKER) -> list[Change]:
+    """Every single change that was found to make the job fit, the smallest first.
+
+    Args:
+        on: how the cluster was asked for.
+    """
+    found: list[Change] = []
+    for sort in (_batch, _nodes, _device, _shorter, _tuning):
+        for what, words, factor, better, where in sort(_Asked(work, cluster, on, software)):
+            best = search(better, where, software=software, kept=1).plans
+            if best:
+                found.append(Change(what, words, factor, best[0]))
+                break
+    return sorted(found, key=lambda change: change.factor)
+
+
+Candidate = tuple[str, str, float, Work, Cluster]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What did not fit."""
+
+    work: Work
+    cluster: Cluster
+    on: str
+    software: Software
+
+    def fits(self, *, work: Work | None = None, cluster: Cluster | None = None) -> bool:
+        """Whether it does with other work or on another cluster: the settings that take least memory are looked at."""
+        work, cluster = work or self.work, cluster or self.cluster
+        return bool(search(work, cluster, software=self.software, space=SPARING, kept=1).plans)
+
+
+def _batch(asked: _Asked) -> Iterator[Candidate]:
+    """The nearest batch that the devices divide, where this one they do not."""
+    work, cluster = asked.work, asked.cluster
+    batch, gpus = work.global_batch, cluster.gpus
+    if batch % gpus == 0:
+        return
+    for size in sorted({batch // gpus * gpus, -(-batch // gpus) * gpus} - {0}, key=lambda size: abs(size - batch)):
+        changed = replace(work, global_batch=size)
+        if asked.fits(work=changed):
+            yield "another batch", f"train.batch={size}", max(size / batch, batch / size), changed, cluster
+
+
+def _nodes(asked: _Asked) -> Iterator[Candidate]:
+    """More devices in a node that is not full, else more nodes: the least number that fits."""
+    work, cluster = asked.work, asked.cluster
+    if cluster.device.is_cpu:
+        return
+    for larger in fuller_nodes(cluster, like=asked.on):
+        if asked.fits(cluster=larger):
+            words = f"--on {larger.gpus}x{larger.device.name}"
+            yield f"{larger.gpus} devices in a node", words, larger.gpus / cluster.gpus, work, larger
+    nodes = least_number(
+        lambda nodes: asked.fits(cluster=cluster.with_nodes(nodes)), above=cluster.nodes, most=MOST_NODES
+    )
+    if nodes is not None:
+        larger = cluster.with_nodes(nodes)
+        yield f"{nodes} nodes", cluster_words(larger, like=asked.on, was=cluster), nodes / cluster.nodes, work, larger
+
+
+def least_number(suits: Callable[[int], bool], *, above: int, most: int) -> int | None:
+    """The least number above one that suits; None where none is found up to ``most``.
+
+    Doubled until it suits; then every number below is tried where they are few, and halves of what is left where they
+    are many, as if all larger ones suited.
+    """
+    high = 2 * above
+    while not suits(high):
+        high *= 2
+        if high > most:
+            return None
+    low = max(above, high // 2)
+    if high - low <= ALL_COUNTS:
+        return next((number for number in range(above + 1, high) if suits(number)), high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suits(middle) else (middle, high)
+    return high
+
+
+def _device(asked: _Asked) -> Iterator[Candidate]:
+    """Devices of the catalogue with more memory, the least more first."""
+    now = asked.cluster.device
+    if now.is_cpu:
+        return
+    larger = [kind for kind in CATALOGUE if kind.memory_gib > now.memory_gib * MORE and not kind.is_cpu]
+    for kind in sorted(larger, key=lambda kind: kind.memory_gib):
+        other = replace(asked.cluster, device=kind)
+        if asked.fits(cluster=other):
+            factor = kind.memory_gib / now.memory_gib
+            yield (
+                "a device with more memory",
+                cluster_words(other, like=asked.on, was=asked.cluster),
+                factor,
+                asked.work,
+                other,
+            )
+
+
+def _shorter(asked: _Asked) -> Iterator[Candidate]:
+    """The longest rows that fit, in multiples of `SEQ_STEP`."""
+    work = asked.work
+
+    def with_rows(steps: int) -> Work:
+        return replace(work, seq_len=steps * SEQ_STEP)
+
+    low, high = 0, -(-work.seq_len // SEQ_STEP)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if asked.fits(work=with_rows(middle)) else (low, middle)
+    if low:
+        length = low * SEQ_STEP
+        yield "shorter rows", f"train.seq_len={length}", work.seq_len / length, with_rows(low), asked.cluster
+
+
+def _tuning(asked: _Asked) -> Iterator[Candidate]:
+    """Adapters instead of all weights, on a base in 4 bits if need be."""
+    for tuning in LIGHTER[asked.work.tuning]:
+        changed = replace(asked.work, tuning=tuning)
+        if asked.fits(work=changed):
+            yield "adapters instead of all weights", f"tune={tuning}", inf, changed, asked.cluster

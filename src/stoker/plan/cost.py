@@ -1,0 +1,176 @@
+"""What a run takes in the end: tokens, hours, money, interruptions, and how often it should save."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from stoker.hardware.cluster import Cluster
+from stoker.job.schema import Job
+from stoker.plan.flop import model_flop_per_token
+from stoker.plan.reliability import HOUR, FailureRate, Forecast, Saving, forecast
+from stoker.plan.search import Plan
+from stoker.plan.setting import Setting, Work
+
+SAMPLE_STEPS = 1000  # what the cost is given for where the number of steps is not known
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a plan trains.
+
+    Attributes:
+        tokens_per_s: of all devices; every row is taken to be full.
+        tokens_per_s_per_gpu: of one of them.
+        mfu: model FLOP utilisation, as `mfu_formula` says: FLOP by the PaLM convention (N parameters, L layers of H
+            heads of size Q, rows of T tokens; all attention, nothing that is computed again) over the devices' peak
+            (Chowdhery et al., 2022, appendix B). Under adapters no gradients of the N weights are counted.
+    """
+
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+
+
+def mfu_formula(work: Work) -> str:
+    """In words."""
+    times = 6 if work.tuning == "full" else 4
+    return f"tokens/s of a device x ({times} N + 12 L H Q T) FLOP a token / its peak FLOP/s in {work.precision}"
+
+
+def tokens_per_step(setting: Setting) -> int:
+    """Of all processes, rows taken to be full."""
+    return setting.layout.data * setting.micro_batch * setting.micro_batches * setting.work.seq_len
+
+
+def speed_of(plan: Plan) -> Speed:
+    """Tokens per second and MFU of a plan."""
+    setting = plan.setting
+    tokens = tokens_per_step(setting) / plan.seconds
+    each = tokens / setting.layout.world
+    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len)
+    if setting.work.tuning != "full":
+        flop -= 2 * setting.shape.active_parameters
+    return Speed(tokens, each, each * flop / setting.cluster.device.peak(setting.work.precision))
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a job trains, so far as it says.
+
+    Attributes:
+        steps: optimizer steps; None where it hangs on the data.
+        epochs: passes over the data, where the job says those.
+        save_every: steps between checkpoints; None where the job leaves it open.
+    """
+
+    steps: int | None
+    epochs: float | None = None
+    save_every: int | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> Length:
+        """Of a resolved job."""
+        every = job.checkpoint.every
+        return cls(job.steps, None if job.steps else job.epochs, every if isinstance(every, int) else None)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of a plan takes.
+
+    Attributes:
+        steps: that it is reckoned for; `SAMPLE_STEPS` where the job's number is not known.
+        known: whether they are the job's.
+        tokens: of all of them.
+        training: seconds of the steps alone.
+        forecast: interruptions and checkpoints at the best interval.
+        as_written: the same at the interval that the job says; None where it says none.
+        saving: seconds of a checkpoint and a recovery.
+        checkpoint: bytes of one.
+        price: of all time, interruptions included; None where the cluster has none.
+        currency: of the price.
+    """
+
+    steps: int
+    known: bool
+    tokens: int
+    training: float
+    forecast: Forecast
+    as_written: Forecast | None
+    saving: Saving
+    checkpoint: float
+    price: float | None
+    currency: str
+
+    @property
+    def hours(self) -> float:
+        """Of all time, interruptions and checkpoints included."""
+        return self.forecast.seconds / HOUR
+
+    @property
+    def interval_steps(self) -> int:
+        """Steps between checkpoints that lose least; those of the run where none is worth its while."""
+        return max(1, round(self.forecast.interval / self.saving.step))
+
+    @property
+    def hours_per_billion_tokens(self) -> float:
+        """Of all time."""
+        return self.hours * 1e9 / self.tokens
+
+    @property
+    def price_per_billion_tokens(self) -> float | None:
+        """None where there is no price."""
+        return None if self.price is None else self.price * 1e9 / self.tokens
+
+
+def checkpoint_bytes(setting: Setting) -> float:
+    """Of a checkpoint: the weights that are trained, and the optimizer's states of them, each once."""
+    work, software = setting.work, setting.software
+    full = work.tuning == "full"
+    trained = setting.shape.parameters if full else setting.shape.lora_parameters(work.rank)
+    return float(trained * ((software.weights if full else 4) + software.states))
+
+
+def saving_of(setting: Setting, step: float) -> Saving:
+    """Seconds that checkpoints and interruptions take from a run whose steps take ``step`` seconds.
+
+    Stoker writes while training waits, every process an equal part: the stall is the copy to the host and the write
+    to storage at the cluster's ``storage_gbs`` of each node.
+    """
+    cluster, size = setting.cluster, checkpoint_bytes(setting)
+    copy = 0.0 if cluster.device.is_cpu else size / cluster.gpus / (cluster.device.host_gbs * 1e9)
+    write = size / (cluster.nodes * cluster.storage_gbs * 1e9)
+    return Saving(stall=copy + write, recovery=cluster.recovery_s, step=step)
+
+
+def cost_of(plan: Plan, length: Length) -> Cost:
+    """What a run of so many steps takes, interruptions and checkpoints included."""
+    setting, cluster = plan.setting, plan.setting.cluster
+    steps = length.steps or SAMPLE_STEPS
+    training = steps * plan.seconds
+    saving = saving_of(setting, plan.seconds)
+    rate = FailureRate(cluster.failures_per_gpu_hour)
+    best = forecast(rate, devices=cluster.gpus, work=training, saving=saving)
+    written = None
+    if length.save_every is not None:
+        interval = length.save_every * plan.seconds
+        written = forecast(rate, devices=cluster.gpus, work=training, saving=saving, interval=interval)
+    return Cost(
+        steps=steps,
+        known=length.steps is not None,
+        tokens=steps * tokens_per_step(setting),
+        training=training,
+        forecast=best,
+        as_written=written,
+        saving=saving,
+        checkpoint=checkpoint_bytes(setting),
+        price=price_of(cluster, best.seconds),
+        currency=cluster.currency,
+    )
+
+
+def price_of(cluster: Cluster, seconds: float) -> float | None:
+    """Of so many seconds of all nodes; None where the cluster has no price, or the run no end."""
+    hourly = cluster.total_price_per_hour
+    return None if hourly is None or seconds == inf else hourly * seconds / HOUR

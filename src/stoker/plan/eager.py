@@ -1,0 +1,305 @@
+"""What a block keeps for the backward pass when transformers' own code runs it, as Stoker trains it.
+
+`stoker.plan.memory.layer_activations` counts for fused kernels. Eager code keeps more: a norm that is written out keeps
+its input in float32 and the normalised values beside its output, autocast keeps a 16-bit copy of the input for every
+product that reads it, GELU by the tanh formula keeps five tensors.
+
+Every term was read from the models' code in transformers 5 and is held by a test against the tensors that autograd
+really saves. Bytes are those of one token of a micro-batch; where attention keeps scores they grow with the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from stoker.plan.shape import Layer, Shape
+
+Held = Literal["fp32", "16-bit"]
+FLOAT, HALF = 4, 2  # bytes
+INDEX = 8  # bytes of an int64
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a family's code differs from the most frequent: few facts, each of one line of it.
+
+    Attributes:
+        nonlinearity: tensors of the MLP's width that a plain MLP keeps. 2: into and out of a fused GELU.
+        norm: tensors that a norm keeps beside its output; 0 for what its kind does.
+        exact_norm: whether a norm multiplies with its weight in float32, and keeps the normalised values so.
+        one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
+        rotary: whether queries and keys are rotated: new tensors beside what the product gave.
+        softcap: whether scores are capped, which no fused kernel of PyTorch does.
+        alibi: whether a bias of each head is added to the scores, which a mask of the whole row holds.
+        packed: whether documents stand in one row; where they do not, attention gets a mask and all heads' keys.
+        drops_scores: whether dropout on hidden states goes with dropout on scores.
+    """
+
+    nonlinearity: int = 2
+    norm: int = 0
+    exact_norm: bool = False
+    one_qkv: bool = False
+    rotary: bool = True
+    softcap: bool = False
+    alibi: bool = False
+    packed: bool = True
+    drops_scores: bool = False
+
+
+TANH_GELU = 5  # into it, the cube's square, the hyperbolic tangent, both factors; the product of these
+CODES = {
+    "gpt2": Code(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
+    "gpt_neo": Code(nonlinearity=TANH_GELU, rotary=False),
+    "gptj": Code(nonlinearity=TANH_GELU),
+    "phi": Code(nonlinearity=TANH_GELU),
+    "opt": Code(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
+    "bloom": Code(one_qkv=True, rotary=False, alibi=True),
+    "gpt_neox": Code(one_qkv=True),
+    "falcon": Code(one_qkv=True, packed=False),
+    "cohere": Code(norm=3),  # the input, its deviations, the normalised values
+    "gemma": Code(exact_norm=True),
+    "gemma2": Code(exact_norm=True, softcap=True),
+    "gemma3_text": Code(exact_norm=True),
+}
+DROPPED_SCORES = 3  # with dropout: the softmax, the mask, and their product
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """In which types a block computes; sizes are bytes of a number.
+
+    Attributes:
+        stream: of the hidden states between the products.
+        product: of what goes into and comes out of products.
+        casts: whether each product keeps a cast copy of its input.
+        norms_trained: whether norms keep the normalised values, which only their weights' gradients need.
+        rank: of the adapters on the products; 0 where these are trained themselves.
+    """
+
+    stream: int
+    product: int
+    casts: bool
+    norms_trained: bool = True
+    rank: int = 0
+
+
+def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0) -> Arithmetic:
+    """The types under Stoker.
+
+    Args:
+        precision: of products.
+        held: the weights that a block computes with: float32 under autocast (one process, DDP), or 16-bit copies
+            (FSDP2's mixed precision, and a frozen base), in which hidden states are 16-bit as well.
+        rank: of adapters on a frozen base; 0 for full training.
+    """
+    if precision in ("fp32", "tf32"):
+        found = Arithmetic(FLOAT, FLOAT, casts=False)
+    elif rank or held == "16-bit":  # adapters are float32, so autocast casts the input of each
+        found = Arithmetic(HALF, HALF, casts=rank > 0)
+    else:
+        found = Arithmetic(FLOAT, HALF, casts=True)
+    return replace(found, norms_trained=not rank, rank=rank)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Bytes of one token that a block keeps for the backward pass.
+
+    Attributes:
+        norms: inputs of norms, normalised values, dropout's masks.
+        read: what the first products of attention read.
+        read_by_mlp: what those of the MLP read, where it is not the same.
+        attention: queries, keys, values, the result, and scores where they are kept.
+        feed_forward: from the MLP's (or the experts') first products to its last.
+    """
+
+    norms: float
+    read: float
+    read_by_mlp: float
+    attention: float
+    feed_forward: float
+
+    @property
+    def total(self) -> float:
+        return self.norms + self.read + self.read_by_mlp + self.attention + self.feed_forward
+
+
+def eager_kept(
+    shape: Shape,
+    layer: Layer,
+    *,
+    seq_len: int,
+    types: Arithmetic,
+    tensor: int = 1,
+    sequence: bool = False,
+    processor: bool = False,
+) -> Kept:
+    """What a block keeps without recompute, by where it arises.
+
+    Args:
+        seq_len: tokens of a document; of a row where documents are not packed.
+        tensor, sequence: tensor parallelism, and whether it splits hidden states as well. What a split product reads
+            is gathered and kept whole.
+        processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout keeps scores.
+    """
+    code = CODES.get(shape.family, Code())
+    of_attention, of_mlp = _readers(shape, layer, code)
+    if not types.casts:  # all read one tensor: that of the norm
+        of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    return Kept(
+        _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
+        of_attention * types.product * shape.width,
+        of_mlp * types.product * shape.width,
+        _attention(shape, layer, code, types, seq_len, processor) / tensor,
+        _feed_forward(shape, layer, code, types) / tensor,
+    )
+
+
+def eager_bytes(
+    shape: Shape,
+    layer: Layer,
+    *,
+    seq_len: int,
+    precision: str,
+    held: Held = "fp32",
+    rank: int = 0,
+    tensor: int = 1,
+    sequence: bool = False,
+    processor: bool = False,
+) -> float:
+    """Bytes that a block keeps for the backward pass, for one token of a micro-batch, without recompute.
+
+    See `arithmetic` for ``held`` and ``rank``, `eager_kept` for the rest.
+    """
+    types = arithmetic(precision, held=held, rank=rank)
+    kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
+    return kept.total
+
+
+def eager_recomputed(
+    shape: Shape,
+    layer: Layer,
+    *,
+    recompute: Literal["full", "selective"],
+    seq_len: int,
+    precision: str,
+    held: Held = "fp32",
+    rank: int = 0,
+    tensor: int = 1,
+    sequence: bool = False,
+    processor: bool = False,
+) -> tuple[float, float]:
+    """(bytes a token that each block keeps, bytes a token that the one block computed again has beside).
+
+    ``full`` keeps the block's input; ``selective`` computes the MLP again, and keeps its input beside the attention.
+    """
+    types = arithmetic(precision, held=held, rank=rank)
+    kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
+    entry = types.stream * shape.width / (tensor if sequence else 1)
+    if recompute == "full":
+        return entry, kept.total
+    again = kept.feed_forward + kept.read_by_mlp
+    return kept.total - again + (entry if kept.read_by_mlp else 0.0), again
+
+
+def cast_weights(shape: Shape, layer: Layer, *, precision: str, held: Held = "fp32", tensor: int = 1) -> float:
+    """Bytes of the 16-bit copies of a block's matrices that autocast keeps from its forward to its backward pass.
+
+    Those of experts are not among them: a grouped product takes its weights as they are.
+    """
+    types = arithmetic(precision, held=held)
+    if not types.casts:
+        return 0.0
+    parameters = sum(m.parameters for m in shape.matmuls(layer) if m.copies == 1)
+    return types.product * parameters / tensor
+
+
+def row_bytes(shape: Shape, *, seq_len: int, precision: str, tensor: int = 1) -> float:
+    """Bytes a token of what all blocks share: the biased masks of ALiBi (BLOOM), one for each head."""
+    code = CODES.get(shape.family, Code())
+    product = arithmetic(precision).product
+    return shape.heads * seq_len * product / tensor if code.alibi else 0.0
+
+
+def _readers(shape: Shape, layer: Layer, code: Code) -> tuple[int, int]:
+    """How many products read the input of attention, and that of the MLP."""
+    attention = layer.attentions * (1 if code.one_qkv else 3) + layer.state_space
+    up = 2 if shape.gated else 1
+    if layer.feed_forward == "experts" and shape.mixture is not None:
+        shared = up if shape.mixture.shared_width else 0
+        return attention, 1 + shared + shape.mixture.shared_gate
+    return attention, up if layer.feed_forward == "dense" else 0
+
+
+def _norms(shape: Shape, layer: Layer, code: Code, types: Arithmetic, processor: bool) -> float:
+    normalised = FLOAT if code.exact_norm else types.stream
+    before = min(shape.norms, 2) + max(layer.attentions - 1, 0)
+    behind = max(shape.norms - 2, 0)
+    if code.norm:
+        one = code.norm * FLOAT
+    elif shape.norm == "rms":  # the input in float32, the normalised values
+        one = FLOAT + normalised * types.norms_trained
+    else:
+        # One fused kernel, which keeps its input; norms side by side keep the same.
+        one = types.stream
+        before = 1 if shape.parallel_residual else before
+    kept = (before * one + behind * (FLOAT + normalised * types.norms_trained)) * shape.width
+    statistics = FLOAT * shape.norms * (1 if shape.norm == "rms" else 2)
+    masks = 2 * shape.width * (types.product if processor else 1) if shape.dropout else 0
+    return kept + statistics + masks
+
+
+def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_len: int, processor: bool) -> float:
+    product, rows = types.product, shape.heads * seq_len
+    if layer.state_space and shape.state_space is not None:
+        # Projections, convolution, gate and result; the scan's own states are not modelled.
+        space = shape.state_space
+        return product * (5 * space.inner + 4 * space.groups * space.state + 2 * space.heads)
+    if not layer.attentions:
+        return 0.0
+    query, key, value = shape.query_width, shape.key_value_width, shape.value_width
+    whole = query + 2 * key  # where values are a part of what one product gave, all of it stays
+    fused = shape.fused_qkv
+    kept = float(product * value)  # what the output product reads
+    if shape.latent is not None:
+        latent = shape.latent
+        content = shape.heads * (latent.content_size + latent.value_size)
+        kept += product * (2 * query + content + 2 * value) + FLOAT * shape.heads
+        # Norms of the compressed, which two products read.
+        kept += (FLOAT + 2 * product) * (latent.query_rank + latent.key_value_rank)
+    elif code.softcap:  # keys and values repeated for each head of the queries; scores before and behind the softmax
+        kept += product * 3 * query + seq_len + rows * (2 * FLOAT + (product if product < FLOAT else 0))
+    elif code.drops_scores and shape.dropout and processor:  # all in float32, queries and keys scaled
+        kept += FLOAT * (2 * query + (whole if fused and product == FLOAT else query) + DROPPED_SCORES * rows)
+    elif not code.packed and shape.kv_heads == 1:  # too few heads for a fused kernel; in float32
+        kept += FLOAT * (query + 2 * key + rows)
+    elif not code.packed:
+        kept += product * (4 * query + seq_len) + FLOAT * shape.heads
+    else:
+        kept += product * ((whole if fused else key) + (query + key if code.rotary or not fused else 0))
+        kept += product * value + FLOAT * shape.heads  # the result, as the kernel gives it, and its log-sum-exp
+        if layer.window and layer.window < seq_len:
+            kept += product * seq_len  # the mask as numbers
+    if shape.query_key_norm != "none":  # before their norm in float32, and normalised
+        normalised = (FLOAT if code.exact_norm else product) * types.norms_trained
+        kept += (FLOAT + normalised) * (query + key) + FLOAT * (shape.heads + shape.kv_heads)
+    narrow = types.rank * product * (2 if code.one_qkv else 4)
+    return layer.attentions * (kept + narrow)
+
+
+def _feed_forward(shape: Shape, layer: Layer, code: Code, types: Arithmetic) -> float:
+    product = types.product
+    tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
+    if layer.feed_forward == "dense":
+        narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)
+        return product * (tensors * shape.mlp_width + narrow)
+    if layer.feed_forward != "experts" or shape.mixture is None:
+        return 0.0
+    mixture = shape.mixture
+    # Grouped products compute in the type of the weights that they get; their inputs and results are gathered rows.
+    into = mixture.latent_width or shape.width
+    routed = types.stream * mixture.per_token * (tensors * mixture.width + 2 * into)
+    shared = product * (tensors * mixture.shared_width + shape.width * mixture.shared_gate)
+    chosen = FLOAT * mixture.experts + mixture.per_token * (5 * INDEX + 2 * FLOAT)
+    return routed + shared + chosen

@@ -1,0 +1,214 @@
+"""Why a plan is as it is: what binds it, what would help it, found by planning again with one thing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from stoker.hardware.cluster import Cluster
+from stoker.plan.causes import (
+    BUBBLE,
+    CONTEXT,
+    DATA,
+    EXPERT,
+    LAUNCH,
+    RECOMPUTE,
+    SENDS,
+    TENSOR,
+    TRAFFIC,
+    UNEVEN,
+    Cause,
+    causes_of,
+)
+from stoker.plan.cost import speed_of
+from stoker.plan.memory import peak_memory
+from stoker.plan.search import Plan, search
+from stoker.plan.setting import Setting, Work
+from stoker.plan.space import Space, trainable
+from stoker.plan.step_time import step_time
+from stoker.plan.words import cluster_words, fuller_nodes
+
+MEMORY = "memory"
+# What a reader means by what binds; small products are arithmetic at a lower rate.
+RESOURCES = {
+    TENSOR: "link", CONTEXT: "link", EXPERT: "link", DATA: "link", SENDS: "link",
+    BUBBLE: "bubble", UNEVEN: "bubble", LAUNCH: "launch", TRAFFIC: "memory bandwidth", RECOMPUTE: "recomputation",
+}  # fmt: skip
+TWICE_MEMORY = "twice the memory of a device"
+WORTH = 0.005  # gain in tokens/s below which a change helps nobody
+
+
+@dataclass(frozen=True)
+class Bind:
+    """One of the things that a plan's speed hangs on.
+
+    Attributes:
+        resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer; or memory: there is too
+            little of it for a faster plan.
+        seconds: of the step, spent on it; of memory, what twice as much would save.
+        causes: what it consists of, the largest first.
+    """
+
+    resource: str
+    seconds: float
+    causes: tuple[Cause, ...]
+
+
+@dataclass(frozen=True)
+class Help:
+    """A change, and what it would give.
+
+    Attributes:
+        change: in words.
+        words: to paste; empty for what cannot be written.
+        plan: the best one with it.
+        gain: of tokens/s, 0.1 for 10 % more.
+        gain_per_device: of tokens/s of a device, which is that of tokens for a price.
+    """
+
+    change: str
+    words: str
+    plan: Plan
+    gain: float
+    gain_per_device: float
+
+
+def plan_of(setting: Setting) -> Plan:
+    """A setting with what it takes, whether it fits or not."""
+    stage, memory = peak_memory(setting)
+    capacity = setting.cluster.device.memory_gib * 2**30 - memory.outside
+    return Plan(setting, stage, memory, step_time(setting), capacity)
+
+
+def near(setting: Setting) -> Space:
+    """Products of axes and micro-batches that are a factor of two away at most."""
+    layout = setting.layout
+    return Space(
+        tensor=_around(layout.tensor),
+        pipeline=_around(layout.pipeline),
+        context=_around(layout.context),
+        micro_batch=_around(setting.micro_batch),
+    )
+
+
+def _around(size: int) -> Collection[int]:
+    return {size // 2, size, 2 * size}
+
+
+def helps(plan: Plan, *, on: str) -> list[Help]:
+    """Changes that would train more tokens a second, the greatest gain first.
+
+    Each is a search of its own, near the plan.
+
+    Args:
+        on: how the cluster was asked for.
+    """
+    tried = [_tried(plan, change) for change in _changes(plan)]
+    found = [help_ for help_ in tried if help_ is not None]
+    found += [*_more_devices(plan, on), *_bigger_micro_batch(plan)]
+    worth = [help_ for help_ in found if help_.gain > WORTH]
+    return sorted(worth, key=lambda help_: -help_.gain)
+
+
+def _help(plan: Plan, better: Plan, change: str, words: str) -> Help:
+    before, after = speed_of(plan), speed_of(better)
+    each = after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu - 1
+    return Help(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """Something to search with instead: what it is called, how it is written."""
+
+    called: str
+    words: str
+    work: Work
+    cluster: Cluster
+    space: Space
+
+
+def _tried(plan: Plan, change: _Change) -> Help | None:
+    """The best plan with a change; None where nothing fits."""
+    offload = plan.setting.layout.offload != "none"
+    software = plan.setting.software
+    best = search(change.work, change.cluster, software=software, space=change.space, kept=1, offload=offload).plans
+    return _help(plan, best[0], change.called, change.words) if best else None
+
+
+def _changes(plan: Plan) -> Iterator[_Change]:
+    setting = plan.setting
+    work, cluster, space = setting.work, setting.cluster, near(setting)
+    device = cluster.device
+    if not device.is_cpu:
+        roomy = replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))
+        yield _Change(TWICE_MEMORY, "", work, roomy, space)
+        if cluster.per_node > 1:
+            faster = replace(cluster, device=replace(device, link_gbs=2 * device.link_gbs))
+            yield _Change(f"twice the {device.link} inside a node", "", work, faster, space)
+    if cluster.nodes > 1:
+        yield _Change("twice the network", "", work, replace(cluster, network_gbs=2 * cluster.network_gbs), space)
+    batch = 2 * work.global_batch
+    longer = replace(work, global_batch=batch)
+    yield _Change("twice the batch (longer accumulation)", f"train.batch={batch}", longer, cluster, space)
+
+
+def _more_devices(plan: Plan, on: str) -> Iterator[Help]:
+    """A fuller node, or one node more; where the batch cannot be divided over that, the next number that helps."""
+    setting = plan.setting
+    cluster = setting.cluster
+    if cluster.device.is_cpu:
+        return
+    nodes = cluster.nodes
+    counts = sorted({nodes + 1, *(nodes + nodes // part for part in (8, 4, 2, 1) if nodes >= part)})
+    larger = [*fuller_nodes(cluster, like=on), *map(cluster.with_nodes, counts)]
+    space = replace(near(setting), pipeline=None, micro_batch=None)
+    for where in larger:
+        more = where.nodes - nodes
+        called = f"{more} node{'s' * (more > 1)} more" if more else f"{where.gpus} devices in the node"
+        words = cluster_words(where, like=on, was=cluster)
+        found = _tried(plan, _Change(called, words, setting.work, where, space))
+        if found is not None and found.gain > WORTH:
+            yield found
+            return
+
+
+def _bigger_micro_batch(plan: Plan) -> Iterator[Help]:
+    """Micro-batches of twice the rows in the same layout, where memory alone stands in the way."""
+    setting = plan.setting
+    size, layout = 2 * setting.micro_batch, setting.layout
+    if setting.work.global_batch % (layout.data * size):
+        return
+    bigger = replace(setting, micro_batch=size)
+    if layout.takes(bigger.micro_batches) and trainable(bigger):
+        larger = plan_of(bigger)
+        if not larger.fits:
+            yield _help(plan, larger, f"a micro-batch of {size}, which needs more memory than there is", "")
+
+
+def binds(plan: Plan, found: list[Help]) -> list[Bind]:
+    """What the plan's speed hangs on, the most first; their seconds add up to the step's, memory's aside.
+
+    Args:
+        found: what `helps` gave for the plan.
+    """
+    groups: dict[str, list[Cause]] = {}
+    for name, cause in causes_of(plan.setting).items():
+        groups.setdefault(_resource(name), []).append(cause)
+    result = [
+        Bind(
+            resource,
+            sum(cause.seconds for cause in causes),
+            tuple(sorted((cause for cause in causes if cause.seconds > 0), key=lambda cause: -cause.seconds)),
+        )
+        for resource, causes in groups.items()
+    ]
+    for help_ in found:
+        if help_.change == TWICE_MEMORY:
+            result.append(Bind(MEMORY, plan.seconds - help_.plan.seconds, ()))
+    return sorted((bind for bind in result if bind.seconds > 0), key=lambda bind: -bind.seconds)
+
+
+def _resource(name: str) -> str:
+    if name in RESOURCES:
+        return RESOURCES[name]
+    return name if name == "optimizer" else "compute"

@@ -1,0 +1,206 @@
+"""Seconds of passes from what was measured of the device, for transformers' own code as Stoker runs it.
+
+Every product is taken at its own sizes from the measured table; every other operator of eager code reads and writes its
+tensors in turn, at the bandwidth that was measured for tensors of that size; attention has its own curve. Nothing here
+is fitted to runs: the numbers below count the operators in the models' code.
+
+Units: seconds; "passes" are tensors read or written, of a width, once for every token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.hardware.calibration import Calibration
+from stoker.plan.eager import CODES, FLOAT, TANH_GELU, Arithmetic, Code, arithmetic
+from stoker.plan.layer import Layer
+from stoker.plan.matmul import Matmul
+from stoker.plan.memory import most_held, trained_parameters
+from stoker.plan.setting import Setting
+from stoker.plan.shape import Shape
+from stoker.plan.timeline import StageTime
+
+# Passes over the hidden states, (forward, backward).
+# Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.
+RMS_NORM = (7, 20)
+# A fused kernel that computes more than it moves: as if it moved so much.
+LAYER_NORM = (8, 12)
+RESIDUAL = (3, 3)  # the sum; backward the sum of the two gradients that meet before it
+# Queries and keys: two products, the half turned round, their sum.
+ROTARY = (10, 16)
+# The result from segments to a row, from heads to a width; backward the gradients of queries, keys and values too.
+ARRANGED = (4, 10)
+GATE = (3, 6)  # the gate's product with the rest
+WRITTEN_GELU = (18, 34)  # GELU by the tanh formula, operator by operator
+NONLINEAR = (2, 3)  # in one kernel, at its own rate
+MANY_READERS = 3  # backward: the sum of one more gradient of what several products read
+CAST = (6, 6)  # bytes: from float32 to 16 bits, and the gradient back
+# Operators of a block: with norms written out, rotary positions and a gate there are about so many.
+OPERATORS = (70, 110)
+# The head: the largest, the own logit, their difference, the exponential, its sum, the division: over float32 logits.
+LOGITS = 9
+STEPPED = 28  # bytes of AdamW a parameter: weight, gradient, two moments; three of them written
+CLIPPED = 12  # bytes of a gradient that is measured, then scaled
+
+
+@dataclass(frozen=True)
+class MeasuredPasses:
+    """Passes on a device whose ceilings were measured.
+
+    Attributes:
+        calibration: of the device, with the threads that a process has.
+    """
+
+    calibration: Calibration
+
+    def block(self, setting: Setting, layer: Layer) -> StageTime:
+        """One block, one micro-batch, without what processes say to each other; recompute included."""
+        shape, layout, work = setting.shape, setting.layout, setting.work
+        types = arithmetic(work.precision, rank=0 if work.tuning == "full" else work.rank)
+        tokens = setting.tokens
+        products = [self._product(m, tokens, setting) for m in shape.matmuls(layer)]
+        forward = sum(product.forward for product in products)
+        inputs = sum(product.backward_input for product in products)
+        weights = sum(product.backward_weight for product in products)
+        attention = self._attention(setting, layer)
+        moved = self._moved(shape, layer, types, tokens, layout.tensor)
+        calls = [
+            operators * self.calibration.call_seconds(backward=back)
+            for operators, back in zip(OPERATORS, (False, True), strict=True)
+        ]
+        forward += attention[0] + moved[0] + calls[0]
+        inputs += attention[1] + moved[1] + calls[1]
+        if types.casts and work.tuning == "full":
+            held = sum(m.parameters for m in shape.matmuls(layer)) / layout.tensor
+            forward += self._traffic(CAST[0] * held)
+            weights += self._traffic(CAST[1] * held)
+        if layout.recompute == "full":
+            inputs += forward
+        elif layout.recompute == "selective":
+            again = sum(p.forward for m, p in zip(shape.matmuls(layer), products, strict=True) if _of_mlp(m))
+            inputs += again + self._inside(shape, layer, types, tokens, layout.tensor)[0]
+        return StageTime(forward, inputs, weights)
+
+    def head(self, setting: Setting) -> float:
+        """Head and cross entropy of a micro-batch, forward and backward, with the embedding's gradient."""
+        shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.tokens
+        product = self._product(shape.head_matmul(), tokens, setting, trained=setting.work.tuning == "full")
+        words = shape.vocabulary / tensor
+        chunk = min(tokens, max(1.0, HEAD_CHUNK / (FLOAT * words)))
+        logits = self._passes(LOGITS, chunk, words, FLOAT) * tokens / chunk
+        seconds = product.forward + product.backward + logits
+        if setting.work.tuning == "full":  # the head's gradient is scaled, then meets that of the embedding
+            table = words * (shape.embedding_width or shape.width) * FLOAT
+            seconds += self._traffic(2 * table) + self._traffic(table) + self._traffic(3 * table)
+        return seconds
+
+    def optimizer(self, setting: Setting) -> float:
+        """Clipping and AdamW, for the parameters that the process steps."""
+        layout = setting.layout
+        stepped = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
+        return self._traffic(CLIPPED * stepped, kind="add") + self._traffic(STEPPED * stepped, kind="add")
+
+    def _product(self, matmul: Matmul, tokens: float, setting: Setting, *, trained: bool | None = None) -> StageTime:
+        """A product, forward, for its input's gradient, and for its weights'."""
+        work, tensor = setting.work, setting.layout.tensor
+        trained = work.tuning == "full" if trained is None else trained
+        rows = max(1, round(tokens * matmul.uses / max(1, matmul.copies // setting.expert)))
+        inputs, outputs = matmul.inputs, matmul.outputs
+        if matmul.split == "row":
+            inputs = max(1, inputs // tensor)
+        elif matmul.split == "column":
+            outputs = max(1, outputs // tensor)
+        flop = 2 * tokens * matmul.uses * inputs * outputs
+
+        def seconds(m: int, n: int, k: int) -> float:
+            return flop / self.calibration.matmul_rate(m, n, k, work.precision)
+
+        weights = seconds(outputs, inputs, rows) if trained else 0.0
+        narrow = 0.0
+        if work.tuning != "full" and matmul.name != "head":
+            adapters = 2 * tokens * matmul.lora_parameters(work.rank) * matmul.uses / max(1, matmul.copies) / tensor
+            narrow = adapters / self.calibration.matmul_rate(rows, work.rank, inputs, work.precision)
+        return StageTime(
+            seconds(rows, outputs, inputs) + narrow, seconds(rows, inputs, outputs) + narrow, weights + narrow
+        )
+
+    def _attention(self, setting: Setting, layer: Layer) -> tuple[float, float]:
+        shape, work = setting.shape, setting.work
+        if not layer.attentions:
+            return 0.0, 0.0
+        rows = setting.tokens * setting.layout.context / work.seq_len
+        heads = layer.attentions * rows * shape.heads / setting.layout.tensor / setting.layout.context
+        size = max(1, round((shape.query_width + shape.value_width) / 2 / shape.heads))
+        reach = min(layer.window or work.seq_len, work.seq_len)
+        windows = work.seq_len / reach  # masked rows compute all of it, but not faster than a window's share
+        forward, backward = (
+            heads * windows * self.calibration.attention(size, reach, backward=back) for back in (False, True)
+        )
+        return forward, backward
+
+    def _moved(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
+        """All that is no product and no attention."""
+        code = CODES.get(shape.family, Code())
+        inside = self._inside(shape, layer, types, tokens, tensor)
+        norm = RMS_NORM if shape.norm == "rms" or code.norm else LAYER_NORM
+        found = []
+        for back in (0, 1):
+            stream = norm[back] * shape.norms + RESIDUAL[back] * (1 if shape.parallel_residual else 2)
+            seconds = self._passes(stream, tokens, shape.width, types.stream, operators=stream / 3)
+            if layer.attentions:
+                queries = (shape.query_width + shape.key_value_width) / tensor
+                seconds += self._passes(ARRANGED[back], tokens, shape.value_width / tensor, types.product)
+                if code.rotary:
+                    seconds += self._passes(ROTARY[back], tokens, queries, types.product)
+                if shape.query_key_norm != "none":
+                    seconds += self._passes(RMS_NORM[back], tokens, queries, FLOAT)
+            readers = 2 * layer.attentions * (not shape.fused_qkv) + shape.gated
+            if back:
+                seconds += readers * self._passes(MANY_READERS, tokens, shape.width, types.product, operators=1)
+            found.append(seconds + inside[back])
+        return found[0], found[1]
+
+    def _inside(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
+        """Between the products of the MLP, or of the experts."""
+        code = CODES.get(shape.family, Code())
+        width: float = shape.mlp_width if layer.feed_forward == "dense" else 0
+        gathered = 0.0
+        if layer.feed_forward == "experts" and shape.mixture is not None:
+            mixture = shape.mixture
+            width = mixture.per_token * mixture.width + mixture.shared_width
+            gathered = mixture.per_token * shape.width
+        width /= tensor
+        found = []
+        for back in (0, 1):
+            seconds = 2 * self._passes(2 + back, tokens, gathered, types.stream) if gathered else 0.0
+            if code.nonlinearity == TANH_GELU and not shape.gated:
+                seconds += self._passes(WRITTEN_GELU[back], tokens, width, types.product)
+            else:
+                size = NONLINEAR[back] * tokens * width * types.product
+                seconds += self._traffic(size, kind="silu" if code.nonlinearity > 1 else "multiply")
+            if shape.gated:
+                seconds += self._passes(GATE[back], tokens, width, types.product)
+            found.append(seconds)
+        return found[0], found[1]
+
+    def _passes(
+        self, passes: float, tokens: float, width: float, size: int, *, operators: float | None = None
+    ) -> float:
+        """Seconds of operators that read or write so many tensors, about three each."""
+        operators = operators or max(1.0, passes / 3)
+        return operators * self._traffic(passes / operators * tokens * width * size)
+
+    def _traffic(self, size: float, *, kind: str = "multiply") -> float:
+        """Seconds of one operator that reads and writes so many bytes."""
+        if size <= 0:
+            return 0.0
+        bandwidth = self.calibration.bandwidth(kind, size) or self.calibration.bandwidth("copy", size)
+        assert bandwidth is not None, "a calibration has curves of memory"
+        return size / bandwidth
+
+
+HEAD_CHUNK = 64 * 2**20  # bytes of float32 logits of a chunk of Stoker's cross entropy
+
+
+def _of_mlp(matmul: Matmul) -> bool:
+    return matmul.name.split()[-1] in ("up", "down", "router", "gate") and not matmul.name.startswith(("query", "key"))

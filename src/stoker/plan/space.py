@@ -1,0 +1,73 @@
+"""Which settings are looked at: those that Stoker can train with, and of these as many as are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from stoker.job.layout import SPLIT_BACKWARD, Offload, Recompute, ScheduleName, Shard
+from stoker.plan.setting import Setting
+
+
+def trainable(setting: Setting) -> bool:
+    """Whether Stoker trains so, as `stoker.job.layout_conflicts` judges a job that says it.
+
+    Split backward passes recompute nothing; fp16 scales the loss, which stages cannot do one by one; a quantised base
+    is held in blocks that cannot be cut.
+    """
+    layout, work = setting.layout, setting.work
+    if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
+        return False
+    if layout.pipeline > 1 and work.precision == "fp16":
+        return False
+    return work.tuning != "qlora" or (layout.tensor == layout.pipeline == 1 and layout.shard == "none")
+
+
+@dataclass(frozen=True)
+class Space:
+    """A part of all settings; None is any value.
+
+    Attributes:
+        tensor, pipeline, context, micro_batch, recompute: as `Layout` and `Setting` name them.
+        shard, shard_size, schedule, offload: the same, of what does not change the passes.
+    """
+
+    tensor: Collection[int] | None = None
+    pipeline: Collection[int] | None = None
+    context: Collection[int] | None = None
+    micro_batch: Collection[int] | None = None
+    recompute: Collection[Recompute] | None = None
+    shard: Collection[Shard] | None = None
+    shard_size: Collection[int] | None = None
+    schedule: Collection[ScheduleName] | None = None
+    offload: Collection[Offload] | None = None
+
+    def reaches(self, setting: Setting) -> bool:
+        """Whether its axes, micro-batch and recomputation are looked at."""
+        layout = setting.layout
+        return (
+            _in(layout.tensor, self.tensor)
+            and _in(layout.pipeline, self.pipeline)
+            and _in(layout.context, self.context)
+            and _in(setting.micro_batch, self.micro_batch)
+            and _in(layout.recompute, self.recompute)
+        )
+
+    def has(self, setting: Setting) -> bool:
+        """Whether all of it is looked at, and can be trained with."""
+        layout = setting.layout
+        return (
+            self.reaches(setting)
+            and _in(layout.shard, self.shard)
+            and _in(layout.shard_size, self.shard_size)
+            and (layout.pipeline == 1 or _in(layout.schedule, self.schedule))
+            and _in(layout.offload, self.offload)
+            and trainable(setting)
+        )
+
+
+EVERYTHING = Space()
+
+
+def _in(value: object, values: Collection[object] | None) -> bool:
+    return values is None or value in values

@@ -1,0 +1,124 @@
+"""What the planner predicted of a run, and what was measured: the run's ``plan.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from stoker.runs.folder import RunFolder
+
+FORMAT = 1
+GIB = 2**30
+UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernels are chosen
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was predicted as the run began. Sizes are bytes of the fullest device, times seconds of a step.
+
+    Attributes:
+        layout, micro_batch, accumulation: in words, and rows.
+        longest, mean: tokens of a row: memory is predicted for the longest, time for the mean.
+        model: its name in the job.
+        precision, tuning: as `stoker.plan.setting.Work` names them.
+        device: the catalogue's name of a GPU, the maker's of a processor.
+        threads: of a process, on a processor; 0 on a GPU.
+        machines, per_machine: how many, and processes on each.
+        calibration: date of the measurements of the device; None where the catalogue's figures were used.
+        corrected_by: the run that predictions of its kind were corrected by; None without.
+        memory, time: by component, without that correction.
+        peak, upper: bytes: the point estimate, and what should not be exceeded.
+        seconds: of a step.
+    """
+
+    layout: str
+    micro_batch: int
+    accumulation: int
+    longest: int
+    mean: float
+    model: str
+    precision: str
+    tuning: str
+    device: str
+    threads: int
+    machines: int
+    per_machine: int
+    calibration: str | None
+    corrected_by: str | None
+    memory: Mapping[str, float]
+    time: Mapping[str, float]
+    peak: float
+    upper: float
+    seconds: float
+
+    def describe(self) -> str:
+        """``41.20 GiB (45.32 at most), 2.31 s a step``."""
+        return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of it.
+
+    Attributes:
+        steps: that the time is the median of; evaluation and checkpoints are not in it.
+        seconds: of a step.
+        memory: bytes, largest of the fullest process.
+    """
+
+    steps: int
+    seconds: float
+    memory: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both; without a prediction, why there is none; without a measurement as long as the run goes on."""
+
+    predicted: Predicted | None
+    why_not: str = ""
+    measured: Measured | None = None
+
+    def line(self) -> str:
+        """``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %)``."""
+        found, real = self.predicted, self.measured
+        if found is None:
+            return f"predicted  nothing: {self.why_not}"
+        if real is None:
+            return f"predicted  {found.describe()}"
+        memory = f"{real.memory / GIB:.2f} GiB ({real.memory / found.peak - 1:+.0%})"
+        seconds = f"{real.seconds:.3g} s ({real.seconds / found.seconds - 1:+.0%})"
+        text = f"predicted  {found.peak / GIB:.2f} GiB, {found.seconds:.3g} s a step; measured {memory}, {seconds}"
+        return text.replace("%", " %")
+
+    def write(self, folder: RunFolder) -> None:
+        """Into the run's folder."""
+        folder.write_plan({"format": FORMAT, **asdict(self), "line": self.line()})
+
+
+def read_comparison(folder: RunFolder) -> Comparison | None:
+    """What a run's folder holds of it; None where it holds nothing, or of another format."""
+    try:
+        data: dict[str, Any] = json.loads(folder.plan.read_text(encoding="utf-8"))
+        if data["format"] != FORMAT:
+            return None
+        predicted = Predicted(**data["predicted"]) if data["predicted"] else None
+        return Comparison(predicted, data["why_not"], Measured(**data["measured"]) if data["measured"] else None)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = None) -> Measured | None:
+    """The median step of a start's lines of ``metrics.jsonl``, without the first two where there are more.
+
+    Args:
+        memory: bytes of the fullest process; by default of the one that wrote the metrics.
+    """
+    settled = metrics[UNSETTLED:] or metrics[-1:]
+    if not settled:
+        return None
+    peak = memory if memory is not None else max(line["memory_gib"] for line in metrics) * GIB
+    return Measured(len(settled), median(line["seconds"] for line in settled), peak)

@@ -1,0 +1,181 @@
+"""What blocks keep for the backward pass, counted by the planner and by autograd itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker.job.schema import TuneBlock
+from stoker.models import packed
+from stoker.models.adapters import add_adapter
+from stoker.models.families import family_of
+from stoker.models.form import training_form
+from stoker.models.layout import lay_out_for
+from stoker.models.lora import fuse_lora
+from stoker.parallel.recompute import recompute_blocks
+from stoker.plan.eager import cast_weights, eager_bytes, eager_recomputed, row_bytes
+from stoker.plan.shape import Shape
+from stoker.plan.shapes.config import shape_of_config
+
+TOKENS = 64
+GPT: dict[str, Any] = {"n_embd": 64, "n_head": 8, "n_positions": 128, "n_inner": 160}
+PLAIN: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 8, "max_position_embeddings": 128}
+GATED: dict[str, Any] = {**PLAIN, "intermediate_size": 160, "num_key_value_heads": 2}
+WIDE: dict[str, Any] = {**GATED, "head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": GPT,
+    "gptj": {**GPT, "rotary_dim": 4},
+    "gpt_neo": {
+        **{"hidden_size": 64, "num_heads": 8, "intermediate_size": 160, "max_position_embeddings": 128},
+        **{"attention_types": [[["global", "local"], 1]], "window_size": 128},
+    },
+    "bloom": {"hidden_size": 64, "n_head": 8},
+    "opt": {**PLAIN, "ffn_dim": 160, "word_embed_proj_dim": 64},
+    "gpt_neox": {**PLAIN, "intermediate_size": 160},
+    "falcon": {**PLAIN, "ffn_hidden_size": 160},
+    **dict.fromkeys(("llama", "mistral", "qwen2", "granite", "phi", "phi3", "cohere"), GATED),
+    **dict.fromkeys(("qwen3", "gemma", "glm", "glm4"), WIDE),
+    "gemma2": {**WIDE, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma3_text": {**WIDE, "layer_types": ["sliding_attention", "full_attention"]},
+    "mixtral": {**GATED, "num_local_experts": 4},
+    "qwen2_moe": {**GATED, **EXPERTS, "shared_expert_intermediate_size": 40},
+    "qwen3_moe": {**WIDE, **EXPERTS},
+}
+COUNTS = {"gpt2": "n_layer", "gptj": "n_layer", "bloom": "n_layer", "gpt_neo": "num_layers"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _model(family: str, blocks: int, *, held: torch.dtype = torch.float32, rank: int = 0, **changes: Any) -> Any:
+    keys = {**CONFIGS[family], **changes, COUNTS.get(family, "num_hidden_layers"): blocks}
+    for name, key in (("layer_types", 1), ("attention_types", 0)):
+        if name in keys:
+            keys[name] = keys[name] * (blocks // 2) if key else [[["global", "local"], blocks // 2]]
+    config = AutoConfig.for_model(family, **keys, vocab_size=256, bos_token_id=0, eos_token_id=1, pad_token_id=None)
+    model = AutoModelForCausalLM.from_config(config).to(held)
+    training_form(model)
+    if rank:
+        adapted = add_adapter(model, TuneBlock(method="lora", rank=rank, alpha=2.0))
+        fuse_lora(adapted)
+    return model.train()
+
+
+def _saved(model: Any, low: torch.dtype | None, recompute: str) -> int:
+    """Bytes of the different storages that autograd keeps after a forward pass, parameters aside."""
+    language = lay_out_for(model)
+    if recompute != "none":
+        recompute_blocks(model, recompute, family_of(model.config))  # type: ignore[arg-type]
+    ids = np.arange(2, TOKENS + 3).astype(np.uint32)
+    [inputs] = language.lay_out([(ids, np.ones(len(ids), bool))], torch.device("cpu"))
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage  # held, so that no other takes its address
+        return tensor
+
+    arithmetic = torch.autocast("cpu", low) if low else nullcontext()
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with packed.segments(inputs.segments), arithmetic, hooks:
+        kept = language.hidden(inputs)
+    del kept
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _measured(family: str, low: torch.dtype | None = None, recompute: str = "none", **options: Any) -> Any:
+    """(bytes a token and block, mean of the kinds; the shape), as what two more blocks keep."""
+    two, four = (_model(family, blocks, **options) for blocks in (2, 4))
+    more = _saved(four, low, recompute) - _saved(two, low, recompute)
+    return more / 2 / TOKENS, shape_of_config(two.config.to_dict())
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _predicted(shape: Shape, precision: str, *, casts: bool = True, **options: Any) -> float:
+    kinds = [shape.layer(0), shape.layer(1)]
+    tokens = [eager_bytes(shape, k, seq_len=TOKENS, precision=precision, processor=True, **options) for k in kinds]
+    weights = [cast_weights(shape, k, precision=precision) / TOKENS for k in kinds] if casts else [0.0]
+    return _mean(tokens) + _mean(weights)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_block_keeps_what_is_counted(family: str, precision: str) -> None:
+    measured, shape = _measured(family, torch.bfloat16 if precision == "bf16" else None)
+    assert _predicted(shape, precision) == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gpt_neox", "mixtral"])
+def test_a_block_of_16_bit_weights_keeps_what_is_counted(family: str) -> None:
+    measured, shape = _measured(family, torch.bfloat16, held=torch.bfloat16)
+    assert _predicted(shape, "bf16", held="16-bit", casts=False) == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str) -> None:
+    held, low = (torch.bfloat16, torch.bfloat16) if precision == "bf16" else (torch.float32, None)
+    measured, shape = _measured(family, low, held=held, rank=4)
+    copies = 2 * shape.lora_parameters(4) / shape.layers / TOKENS if low else 0.0  # of the adapters themselves
+    predicted = _predicted(shape, precision, casts=False, rank=4) + copies
+    assert predicted == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize("recompute", ["full", "selective"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2"])
+def test_recompute_leaves_what_is_counted(family: str, recompute: Any) -> None:
+    measured, shape = _measured(family, None, recompute)
+    kept, again = eager_recomputed(
+        shape, shape.layer(0), recompute=recompute, seq_len=TOKENS, precision="fp32", processor=True
+    )
+    assert kept == pytest.approx(measured, rel=0.03)
+    assert again > 0
+
+
+def test_a_window_shorter_than_the_row_costs_a_mask() -> None:
+    measured, shape = _measured("mistral", sliding_window=16)
+    assert _predicted(shape, "fp32") == pytest.approx(measured, rel=0.01)
+    assert measured > _measured("mistral")[0] + 4 * TOKENS - 1
+
+
+def test_alibi_costs_one_mask_for_all_blocks() -> None:
+    one, two = (_saved(_model("bloom", blocks), None, "none") for blocks in (2, 4))
+    shape = shape_of_config(_model("bloom", 2).config.to_dict())
+    outside = (2 * one - two) / TOKENS
+    assert row_bytes(shape, seq_len=TOKENS, precision="fp32") == pytest.approx(outside, rel=0.5)
+    assert row_bytes(shape, seq_len=TOKENS, precision="fp32") == 4 * 8 * TOKENS
+
+
+def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between() -> None:
+    shape = shape_of_config({"model_type": "llama", **GATED, "num_hidden_layers": 2, "vocab_size": 256})
+    whole, split, both = (
+        eager_bytes(shape, shape.layer(0), seq_len=TOKENS, precision="bf16", held="16-bit", **options)
+        for options in ({}, {"tensor": 2}, {"tensor": 2, "sequence": True})
+    )
+    width, mlp, queries, keys = 64, 160, 64, 16
+    inside = 2 * (4 * mlp + 3 * queries + 2 * keys) + 4 * 8
+    between = 2 * (4 + 2) * width + 2 * 4
+    gathered = 2 * 2 * width
+    assert (whole, split, both) == (
+        inside + between + gathered,
+        inside / 2 + between + gathered,
+        (inside + between) / 2 + gathered,
+    )

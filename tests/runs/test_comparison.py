@@ -1,0 +1,64 @@
+"""What a run's folder says of what was predicted and what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.runs.comparison import GIB, Comparison, Measured, Predicted, measured_of, read_comparison
+from stoker.runs.folder import RunFolder
+
+
+def predicted(**changes: Any) -> Predicted:
+    values: dict[str, Any] = {
+        "layout": "data 1", "micro_batch": 4, "accumulation": 2, "longest": 512, "mean": 512.0, "model": "m",
+        "precision": "fp32", "tuning": "full", "device": "a processor", "threads": 2, "machines": 1, "per_machine": 1,
+        "calibration": "2026-11-21", "corrected_by": None, "memory": {"weights": 40 * GIB, "activations": 1.2 * GIB},
+        "time": {"compute": 2.0, "optimizer": 0.31}, "peak": 41.2 * GIB, "upper": 45.3 * GIB, "seconds": 2.31,
+    }  # fmt: skip
+    return Predicted(**{**values, **changes})
+
+
+def metrics(*seconds: float) -> list[dict[str, float]]:
+    return [{"step": i, "seconds": s, "memory_gib": 1.0 + i / 8} for i, s in enumerate(seconds, start=1)]
+
+
+def test_the_line() -> None:
+    both = Comparison(predicted(), measured=Measured(10, 2.4, 39.8 * GIB))
+    assert both.line() == "predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.4 s (+4 %)"
+    assert Comparison(predicted()).line() == "predicted  41.20 GiB (45.30 at most), 2.31 s a step"
+    assert Comparison(None, "a module").line() == "predicted  nothing: a module"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert read_comparison(folder) is None  # a run of an earlier Stoker
+    for comparison in (
+        Comparison(predicted(), measured=Measured(10, 2.4, 39.8 * GIB)),
+        Comparison(predicted()),
+        Comparison(None, "a module"),
+    ):
+        comparison.write(folder)
+        assert read_comparison(folder) == comparison
+        assert json.loads(folder.plan.read_text())["line"] == comparison.line()
+    folder.plan.write_text("{")
+    assert read_comparison(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "median"),
+    [((9.0, 5.0, 1.0, 2.0, 9.0), 3, 2.0), ((9.0, 5.0, 1.0), 1, 1.0), ((9.0, 5.0), 1, 5.0), ((9.0,), 1, 9.0)],
+)
+def test_the_first_two_steps_do_not_count_where_there_are_more(
+    seconds: tuple[float, ...], steps: int, median: float
+) -> None:
+    found = measured_of(metrics(*seconds))
+    assert found == Measured(steps, median, (1.0 + len(seconds) / 8) * GIB)
+
+
+def test_memory_is_that_of_the_fullest_process() -> None:
+    assert measured_of(metrics(1.0), memory=7.0) == Measured(1, 1.0, 7.0)
+    assert measured_of([]) is None
