@@ -182,7 +182,7 @@ def test_a_known_gpu_is_the_catalogues_with_the_memory_that_is_here(
     cluster = detect.this_machine()
     assert (cluster.device.name, cluster.device.memory_gib, cluster.gpus) == ("H100-80GB-SXM", 79.19, 4)
     monkeypatch.setattr(detect, "_visible_gpus", lambda: [("NVIDIA Z9", 10.0)])
-    with pytest.raises(UserError, match="`NVIDIA Z9` is no device"):
+    with pytest.raises(UserError, match="NVIDIA Z9, is not in the catalogue and has not been measured"):
         detect.this_machine()
 
 

@@ -45,6 +45,7 @@ def test_a_processor_gets_one_process_and_a_launcher_as_many_as_it_started(
 ) -> None:
     no_gpu(monkeypatch)
     assert layout_of(with_plan(load(tmp_path)).job).world == 1
+    assert layout_of(with_plan(load(tmp_path, "parallel.tensor=2")).job).world == 2
     place = Place(rank=1, world=4, local_rank=1, local_world=2)
     cluster = cluster_at_hand(load(tmp_path), place)
     assert (cluster.nodes, cluster.per_node) == (2, 2)

@@ -13,10 +13,10 @@ from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named
 
 JOBS = [
-    ("llama3-70b", "8xA100-80GB", 65536, 8),
+    ("llama3-70b", "8xA100-40GB", 65536, 8),
     ("llama3-8b", "1xT4", 2048, 8),
-    ("gpt-neox-20b", "4xA100-40GB", 2048, 12),
-    ("llama2-13b", "4xA100-40GB", 65536, 4),
+    ("gpt-neox-20b", "2xA100-40GB", 2048, 12),
+    ("llama3-8b", "1xA100-80GB", 65536, 4),
 ]
 
 

@@ -35,9 +35,11 @@ def test_one_process_does_nothing_but_its_passes() -> None:
 
 
 def test_a_v_has_its_first_and_last_stage_on_one_process() -> None:
-    """Each process' work is divided over its two stages: stages 0 and 7 are the first one's."""
-    times = stage_times(setting_of("zbv", 4))
-    assert len(times) == 8 and times[0] == times[7] and times[3] == times[4]
+    """Stages 0 and 7 are the first one's, and with the last the head."""
+    setting = setting_of("zbv", 4)
+    times = stage_times(setting)
+    assert setting.homes[0] == (0, 7) and setting.last == 0
+    assert len(times) == 8 and times[0] == times[6] and times[7].total > times[0].total
     whole = stage_times(setting_of("1f1b", 4))
     assert sum(time.total for time in times) == pytest.approx(sum(time.total for time in whole))
 

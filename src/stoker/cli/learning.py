@@ -70,7 +70,7 @@ def _lines(found: Calibration) -> list[str]:
 
 
 def _row(name: str, points: Iterable[tuple[float, float]]) -> str:
-    return f"    {name:<26}" + "  ".join(f"{size:.3g}: {value:.3g}" for size, value in points)
+    return f"    {name:<26}" + "  ".join(f"{size:.4g}: {value:.3g}" for size, value in points)
 
 
 def learn_from(path: str, *, as_json: bool) -> int:

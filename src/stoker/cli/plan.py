@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rank", metavar="FILE", help="order the rows of each group of a table by predicted speed")
     parser.add_argument("--calibrate", action="store_true", help="measure what this machine reaches; plans then use it")
-    parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 60)")
+    parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 40)")
     parser.add_argument("--from", metavar="RUN", dest="from_run", help="correct later plans by a finished run's folder")
 
 

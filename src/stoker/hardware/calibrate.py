@@ -23,12 +23,12 @@ from stoker.hardware.process import available_cores
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SIZES = {"cpu": (16, 64, 256, 1024, 4096), "cuda": (16, 128, 512, 2048, 8192)}
 # Bytes of a tensor, from what stays in a cache to what does not.
-TENSORS = {"cpu": (2**14, 2**18, 2**22, 2**26, 2**28), "cuda": (2**18, 2**22, 2**26, 2**30)}
+TENSORS = {"cpu": (2**14, 2**18, 2**21, 2**24, 2**27), "cuda": (2**18, 2**22, 2**26, 2**30)}
 MESSAGES = (2**10, 2**14, 2**18, 2**22, 2**26)  # bytes of the whole tensor
-ROWS = {"cpu": (64, 256, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
+ROWS = {"cpu": (64, 256, 512, 1024, 2048), "cuda": (256, 1024, 4096, 8192)}  # tokens that attend to each other
 HEADS = {"cpu": 8, "cuda": 32}
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
-RING = 2**27  # bytes that operands rotate over, so that those of a call are no longer in the nearest caches
+RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as a step does: each call finds others in the caches
 LEAST, MOST = 3, 1000  # repetitions of one measurement
 BATCH, BATCH_SECONDS = 50, 2e-3  # calls of a GPU between two waits: so many, or what they take
 
@@ -72,17 +72,21 @@ def calibrate(
 
 
 def seconds_of(work: Callable[[], object], budget: float, device: Device) -> float:
-    """Seconds of a call at its fastest, after one that is not counted; at least three, more while the budget lasts.
+    """Seconds of a call, after one that is not counted; at least three, more while the budget lasts.
 
-    The fastest, since whatever else the machine does can only add to it.
+    At its fastest, since whatever else the machine does can only add to it. One thread of a processor is timed by what
+    it computed, which whoever else computes does not add to: there it is the median.
     """
 
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+
     def once(calls: int) -> float:
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(calls):
             work()
         device.synchronise()
-        return (time.perf_counter() - begin) / calls
+        return (clock() - begin) / calls
 
     # A GPU is given many short calls in one go: it works on one while the next is on its way.
     first = once(1)
@@ -91,7 +95,7 @@ def seconds_of(work: Callable[[], object], budget: float, device: Device) -> flo
     started = time.perf_counter()
     while len(taken) < LEAST or (len(taken) < MOST and time.perf_counter() - started < budget):
         taken.append(once(calls))
-    return min(taken)
+    return statistics.median(taken) if alone else min(taken)
 
 
 def time_collectives(
@@ -179,7 +183,8 @@ def _memory(tensors: Sequence[int], budget: float, device: Device) -> tuple[Curv
             "copy": (2, partial(out.copy_, one)),
             "add": (3, partial(torch.add, one, two, out=out)),
             "silu": (2, partial(F.silu, one)),
-            "multiply": (3, _rotating(one, two)),
+            "multiply": (4, _rotating(one, two)),
+            "dropout": (4, partial(F.dropout, one, 0.1)),
         }
         if device.type == "cuda":
             host = torch.ones(size // 4).pin_memory()
@@ -196,7 +201,7 @@ def _memory(tensors: Sequence[int], budget: float, device: Device) -> tuple[Curv
 
 def _rotating(one: torch.Tensor, two: torch.Tensor) -> Callable[[], object]:
     """Products of operands that were used some time ago, into new memory, as eager code computes them."""
-    count = max(1, min(16, RING // (3 * 4 * one.numel())))
+    count = max(1, min(MOST_OPERANDS, RING // (3 * one.nbytes)))
     operands = deque((one.clone(), two.clone()) for _ in range(count))
     results: deque[torch.Tensor] = deque(maxlen=count)
 

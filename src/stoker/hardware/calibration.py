@@ -19,7 +19,7 @@ from stoker.hardware.cache import cache_folder
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is believed
-HEAD_SIZES = (32, 128)  # that attention is measured with
+HEAD_SIZES = (32, 64, 128)  # that attention is measured with
 _AGAIN = "measure this machine with `stoker plan --calibrate`"
 
 
@@ -66,8 +66,9 @@ class Curve:
     """Times by size of one thing that moves or computes bytes.
 
     Attributes:
-        kind: ``read``, ``write``, ``copy``, ``add``, ``silu``, ``multiply`` (a device's memory; the last one into new
-            memory, from operands in no near cache); ``to-device``, ``to-host``;
+        kind: ``read``, ``write``, ``copy``, ``add``, ``silu``, ``dropout``, ``multiply`` (a device's memory; the last
+            one into new memory, from operands in no near cache; of both last ones what is written counts twice, since
+            it is read into a cache first); ``to-device``, ``to-host``;
             ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes);
             ``forward``, ``backward`` (a call with next to nothing to do);
             ``attention-32``, ``attention-backward-32`` and so on (one head of a size).
@@ -162,14 +163,14 @@ class Calibration:
             UserError: attention was not measured.
         """
         kind = "attention-backward" if backward else "attention"
-        curves = [self.curve(f"{kind}-{size}") for size in HEAD_SIZES]
-        low, high = curves[0], curves[-1]
-        if low is None or high is None:
+        curves = [curve for size in HEAD_SIZES if (curve := self.curve(f"{kind}-{size}")) is not None]
+        if len(curves) < len(HEAD_SIZES):
             raise UserError(Problem("attention was not measured", _AGAIN))
-        inside = min(seq_len, low.sizes[-1])
-        share = (head_size - HEAD_SIZES[0]) / (HEAD_SIZES[-1] - HEAD_SIZES[0])
-        seconds = low.time(inside) + share * (high.time(inside) - low.time(inside))
-        return max(seconds, low.time(inside) / 2) * (seq_len / inside) ** 2
+        inside = min(seq_len, curves[0].sizes[-1])
+        above = min(max(1, bisect_right(HEAD_SIZES, head_size)), len(HEAD_SIZES) - 1)
+        small, large = curves[above - 1].time(inside), curves[above].time(inside)
+        share = (head_size - HEAD_SIZES[above - 1]) / (HEAD_SIZES[above] - HEAD_SIZES[above - 1])
+        return max(small + share * (large - small), small / 2) * (seq_len / inside) ** 2
 
     def call_seconds(self, *, backward: bool = False) -> float:
         """Seconds of an operator that autograd records, or of its backward pass, when there is next to nothing to do.

@@ -91,9 +91,10 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
     found, notes = _measured(name, 0)
     try:
         kind = device_kind(name)
-    except UserError:
+    except UserError as error:
         if found is None:
-            raise
+            message = f"this machine's GPU, {name}, is not in the catalogue and has not been measured"
+            raise UserError(Problem(message, "measure it with `stoker plan --calibrate`")) from error
         kind = _unknown_gpu(name, found)
     same = sum(other == name for other, _ in gpus)
     if same < len(gpus) and processes is None:
@@ -115,11 +116,11 @@ def corrected(cluster: Cluster) -> Cluster:
     try:
         kept = kept_corrections(processor_name() if cpu else cluster.device.name, threads)
     except UserError as error:
-        return replace(cluster, notes=(*cluster.notes, *map(str, error.problems)))
+        return replace(cluster, notes=tuple(dict.fromkeys((*cluster.notes, *map(str, error.problems)))))
     date = cluster.calibration.date if cluster.calibration else None
     found = tuple(correction for correction in kept if correction.calibration == date)
     notes = tuple(f"{c.tuning} tuning in {c.precision} is corrected by the run {c.run} ({c.date})" for c in found)
-    return replace(cluster, corrections=found, notes=(*cluster.notes, *notes))
+    return replace(cluster, corrections=found, notes=tuple(dict.fromkeys((*cluster.notes, *notes))))
 
 
 def kind_name(device: str) -> str:

@@ -256,6 +256,8 @@ class Job(Block):
     train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
     evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")
-    parallel: ParallelBlock = Field(default_factory=ParallelBlock, description="how the work is spread; or auto")
+    parallel: ParallelBlock = Field(
+        default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
+    )
     target: Literal["local"] = Field(default="local", description="where it runs")
     module: ModuleBlock | None = Field(default=None, description="the block of task: module")

@@ -14,7 +14,7 @@ from stoker.hardware.device import choose_device
 from stoker.hardware.process import available_cores
 from stoker.launch.pool import Pool
 
-SECONDS = 60.0  # of measuring rates, all processes' numbers together; collectives take less than that again
+SECONDS = 40.0  # of measuring rates, all divisions together; what is measured at least, and collectives, double it
 TIMEOUT = 300.0  # seconds that the processes get for one of these
 
 

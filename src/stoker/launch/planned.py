@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.hardware.cluster import Cluster
-from stoker.hardware.detect import machines, this_machine
+from stoker.hardware.detect import machines, this_machine, this_processor
 from stoker.job.document import Mark
 from stoker.job.keys import KeyPath
 from stoker.job.layout import Layout, layout_of
@@ -42,13 +42,16 @@ INSTEAD: dict[tuple[str, Any], Any] = {
 def cluster_at_hand(loaded: LoadedJob, place: Place | None = None) -> Cluster:
     """Where a job without a layout runs: a launcher's processes, the GPUs that it names, or all of this machine's.
 
+    A machine without GPUs runs as many processes as what the job states of the layout makes; else one.
+
     Raises:
         UserError: the launcher's processes do not stand equally on its machines, or a GPU is unknown.
     """
     if place is not None:
         return machines(place.world, place.local_world)
     devices = loaded.job.parallel.devices
-    return this_machine(None if devices == "auto" else len(devices))
+    here = this_machine(None if devices == "auto" else len(devices))
+    return this_processor(layout_of(loaded.job).world) if here.device.is_cpu else here
 
 
 def with_plan(loaded: LoadedJob, place: Place | None = None, *, cluster: Cluster | None = None) -> LoadedJob:
@@ -206,12 +209,12 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 def _judged(loaded: LoadedJob, cluster: Cluster, work: Work) -> Plan | None:
     """The plan with what the job states instead of what stood in for it; None where the search looked at just this."""
-    from stoker.plan.memory import peak_memory
+    from stoker.plan.memory import peak_memory, room
     from stoker.plan.step_time import step_time
 
     setting = setting_of_job(loaded.job, cluster, work)
     stage, memory = peak_memory(setting)
-    capacity = cluster.device.memory_gib * GIB - memory.outside
+    capacity = room(cluster)
     return Plan(setting, stage, memory, step_time(setting), capacity)
 
 

@@ -67,7 +67,7 @@ def stage_activations(setting: Setting, stage: int) -> float:
     kept = {layer: layer_activations(setting, layer) for layer in setting.blocks[stage]}
     boundary = HALF * shape.width / (layout.tensor if layout.sequence else 1)
     if layout.recompute == "full":
-        total = flying * boundary * len(setting.stages[stage]) + max(kept.values(), default=0.0)
+        total = flying * boundary * sum(setting.blocks[stage].values()) + max(kept.values(), default=0.0)
     else:
         total = flying * sum(kept[layer] * count for layer, count in setting.blocks[stage].items())
     if stage == 0:  # the embedding's result, the same gathered or dropped out, and the first block's input
@@ -86,7 +86,8 @@ def late_freed(setting: Setting, late: LateFrees, stage: int, *, others: float) 
     layout = setting.layout
     split = HALF * setting.tokens * setting.shape.width / layout.tensor
     share = late.share(layout.pipeline, layout.tensor, split, per_node=setting.cluster.per_node)
-    gathered = 2 * HALF * setting.shape.width * setting.tokens * len(setting.stages[stage]) * in_flight(setting, stage)
+    blocks = sum(setting.blocks[stage].values()) * in_flight(setting, stage)
+    gathered = 2 * HALF * setting.shape.width * setting.tokens * blocks
     room = FULL * setting.cluster.device.memory_gib * 2**30 - others
     return max(0.0, min(share * gathered, room))
 

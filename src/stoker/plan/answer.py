@@ -111,7 +111,7 @@ def _explained(question: Question, found: Found, seconds: float) -> Answer:
 
 def stages_of_plan(plan: Plan) -> tuple[Memory, ...]:
     """Memory of each pipeline stage, first to last."""
-    return tuple(stage_memory(plan.setting, stage) for stage in range(len(plan.setting.stages)))
+    return tuple(stage_memory(plan.setting, stage) for stage in range(plan.setting.layout.pipeline))
 
 
 def verdict(memory: Memory, plan: Plan) -> Verdict:

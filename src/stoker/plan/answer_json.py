@@ -110,7 +110,7 @@ def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[s
 def _stage(plan: Plan, memory: Memory, stage: int) -> dict[str, Any]:
     return {
         "stage": stage + 1,
-        "blocks": len(plan.setting.stages[stage]),
+        "blocks": sum(plan.setting.blocks[stage].values()),
         "memory": {part: size / GIB for part, size in memory.parts.items()},
         "memory_gib": memory.peak / GIB,
         "memory_upper_gib": memory.upper / GIB,

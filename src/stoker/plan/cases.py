@@ -19,7 +19,7 @@ from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.memory import peak_memory, stage_memory
+from stoker.plan.memory import context_bytes, peak_memory, room, stage_memory
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.fields import shape_of_row
 from stoker.plan.software import software_of
@@ -160,16 +160,18 @@ def predict(row: Row) -> Prediction:
     """What the planner says of a row.
 
     MFU is tokens/s/GPU x FLOP per token by the PaLM convention (6 N + 12 L H Q T, all attention, nothing computed
-    again) over the device's peak in the row's precision.
+    again; 4 N where only adapters are trained) over the device's peak in the row's precision.
     """
     setting = setting_of(row)
     _, memory = (0, stage_memory(setting, 0)) if setting.software.first_stage else peak_memory(setting)
-    capacity = setting.cluster.device.memory_gib * 2**30 - memory.outside
-    outside = memory.outside if "MiB" in str(row.get("memory_metric") or "") else 0.0  # as nvidia-smi counts
+    outside = (
+        context_bytes(setting.cluster) if "MiB" in str(row.get("memory_metric") or "") else 0.0
+    )  # as nvidia-smi counts
     seconds = step_time(setting).total
     tokens = setting.micro_batches * setting.micro_batch * setting.layout.data * setting.work.seq_len
     speed = tokens / seconds / setting.layout.world
-    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len)
+    frozen = setting.work.tuning != "full"
+    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len, frozen=frozen)
     return Prediction(
         row.get("row_id"),
         (memory.peak + outside) / 2**30,
@@ -177,7 +179,7 @@ def predict(row: Row) -> Prediction:
         seconds,
         speed,
         speed * flop / setting.cluster.device.peak(setting.work.precision),
-        verdict_of(memory.peak, memory.upper, capacity),
+        verdict_of(memory.peak, memory.upper, room(setting.cluster)),
         row.get("group"),
     )
 

@@ -48,9 +48,8 @@ def speed_of(plan: Plan) -> Speed:
     setting = plan.setting
     tokens = tokens_per_step(setting) / plan.seconds
     each = tokens / setting.layout.world
-    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len)
-    if setting.work.tuning != "full":
-        flop -= 2 * setting.shape.active_parameters
+    frozen = setting.work.tuning != "full"
+    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len, frozen=frozen)
     return Speed(tokens, each, each * flop / setting.cluster.device.peak(setting.work.precision))
 
 

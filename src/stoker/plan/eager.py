@@ -13,55 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from stoker.plan.code import Code, code_of
 from stoker.plan.shape import Layer, Shape
 
 Held = Literal["fp32", "16-bit"]
 FLOAT, HALF = 4, 2  # bytes
 INDEX = 8  # bytes of an int64
-
-
-@dataclass(frozen=True)
-class Code:
-    """How a family's code differs from the most frequent: few facts, each of one line of it.
-
-    Attributes:
-        nonlinearity: tensors of the MLP's width that a plain MLP keeps. 2: into and out of a fused GELU.
-        norm: tensors that a norm keeps beside its output; 0 for what its kind does.
-        exact_norm: whether a norm multiplies with its weight in float32, and keeps the normalised values so.
-        one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
-        rotary: whether queries and keys are rotated: new tensors beside what the product gave.
-        softcap: whether scores are capped, which no fused kernel of PyTorch does.
-        alibi: whether a bias of each head is added to the scores, which a mask of the whole row holds.
-        packed: whether documents stand in one row; where they do not, attention gets a mask and all heads' keys.
-        drops_scores: whether dropout on hidden states goes with dropout on scores.
-    """
-
-    nonlinearity: int = 2
-    norm: int = 0
-    exact_norm: bool = False
-    one_qkv: bool = False
-    rotary: bool = True
-    softcap: bool = False
-    alibi: bool = False
-    packed: bool = True
-    drops_scores: bool = False
-
-
-TANH_GELU = 5  # into it, the cube's square, the hyperbolic tangent, both factors; the product of these
-CODES = {
-    "gpt2": Code(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
-    "gpt_neo": Code(nonlinearity=TANH_GELU, rotary=False),
-    "gptj": Code(nonlinearity=TANH_GELU),
-    "phi": Code(nonlinearity=TANH_GELU),
-    "opt": Code(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
-    "bloom": Code(one_qkv=True, rotary=False, alibi=True),
-    "gpt_neox": Code(one_qkv=True),
-    "falcon": Code(one_qkv=True, packed=False),
-    "cohere": Code(norm=3),  # the input, its deviations, the normalised values
-    "gemma": Code(exact_norm=True),
-    "gemma2": Code(exact_norm=True, softcap=True),
-    "gemma3_text": Code(exact_norm=True),
-}
 DROPPED_SCORES = 3  # with dropout: the softmax, the mask, and their product
 
 
@@ -143,7 +100,7 @@ def eager_kept(
             is gathered and kept whole.
         processor: whether a CPU computes: its dropout masks are numbers, its attention with dropout keeps scores.
     """
-    code = CODES.get(shape.family, Code())
+    code = code_of(shape)
     of_attention, of_mlp = _readers(shape, layer, code)
     if not types.casts:  # all read one tensor: that of the norm
         of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
@@ -161,18 +118,15 @@ def eager_bytes(
     layer: Layer,
     *,
     seq_len: int,
-    precision: str,
-    held: Held = "fp32",
-    rank: int = 0,
+    types: Arithmetic,
     tensor: int = 1,
     sequence: bool = False,
     processor: bool = False,
 ) -> float:
     """Bytes that a block keeps for the backward pass, for one token of a micro-batch, without recompute.
 
-    See `arithmetic` for ``held`` and ``rank``, `eager_kept` for the rest.
+    See `eager_kept`.
     """
-    types = arithmetic(precision, held=held, rank=rank)
     kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
     return kept.total
 
@@ -183,9 +137,7 @@ def eager_recomputed(
     *,
     recompute: Literal["full", "selective"],
     seq_len: int,
-    precision: str,
-    held: Held = "fp32",
-    rank: int = 0,
+    types: Arithmetic,
     tensor: int = 1,
     sequence: bool = False,
     processor: bool = False,
@@ -194,7 +146,6 @@ def eager_recomputed(
 
     ``full`` keeps the block's input; ``selective`` computes the MLP again, and keeps its input beside the attention.
     """
-    types = arithmetic(precision, held=held, rank=rank)
     kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
     entry = types.stream * shape.width / (tensor if sequence else 1)
     if recompute == "full":
@@ -203,23 +154,21 @@ def eager_recomputed(
     return kept.total - again + (entry if kept.read_by_mlp else 0.0), again
 
 
-def cast_weights(shape: Shape, layer: Layer, *, precision: str, held: Held = "fp32", tensor: int = 1) -> float:
+def cast_weights(shape: Shape, layer: Layer, *, types: Arithmetic, tensor: int = 1) -> float:
     """Bytes of the 16-bit copies of a block's matrices that autocast keeps from its forward to its backward pass.
 
     Those of experts are not among them: a grouped product takes its weights as they are.
     """
-    types = arithmetic(precision, held=held)
     if not types.casts:
         return 0.0
     parameters = sum(m.parameters for m in shape.matmuls(layer) if m.copies == 1)
     return types.product * parameters / tensor
 
 
-def row_bytes(shape: Shape, *, seq_len: int, precision: str, tensor: int = 1) -> float:
+def row_bytes(shape: Shape, *, seq_len: int, types: Arithmetic, tensor: int = 1) -> float:
     """Bytes a token of what all blocks share: the biased masks of ALiBi (BLOOM), one for each head."""
-    code = CODES.get(shape.family, Code())
-    product = arithmetic(precision).product
-    return shape.heads * seq_len * product / tensor if code.alibi else 0.0
+    code = code_of(shape)
+    return shape.heads * seq_len * types.product / tensor if code.alibi else 0.0
 
 
 def _readers(shape: Shape, layer: Layer, code: Code) -> tuple[int, int]:

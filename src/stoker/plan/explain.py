@@ -21,7 +21,7 @@ from stoker.plan.causes import (
     causes_of,
 )
 from stoker.plan.cost import speed_of
-from stoker.plan.memory import peak_memory
+from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import Plan, search
 from stoker.plan.setting import Setting, Work
 from stoker.plan.space import Space, trainable
@@ -76,7 +76,7 @@ class Help:
 def plan_of(setting: Setting) -> Plan:
     """A setting with what it takes, whether it fits or not."""
     stage, memory = peak_memory(setting)
-    capacity = setting.cluster.device.memory_gib * 2**30 - memory.outside
+    capacity = room(setting.cluster)
     return Plan(setting, stage, memory, step_time(setting), capacity)
 
 

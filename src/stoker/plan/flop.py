@@ -51,7 +51,7 @@ def forward_flop_per_token(shape: Shape, *, seq_len: int, causal: bool = True) -
     return layers + shape.head_matmul().forward_flop
 
 
-def model_flop_per_token(shape: Shape, *, seq_len: int, convention: Convention = "palm") -> float:
+def model_flop_per_token(shape: Shape, *, seq_len: int, convention: Convention = "palm", frozen: bool = False) -> float:
     """FLOP of a forward and a backward pass for one token, by a convention.
 
     - ``palm``: 6 N + 12 L H Q T with all (active) parameters N, embedding included, and full attention in every layer
@@ -61,6 +61,9 @@ def model_flop_per_token(shape: Shape, *, seq_len: int, convention: Convention =
       recomputation: 72 B S L h^2 (1 + S / (6 h) + V / (12 L h)) for GPT). Megatron-LM long counted so.
     - ``causal``: the same with half the attention, and with windows where there are: what must be done. The tables of
       Megatron-Bridge count so.
+
+    Args:
+        frozen: whether only adapters are trained: no gradients of the weights, 4 N instead of 6 N (``palm`` only).
     """
     if convention == "causal":
         return 3 * forward_flop_per_token(shape, seq_len=seq_len, causal=True)
@@ -74,4 +77,4 @@ def model_flop_per_token(shape: Shape, *, seq_len: int, convention: Convention =
     counted = shape.active_parameters
     if convention == "without embedding" and not shape.tied:
         counted -= shape.vocabulary * (shape.embedding_width or shape.width)
-    return 6 * counted + full
+    return (4 if frozen else 6) * counted + full

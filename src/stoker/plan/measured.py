@@ -12,7 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.hardware.calibration import Calibration
-from stoker.plan.eager import CODES, FLOAT, TANH_GELU, Arithmetic, Code, arithmetic
+from stoker.plan.code import TANH_GELU, code_of
+from stoker.plan.eager import FLOAT, Arithmetic, arithmetic
+from stoker.plan.head import CHUNK
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
 from stoker.plan.memory import most_held, trained_parameters
@@ -20,25 +22,27 @@ from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.timeline import StageTime
 
-# Passes over the hidden states, (forward, backward).
+# Passes over the hidden states, (forward, backward). What is written counts twice: a cache reads it first.
 # Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.
-RMS_NORM = (7, 20)
+RMS_NORM = (10, 29)
 # A fused kernel that computes more than it moves: as if it moved so much.
-LAYER_NORM = (8, 12)
-RESIDUAL = (3, 3)  # the sum; backward the sum of the two gradients that meet before it
-# Queries and keys: two products, the half turned round, their sum.
-ROTARY = (10, 16)
+LAYER_NORM = (10, 15)
+RESIDUAL = (4, 4)  # the sum; backward the sum of the two gradients that meet before it
+# Queries and keys: two products, the half turned round, their sum; backward the parts are put together again.
+ROTARY = (15, 22)
 # The result from segments to a row, from heads to a width; backward the gradients of queries, keys and values too.
-ARRANGED = (4, 10)
-GATE = (3, 6)  # the gate's product with the rest
-WRITTEN_GELU = (18, 34)  # GELU by the tanh formula, operator by operator
+ARRANGED = (6, 18)
+GATE = (4, 8)  # the gate's product with the rest
+WRITTEN_GELU = (26, 44)  # GELU by the tanh formula, operator by operator
 NONLINEAR = (2, 3)  # in one kernel, at its own rate
-MANY_READERS = 3  # backward: the sum of one more gradient of what several products read
+MANY_READERS = 4  # backward: the sum of one more gradient of what several products read
+# Attention that writes its scores out: scale, mask, softmax (or cap), and what is kept of each.
+SCORES, SCORE_PRODUCTS = (12, 18), (2, 4)
 CAST = (6, 6)  # bytes: from float32 to 16 bits, and the gradient back
 # Operators of a block: with norms written out, rotary positions and a gate there are about so many.
 OPERATORS = (70, 110)
-# The head: the largest, the own logit, their difference, the exponential, its sum, the division: over float32 logits.
-LOGITS = 9
+# The head: the largest (slow, as its place is found too), their difference, the exponential, its sum, the division.
+LOGITS = 13
 STEPPED = 28  # bytes of AdamW a parameter: weight, gradient, two moments; three of them written
 CLIPPED = 12  # bytes of a gradient that is measured, then scaled
 
@@ -53,7 +57,7 @@ class MeasuredPasses:
 
     calibration: Calibration
 
-    def block(self, setting: Setting, layer: Layer) -> StageTime:
+    def block_pass(self, setting: Setting, layer: Layer) -> StageTime:
         """One block, one micro-batch, without what processes say to each other; recompute included."""
         shape, layout, work = setting.shape, setting.layout, setting.work
         types = arithmetic(work.precision, rank=0 if work.tuning == "full" else work.rank)
@@ -81,20 +85,20 @@ class MeasuredPasses:
             inputs += again + self._inside(shape, layer, types, tokens, layout.tensor)[0]
         return StageTime(forward, inputs, weights)
 
-    def head(self, setting: Setting) -> float:
-        """Head and cross entropy of a micro-batch, forward and backward, with the embedding's gradient."""
+    def head_pass(self, setting: Setting) -> StageTime:
+        """Head and cross entropy of a micro-batch. All gradients are computed with the loss, then scaled."""
         shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.tokens
-        product = self._product(shape.head_matmul(), tokens, setting, trained=setting.work.tuning == "full")
+        trained = setting.work.tuning == "full"
+        product = self._product(shape.head_matmul(), tokens, setting, trained=trained)
         words = shape.vocabulary / tensor
-        chunk = min(tokens, max(1.0, HEAD_CHUNK / (FLOAT * words)))
+        chunk = min(tokens, max(1.0, CHUNK / (FLOAT * words)))
         logits = self._passes(LOGITS, chunk, words, FLOAT) * tokens / chunk
-        seconds = product.forward + product.backward + logits
-        if setting.work.tuning == "full":  # the head's gradient is scaled, then meets that of the embedding
-            table = words * (shape.embedding_width or shape.width) * FLOAT
-            seconds += self._traffic(2 * table) + self._traffic(table) + self._traffic(3 * table)
-        return seconds
+        # The head's gradient is set to zero, scaled, and meets that of the embedding.
+        table = words * (shape.embedding_width or shape.width) * FLOAT * trained
+        after = self._traffic(2 * table) + self._traffic(3 * table)
+        return StageTime(product.total + logits + self._traffic(table), after, 0.0)
 
-    def optimizer(self, setting: Setting) -> float:
+    def optimizer_seconds(self, setting: Setting) -> float:
         """Clipping and AdamW, for the parameters that the process steps."""
         layout = setting.layout
         stepped = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
@@ -130,6 +134,9 @@ class MeasuredPasses:
             return 0.0, 0.0
         rows = setting.tokens * setting.layout.context / work.seq_len
         heads = layer.attentions * rows * shape.heads / setting.layout.tensor / setting.layout.context
+        code = code_of(shape)
+        if code.softcap or (code.drops_scores and shape.dropout and setting.cluster.device.is_cpu):
+            return self._scored(heads, work.seq_len, shape, work.precision)
         size = max(1, round((shape.query_width + shape.value_width) / 2 / shape.heads))
         reach = min(layer.window or work.seq_len, work.seq_len)
         windows = work.seq_len / reach  # masked rows compute all of it, but not faster than a window's share
@@ -138,15 +145,27 @@ class MeasuredPasses:
         )
         return forward, backward
 
+    def _scored(self, heads: float, seq_len: int, shape: Shape, precision: str) -> tuple[float, float]:
+        """Attention with its scores written out, all of them, masked ones too."""
+        flop = 2 * heads * seq_len**2 * shape.head_size
+        product = flop / self.calibration.matmul_rate(seq_len, seq_len, shape.head_size, precision)
+        found = [
+            products * product + self._passes(passes, heads * seq_len, seq_len, FLOAT)
+            for products, passes in zip(SCORE_PRODUCTS, SCORES, strict=True)
+        ]
+        if shape.dropout:
+            found[0] += self._traffic(4 * heads * seq_len**2 * FLOAT, kind="dropout")
+        return found[0], found[1]
+
     def _moved(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
         """All that is no product and no attention."""
-        code = CODES.get(shape.family, Code())
+        code = code_of(shape)
         inside = self._inside(shape, layer, types, tokens, tensor)
         norm = RMS_NORM if shape.norm == "rms" or code.norm else LAYER_NORM
         found = []
         for back in (0, 1):
             stream = norm[back] * shape.norms + RESIDUAL[back] * (1 if shape.parallel_residual else 2)
-            seconds = self._passes(stream, tokens, shape.width, types.stream, operators=stream / 3)
+            seconds = self._passes(stream, tokens, shape.width, types.stream, operators=stream / 4)
             if layer.attentions:
                 queries = (shape.query_width + shape.key_value_width) / tensor
                 seconds += self._passes(ARRANGED[back], tokens, shape.value_width / tensor, types.product)
@@ -154,6 +173,9 @@ class MeasuredPasses:
                     seconds += self._passes(ROTARY[back], tokens, queries, types.product)
                 if shape.query_key_norm != "none":
                     seconds += self._passes(RMS_NORM[back], tokens, queries, FLOAT)
+            if shape.dropout:
+                kind = "multiply" if back else "dropout"
+                seconds += 2 * self._traffic(4 * tokens * shape.width * types.product, kind=kind)
             readers = 2 * layer.attentions * (not shape.fused_qkv) + shape.gated
             if back:
                 seconds += readers * self._passes(MANY_READERS, tokens, shape.width, types.product, operators=1)
@@ -162,7 +184,7 @@ class MeasuredPasses:
 
     def _inside(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
         """Between the products of the MLP, or of the experts."""
-        code = CODES.get(shape.family, Code())
+        code = code_of(shape)
         width: float = shape.mlp_width if layer.feed_forward == "dense" else 0
         gathered = 0.0
         if layer.feed_forward == "experts" and shape.mixture is not None:
@@ -186,8 +208,8 @@ class MeasuredPasses:
     def _passes(
         self, passes: float, tokens: float, width: float, size: int, *, operators: float | None = None
     ) -> float:
-        """Seconds of operators that read or write so many tensors, about three each."""
-        operators = operators or max(1.0, passes / 3)
+        """Seconds of operators that read or write so many tensors, about four each."""
+        operators = operators or max(1.0, passes / 4)
         return operators * self._traffic(passes / operators * tokens * width * size)
 
     def _traffic(self, size: float, *, kind: str = "multiply") -> float:
@@ -197,9 +219,6 @@ class MeasuredPasses:
         bandwidth = self.calibration.bandwidth(kind, size) or self.calibration.bandwidth("copy", size)
         assert bandwidth is not None, "a calibration has curves of memory"
         return size / bandwidth
-
-
-HEAD_CHUNK = 64 * 2**20  # bytes of float32 logits of a chunk of Stoker's cross entropy
 
 
 def _of_mlp(matmul: Matmul) -> bool:

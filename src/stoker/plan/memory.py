@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
+from stoker.hardware.cluster import Cluster
 from stoker.job.layout import SHARDS, Shard
 from stoker.plan.activations import HALF, late_freed, stage_activations
 from stoker.plan.setting import Setting
@@ -25,6 +27,16 @@ STATES = ("weights", "gradients", "optimizer")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 
 
+def context_bytes(cluster: Cluster) -> float:
+    """What a device's context takes beside what the program allocates."""
+    return 0.0 if cluster.device.is_cpu else CONTEXT
+
+
+def room(cluster: Cluster) -> float:
+    """Bytes of a device that a program may allocate."""
+    return cluster.device.memory_gib * 2**30 - context_bytes(cluster)
+
+
 @dataclass(frozen=True)
 class Memory:
     """Bytes on the devices of one stage of the pipeline.
@@ -32,12 +44,10 @@ class Memory:
     Attributes:
         parts: by component: weights, gradients, optimizer, activations, logits, buffers, fragmentation.
         host: bytes in the host's memory, per device.
-        outside: bytes that the device's context takes beside what the program allocates.
     """
 
     parts: Mapping[str, float]
     host: float = 0.0
-    outside: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -85,8 +95,8 @@ class Held:
 
 
 def held_parameters(setting: Setting, stage: int) -> Held:
-    """Parameters of a stage."""
-    return _held(setting.shape, setting.stages, setting.layout.tensor, setting.expert)[stage]
+    """Parameters of a process of the pipeline."""
+    return _held_by_all(setting)[stage]
 
 
 def trained_parameters(setting: Setting, held: Held) -> Held:
@@ -99,21 +109,27 @@ def trained_parameters(setting: Setting, held: Held) -> Held:
 
 def most_held(setting: Setting) -> Held:
     """Of the stage with most parameters."""
-    stages = _held(setting.shape, setting.stages, setting.layout.tensor, setting.expert)
-    return max(stages, key=lambda held: held.total)
+    return max(_held_by_all(setting), key=lambda held: held.total)
+
+
+def _held_by_all(setting: Setting) -> tuple[Held, ...]:
+    return _held(setting.shape, setting.stages, setting.homes, setting.layout.tensor, setting.expert)
 
 
 @lru_cache(maxsize=4096)
-def _held(shape: Shape, stages: tuple[range, ...], tensor: int, expert: int) -> tuple[Held, ...]:
+def _held(
+    shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...], tensor: int, expert: int
+) -> tuple[Held, ...]:
     kinds = {shape.layer(i) for i in range(shape.layers)}
     sizes = {layer: block_parameters(shape, layer, tensor=tensor, expert=expert) for layer in kinds}
     dense = [sum(sizes[shape.layer(i)].dense for i in stage) for stage in stages]
     experts = [sum(sizes[shape.layer(i)].experts for i in stage) for stage in stages]
     dense[0] += shape.embedding_parameters / tensor
     dense[-1] += shape.final_norm_parameters + shape.head_parameters / tensor
-    if shape.tied and len(stages) > 1:  # a copy of the embedding
+    ends_apart = not any(0 in own and len(stages) - 1 in own for own in homes)
+    if shape.tied and ends_apart:  # a copy of the embedding
         dense[-1] += shape.head_matmul().parameters / tensor
-    return tuple(Held(*sizes) for sizes in zip(dense, experts, strict=True))
+    return tuple(Held(sum(dense[stage] for stage in own), sum(experts[stage] for stage in own)) for own in homes)
 
 
 @lru_cache(maxsize=4096)
@@ -130,7 +146,7 @@ def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) ->
 
 
 def stage_memory(setting: Setting, stage: int) -> Memory:
-    """What the devices of one stage must hold at their fullest moment."""
+    """What the devices of one process of the pipeline, all its stages, must hold at their fullest moment."""
     shape, layout, software, work = setting.shape, setting.layout, setting.software, setting.work
     held = held_parameters(setting, stage)
 
@@ -147,7 +163,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
         "optimizer": share(trained, 1) * software.states,
     }
     parts["activations"] = stage_activations(setting, stage)
-    if stage == len(setting.stages) - 1:
+    if stage == setting.last:
         later = software.later_logits * (setting.micro_batches > 1)
         parts["logits"] = setting.tokens * (software.logits + later) * shape.vocabulary / layout.tensor
     parts["buffers"] = _buffers(setting, stage, held.total)
@@ -158,7 +174,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     correction = setting.cluster.correction(work.precision, work.tuning)
     if correction is not None:
         parts = correction.memory_parts(parts)
-    return Memory(parts, host, 0.0 if setting.cluster.device.is_cpu else CONTEXT)
+    return Memory(parts, host)
 
 
 def _buffers(setting: Setting, stage: int, parameters: float) -> float:
@@ -171,7 +187,7 @@ def _buffers(setting: Setting, stage: int, parameters: float) -> float:
         default=0.0,
     )
     outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
-    ends = stage in (0, len(setting.stages) - 1)
+    ends = stage in (0, setting.last)
     unsummed = software.unsummed * (block + outside * ends) * (setting.work.tuning == "full")
     if layout.data * layout.context == 1:
         return unsummed
@@ -181,18 +197,30 @@ def _buffers(setting: Setting, stage: int, parameters: float) -> float:
     return HALF * (2 * block + outside) + software.gradients * block
 
 
-def peak_memory(setting: Setting) -> tuple[int, Memory]:
-    """(stage, memory) of the fullest stage.
+def peak_memory(setting: Setting, *, too_much: float = inf) -> tuple[int, Memory]:
+    """(process of the pipeline, memory) of the fullest one.
 
-    Of stages with the same blocks the earliest holds most micro-batches: only it is looked at, and the two ends.
+    Of processes with the same blocks the earliest holds most micro-batches: only it is looked at, and the two ends.
+
+    Args:
+        too_much: bytes; a process whose upper bound is beyond them is given as it is found, the fullest or not.
     """
-    found = [(stage, stage_memory(setting, stage)) for stage in _fullest(setting.shape, setting.stages)]
-    return max(found, key=lambda pair: pair[1].peak)
+    fullest: tuple[int, Memory] | None = None
+    for at in _fullest(setting.shape, setting.stages, setting.homes):
+        memory = stage_memory(setting, at)
+        if fullest is None or memory.peak > fullest[1].peak:
+            fullest = at, memory
+        if memory.upper > too_much:
+            return at, memory
+    assert fullest is not None
+    return fullest
 
 
 @lru_cache(maxsize=4096)
-def _fullest(shape: Shape, stages: tuple[range, ...]) -> tuple[int, ...]:
+def _fullest(shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     kinds: dict[object, int] = {}
-    for stage in range(1, len(stages) - 1):
-        kinds.setdefault(tuple(shape.layer(i) for i in stages[stage]) if shape.pattern else len(stages[stage]), stage)
-    return tuple(sorted({0, len(stages) - 1, *kinds.values()}))
+    for at in range(1, len(homes) - 1):
+        own = [stages[stage] for stage in homes[at]]
+        kind = tuple(shape.layer(i) for stage in own for i in stage) if shape.pattern else tuple(map(len, own))
+        kinds.setdefault(kind, at)
+    return tuple(sorted({0, len(homes) - 1, *kinds.values()}))

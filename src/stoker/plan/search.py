@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
+from math import inf
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.layout import SHARDS, Layout, Recompute, ScheduleName
-from stoker.plan.memory import Memory, peak_memory
+from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
+from stoker.plan.memory import Memory, peak_memory, room
 from stoker.plan.setting import Setting, Work
+from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.space import EVERYTHING, Space
 from stoker.plan.step_time import Passes, StepTime, step_time
@@ -76,28 +79,38 @@ def search(
 
     Settings that differ only in what communicates share the time of their passes, which is the least that each takes.
     They are looked at in that order, until the least of the next ones is more than the slowest plan kept takes: what
-    is left cannot win. Where nothing fits everything is looked at.
+    is left cannot win. Where nothing fits everything is looked at. Nothing is offloaded that fits.
 
     Args:
         space: what is looked at, of all that there is.
         kept: how many plans are given.
     """
     passes = Passes()
+    capacity = room(cluster)
     roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
     plans: list[Plan] = []
     nearest: Plan | None = None
     looked_at = 0
+    settled = False  # whether to offload would only be slower: it fits without, or is too slow already
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if len(plans) == kept and least >= plans[-1].seconds:
             break
-        for setting in filter(space.has, _variants(root, offload)):
+        for setting in filter(space.has, _variants(root, offload, passes)):
             looked_at += 1
-            stage, memory = peak_memory(setting)
-            capacity = cluster.device.memory_gib * 2**30 - memory.outside
+            if setting.layout.offload == "none":
+                settled = False
+            elif settled:
+                continue
+            time = step_time(setting, passes=passes) if len(plans) == kept else None
+            if time is not None and time.total >= plans[-1].seconds:
+                settled = True
+                continue
+            stage, memory = peak_memory(setting, too_much=capacity if plans else inf)
             if memory.upper > capacity and (plans or (nearest and memory.upper >= nearest.memory.upper)):
                 continue
-            plan = Plan(setting, stage, memory, step_time(setting, passes=passes), capacity)
+            plan = Plan(setting, stage, memory, time or step_time(setting, passes=passes), capacity)
             if plan.fits:
+                settled = True
                 plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:kept]
             elif nearest is None or memory.upper < nearest.memory.upper:
                 nearest = plan
@@ -108,10 +121,12 @@ def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool)
     """Every setting that Stoker can train with and that could be sensible.
 
     Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputation
-    of attention alone gains nothing where attention keeps no scores.
+    of attention alone gains nothing where attention keeps no scores. A pipeline's stages have equally many blocks, or
+    as many as make them equally slow, the head counted.
     """
+    passes = Passes()
     for root in _roots(work, cluster, software):
-        yield from filter(EVERYTHING.has, _variants(root, offload))
+        yield from filter(EVERYTHING.has, _variants(root, offload, passes))
 
 
 def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:
@@ -128,29 +143,62 @@ def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting
                 if work.global_batch % data:
                     continue
                 layout = Layout(data=data, tensor=tensor, sequence=tensor > 1, pipeline=pipeline, context=context)
-                for recompute in RECOMPUTE:
-                    spread = replace(layout, recompute=recompute)
+                for by, recompute in product(_attention(context, tensor, shape), RECOMPUTE):
+                    spread = replace(layout, context_by=by, recompute=recompute)
                     for micro_batch in divisors(work.global_batch // data):
                         yield Setting(work, cluster, spread, micro_batch, software=software)
 
 
-def _variants(root: Setting, offload: bool) -> Iterator[Setting]:
-    """Kinds of sharding, schedules and offload of a product of axes."""
-    base, cluster = root.layout, root.cluster
+def _attention(context: int, tensor: int, shape: Shape) -> tuple[ContextBy, ...]:
+    """Ways in which attention sees a whole row that is split: by heads where every process gets some."""
+    return ("gather", "ulysses") if context > 1 and shape.kv_heads % (tensor * context) == 0 else ("gather",)
+
+
+def _variants(root: Setting, offload: bool, passes: Passes) -> Iterator[Setting]:
+    """Kinds of sharding, schedules, stages and offload of a product of axes."""
+    base = root.layout
     schedules: tuple[ScheduleName, ...] = SCHEDULES if base.pipeline > 1 else ("1f1b",)
-    near = max(1, cluster.per_node // base.tensor // base.context)
-    for shard in SHARDS if base.data * base.context > 1 else ("none",):
-        hybrid = shard != "none" and 1 < near < base.data and base.data % near == 0
-        sizes = {base.data, near} if hybrid else {base.data}
-        for size in sorted(sizes) if shard != "none" else (1,):
-            for schedule in schedules:
-                layout = replace(base, shard=shard, shard_size=size, schedule=schedule)
-                if not layout.takes(root.micro_batches) or layout.stage_count > root.shape.layers:
-                    continue
-                setting = replace(root, layout=layout, chunks=layout.stages_per_process)
+    for schedule in schedules:
+        scheduled = replace(base, schedule=schedule)
+        fills = schedule != "zbv" or root.micro_batches >= 2 * base.pipeline - 1  # a V
+        if not (fills and scheduled.takes(root.micro_batches) and scheduled.stage_count <= root.shape.layers):
+            continue
+        even = replace(root, layout=scheduled, chunks=scheduled.stages_per_process)
+        for sizes in {None, _equally_slow(even, passes)}:
+            for shard, size in _shards(root):
+                layout = replace(scheduled, stages=sizes, shard=shard, shard_size=size)
+                setting = replace(even, layout=layout)
                 yield setting
-                if offload and shard != "none":
+                if offload and (shard != "none" or base.data * base.context == 1):
                     yield replace(setting, layout=replace(layout, offload="optimizer"))
+                if offload and shard == "zero3":
+                    yield replace(setting, layout=replace(layout, offload="params"))
+
+
+def _shards(root: Setting) -> Iterator[tuple[Shard, int]]:
+    """(kind, processes of a copy): over all that could share it, or over those of a node."""
+    layout = root.layout
+    yield "none", 1
+    near = max(1, root.cluster.per_node // layout.tensor // layout.context)
+    for shard in SHARDS[1:] if layout.data * layout.context > 1 else ():
+        if 1 < near < layout.data and layout.data % near == 0:
+            yield shard, near
+        yield shard, layout.data
+
+
+def _equally_slow(setting: Setting, passes: Passes) -> tuple[int, ...] | None:
+    """Blocks of each stage where the last one has as many fewer as the head takes the time of; None where that changes
+    nothing, or blocks differ."""
+    count, layers = len(setting.stages), setting.shape.layers
+    kinds, head = passes.of(setting)
+    if count == 1 or len(kinds) > 1:
+        return None
+    block = next(iter(kinds.values()))
+    heads = head.total / block.total
+    last = max(1, round((layers + heads) / count - heads))
+    rest, more = divmod(layers - last, count - 1)
+    sizes = (*(rest + (i < more) for i in range(count - 1)), last)
+    return None if max(map(len, setting.stages)) == rest + (more > 0) and heads < 1 else sizes
 
 
 def divisors(number: int) -> list[int]:

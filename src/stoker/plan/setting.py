@@ -9,7 +9,8 @@ from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.layout import Layout
+from stoker.job.layout import Layout, ScheduleName
+from stoker.plan.schedule import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
 
@@ -76,16 +77,44 @@ class Setting:
 
     @cached_property
     def stages(self) -> tuple[range, ...]:
-        """The blocks of each process of the pipeline, its chunks together, as if they stood next to each other."""
-        count = self.layout.pipeline
+        """The blocks of each stage of the pipeline, in the order in which a micro-batch goes through them."""
+        count = self.layout.pipeline * self.chunks
         if self.layout.stages and len(self.layout.stages) == count:
             return _ranges(self.layout.stages)
         return _ranges(_balanced(self.shape, count) if self.software.balanced else _even(self.shape.layers, count))
 
     @property
-    def blocks(self) -> tuple[Blocks, ...]:
+    def homes(self) -> tuple[tuple[int, ...], ...]:
+        """The stages of each process."""
+        return _homes(self.layout.schedule, self.layout.pipeline, self.chunks)
+
+    @property
+    def last(self) -> int:
+        """The process that has the last stage, and with it the head."""
+        return 0 if self.layout.schedule == "zbv" and self.chunks > 1 else self.layout.pipeline - 1
+
+    @property
+    def stage_blocks(self) -> tuple[Blocks, ...]:
         """How many blocks of each kind the stages have."""
         return _blocks(self.shape, self.stages)
+
+    @property
+    def blocks(self) -> tuple[Blocks, ...]:
+        """How many blocks of each kind the processes have."""
+        return _merged(self.shape, self.stages, self.homes)
+
+
+@cache
+def _homes(schedule: ScheduleName, processes: int, chunks: int) -> tuple[tuple[int, ...], ...]:
+    if chunks == 1:
+        return tuple((at,) for at in range(processes))
+    return tuple(stages_of(schedule, process=at, processes=processes, chunks=chunks) for at in range(processes))
+
+
+@lru_cache(maxsize=4096)
+def _merged(shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...]) -> tuple[Blocks, ...]:
+    blocks = _blocks(shape, stages)
+    return tuple(dict(sum((Counter(blocks[stage]) for stage in own), Counter[Layer]())) for own in homes)
 
 
 @cache

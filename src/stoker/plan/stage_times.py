@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.memory import HALF
 from stoker.plan.network import send_seconds
-from stoker.plan.schedule import order, stages_of
+from stoker.plan.schedule import order
 from stoker.plan.setting import Setting
 from stoker.plan.step_time import Passes
 from stoker.plan.timeline import StageTime, Timeline, simulate
@@ -14,15 +14,8 @@ DRAWN = 48  # passes forward of a process that a picture has room for
 
 
 def stage_times(setting: Setting) -> tuple[StageTime, ...]:
-    """Seconds of a micro-batch in each stage, first to last: of a process' stages each takes the same."""
-    layout = setting.layout
-    chunks, processes = layout.stages_per_process, layout.pipeline
-    times: dict[int, StageTime] = {}
-    for process, whole in enumerate(Passes().stages(setting)):
-        part = StageTime(*(seconds / chunks for seconds in whole.parts))
-        homes = stages_of(layout.schedule, process=process, processes=processes, chunks=chunks) if chunks > 1 else ()
-        times |= dict.fromkeys(homes or (process,), part)
-    return tuple(times[stage] for stage in sorted(times))
+    """Seconds of a micro-batch in each stage, first to last."""
+    return Passes().stages(setting)
 
 
 def drawn_micro_batches(setting: Setting) -> int:

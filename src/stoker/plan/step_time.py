@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.plan.bubble import step_seconds
@@ -10,7 +10,6 @@ from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.memory import HALF, most_held, trained_parameters
 from stoker.plan.network import Group, collective_seconds, send_seconds
-from stoker.plan.schedule import stages_of
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
 from stoker.plan.timeline import StageTime
@@ -21,6 +20,7 @@ HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
+WIDE = 4  # bytes of a 32-bit number
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
 
@@ -92,17 +92,32 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageT
         moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
         spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
         experts = 2 * collective_seconds("all-to-all", moved, spread, setting.cluster, efficiency)
-    exchanged = 0.0
-    if layout.context > 1:
-        keys = tokens * layout.context * 2 * shape.key_value_width * HALF / tensor
-        exchanged = collective_seconds("all-gather", keys, Group(layout.context, tensor), setting.cluster, efficiency)
+    exchanged, back = _seen(setting, efficiency)
     forward += exposed + experts + exchanged
-    inputs += exposed + experts + 2 * exchanged
+    inputs += exposed + experts + back
     if layout.recompute == "full":
         inputs += forward
     elif layout.recompute == "selective":
         inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
     return StageTime(forward, inputs, weights)
+
+
+def _seen(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
+    """Seconds (forward, backward) in which attention comes to see the whole of a row that is split: keys and values of
+    all tokens are gathered, their gradients scattered; or queries, keys, values and outputs change from tokens to
+    heads and back (Jacobs et al., 2023, section 3.2)."""
+    layout, shape = setting.layout, setting.shape
+    group = Group(layout.context, layout.tensor)
+    own = setting.tokens * HALF / layout.tensor
+    if layout.context_by == "ulysses":
+        moved = 2 * own * (shape.query_width + shape.key_value_width)
+        one = collective_seconds("all-to-all", moved, group, setting.cluster, efficiency)
+        return one, one
+    keys = 2 * own * layout.context * shape.key_value_width
+    gathered, scattered = (
+        collective_seconds(kind, keys, group, setting.cluster, efficiency) for kind in ("all-gather", "reduce-scatter")
+    )
+    return gathered, scattered
 
 
 def _longer(device: float, host: float) -> float:
@@ -138,7 +153,7 @@ class Passes:
     def of(self, setting: Setting) -> tuple[dict[Layer, StageTime], StageTime]:
         """(passes through each kind of block, through the head) of a micro-batch."""
         layout = setting.layout
-        key = (layout.tensor, layout.context, setting.micro_batch, layout.recompute, setting.expert)
+        key = (layout.tensor, layout.context, layout.context_by, setting.micro_batch, layout.recompute, setting.expert)
         if key not in self._blocks:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)
             kinds = {layer for blocks in setting.blocks for layer in blocks}
@@ -153,19 +168,19 @@ class Passes:
         total = sum(time.total for time in self.stages(setting))
         return factor * total * setting.micro_batches / setting.layout.pipeline
 
-    def stages(self, setting: Setting) -> list[StageTime]:
-        """One micro-batch in each process' blocks, the head in the last one's."""
+    def stages(self, setting: Setting) -> tuple[StageTime, ...]:
+        """One micro-batch in each stage of the pipeline, the head in the last."""
         kinds, head = self.of(setting)
-        parts = [[(kinds[layer], count) for layer, count in blocks.items()] for blocks in setting.blocks]
+        parts = [[(kinds[layer], count) for layer, count in blocks.items()] for blocks in setting.stage_blocks]
         parts[-1].append((head, 1))
-        return [
+        return tuple(
             StageTime(
                 sum(time.forward * count for time, count in stage),
                 sum(time.backward_input * count for time, count in stage),
                 sum(time.backward_weight * count for time, count in stage),
             )
             for stage in parts
-        ]
+        )
 
 
 def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: Passes | None = None) -> StepTime:
@@ -177,7 +192,7 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     layout = setting.layout
     stages = (passes or Passes(efficiency)).stages(setting)
-    slowest = max(time.total for time in stages)
+    slowest = max(sum(stages[stage].total for stage in own) for own in setting.homes)
     work = slowest * setting.micro_batches
     parts = {"compute": work}
     if layout.pipeline > 1:
@@ -188,20 +203,14 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     return StepTime(correction.time_parts(parts) if correction is not None else parts)
 
 
-def _pipeline(setting: Setting, stages: list[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
+def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
     """What a pipeline adds to the work of its slowest process: waits for the others, and sends."""
-    layout, chunks = setting.layout, setting.chunks
+    layout = setting.layout
     message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
     stride = layout.tensor * layout.context * layout.data
     send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
-    homes = [stages_of(layout.schedule, process=at, processes=layout.pipeline, chunks=chunks)
-             for at in range(layout.pipeline)]  # fmt: skip
-    times = [stages[0]] * (layout.pipeline * chunks)
-    for own, stage in zip(homes, stages, strict=True):
-        for index in own:
-            times[index] = StageTime(*(part / chunks for part in stage.parts))
     waits, sends = (
-        step_seconds(layout.schedule, times, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
+        step_seconds(layout.schedule, stages, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
         for way in (0.0, send * setting.software.exposed_sends)
     )
     return {"bubble": max(0.0, waits - work), "pipeline sends": sends - waits}
@@ -212,7 +221,8 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     parameters = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
     device = setting.cluster.device
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
-        return max(8 * parameters / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
+        fetched = 2 * WIDE * parameters * setting.micro_batches if layout.offload == "params" else 0.0
+        return max((2 * WIDE * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
 
 

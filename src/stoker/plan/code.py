@@ -1,0 +1,59 @@
+"""How the code of a family of models differs from the most frequent, as far as memory and time go.
+
+Read from transformers 5, in the form in which Stoker trains a model (fused layers split, attention by one interface).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.plan.shape import Shape
+
+
+@dataclass(frozen=True)
+class Code:
+    """How a family's code differs from the most frequent: few facts, each of one line of it.
+
+    Attributes:
+        nonlinearity: tensors of the MLP's width that a plain MLP keeps. 2: into and out of a fused GELU.
+        norm: tensors that a norm keeps beside its output; 0 for what its kind does.
+        exact_norm: whether a norm multiplies with its weight in float32, and keeps the normalised values so.
+        one_qkv: whether one product makes queries, keys and values, in Stoker's form of the model too.
+        rotary: whether queries and keys are rotated: new tensors beside what the product gave.
+        softcap: whether scores are capped, which no fused kernel of PyTorch does.
+        alibi: whether a bias of each head is added to the scores, which a mask of the whole row holds.
+        packed: whether documents stand in one row; where they do not, attention gets a mask and all heads' keys.
+        drops_scores: whether dropout on hidden states goes with dropout on scores.
+    """
+
+    nonlinearity: int = 2
+    norm: int = 0
+    exact_norm: bool = False
+    one_qkv: bool = False
+    rotary: bool = True
+    softcap: bool = False
+    alibi: bool = False
+    packed: bool = True
+    drops_scores: bool = False
+
+
+TANH_GELU = 5  # into it, the cube's square, the hyperbolic tangent, both factors; the product of these
+CODES = {
+    "gpt2": Code(nonlinearity=TANH_GELU, rotary=False, drops_scores=True),
+    "gpt_neo": Code(nonlinearity=TANH_GELU, rotary=False),
+    "gptj": Code(nonlinearity=TANH_GELU),
+    "phi": Code(nonlinearity=TANH_GELU),
+    "opt": Code(nonlinearity=1, rotary=False),  # ReLU's backward pass needs its result only
+    "bloom": Code(one_qkv=True, rotary=False, alibi=True),
+    "gpt_neox": Code(one_qkv=True),
+    "falcon": Code(one_qkv=True, packed=False),
+    "cohere": Code(norm=3),  # the input, its deviations, the normalised values
+    "gemma": Code(exact_norm=True),
+    "gemma2": Code(exact_norm=True, softcap=True),
+    "gemma3_text": Code(exact_norm=True),
+}
+
+
+def code_of(shape: Shape) -> Code:
+    """Of the shape's family; the most frequent where that is not known."""
+    return CODES.get(shape.family, Code())

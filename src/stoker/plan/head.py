@@ -1,0 +1,61 @@
+"""What Stoker's head and cross entropy take, which never have all logits at once: see `stoker.models.head`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.plan.eager import FLOAT, Arithmetic
+from stoker.plan.shape import Shape
+
+CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk
+
+
+@dataclass(frozen=True)
+class HeadBytes:
+    """Bytes by how long they stand.
+
+    Attributes:
+        chunk: of the chunk at work: gone before the backward pass begins.
+        kept: from the forward to the end of the backward pass: the picked hidden states, their gradient, and the
+            gradient of a trained head in float32.
+        scaled: from the beginning of the backward pass on: the same gradients times that of the loss. For a tied head
+            this becomes the gradient of the embedding.
+    """
+
+    chunk: float
+    kept: float
+    scaled: float
+
+    @property
+    def forward(self) -> float:
+        """When the last chunk is at work."""
+        return self.chunk + self.kept
+
+    @property
+    def backward(self) -> float:
+        """When the backward pass enters the last block."""
+        return self.kept + self.scaled
+
+
+def head_bytes(
+    shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1, softcap: bool = False
+) -> HeadBytes:
+    """What the head takes of a micro-batch of so many predicted tokens.
+
+    Args:
+        types: see `stoker.plan.eager.arithmetic`.
+        trained: whether the head's matrix is; under adapters it is not.
+        tensor: processes that the vocabulary is split over.
+        softcap: whether logits are bounded (Gemma 2), which keeps two more copies.
+    """
+    words = shape.vocabulary / tensor
+    width = shape.embedding_width or shape.width
+    chunk = min(float(CHUNK), FLOAT * tokens * words)
+    low = types.product < FLOAT
+    # Float32 logits turn into their own gradient in place; products in 16 bits add a cast of it, and for the
+    # weights' gradient, which is summed in float32, a cast back.
+    logits = chunk * (1 + (0.5 + trained) * low + 2 * softcap)
+    matrix = FLOAT * words * width * trained
+    cast = types.product * words * width * (low and types.stream == FLOAT)  # of the head's float32 weights
+    hidden = tokens * width * types.stream
+    return HeadBytes(logits + cast, 2 * hidden + matrix, hidden + matrix)

@@ -1,0 +1,128 @@
+"""What a process that trains on a CPU takes of the host's memory: its largest resident size.
+
+The moments of a step are followed one by one, with what is alive in each. Beside that stand what a process takes before
+it has a model, and what the C library's allocator does not give back.
+"""
+
+from __future__ import annotations
+
+from stoker.plan.activations import in_flight
+from stoker.plan.eager import Arithmetic, arithmetic, cast_weights, eager_bytes, eager_recomputed, row_bytes
+from stoker.plan.head import HeadBytes, head_bytes
+from stoker.plan.memory import QUANTISED, Held, Memory, block_parameters, held_parameters, trained_parameters
+from stoker.plan.setting import Setting
+
+# Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
+# and transformers 5.23, measured before a model is there.
+PROCESS = 0.52 * 2**30
+# glibc serves blocks of up to 32 MiB from its heap, which goes to pieces between what lives for a step and what lives
+# for a pass. Measured as the peak above that with MALLOC_MMAP_THRESHOLD_=131072, which equals what is alive (to 1 %).
+SPLIT = 0.42  # of activations and gradients
+SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
+
+
+def processor_memory(setting: Setting, stage: int) -> Memory:
+    """The largest resident size of a process of a stage, by what takes it."""
+    work, layout, shape = setting.work, setting.layout, setting.shape
+    held = held_parameters(setting, stage)
+    trained = trained_parameters(setting, held)
+    rank = 0 if work.tuning == "full" else work.rank
+    types = arithmetic(work.precision, held="16-bit" if layout.zero else "fp32", rank=rank)
+
+    def share(parameters: Held) -> float:
+        return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
+
+    weights = share(held) * 4
+    if work.tuning != "full":
+        frozen = QUANTISED if work.tuning == "qlora" else types.product
+        weights = share(held) * frozen + share(trained) * 4
+    states, gradients = share(trained) * setting.software.states, share(trained) * 4
+    kept, again = eager_stage(setting, stage, types)
+    head = _head(setting, stage, types)
+    tied = head.scaled if shape.tied and work.tuning == "full" else 0.0
+    earlier = gradients if setting.micro_batches > 1 else 0.0
+    # The head's last chunk; the head's gradients; the first block's backward pass, with the embedding's gradient.
+    moments = {
+        "head": kept + head.forward + earlier,
+        "backward": kept + head.backward + again + earlier,
+        "end": again + head.kept + gradients + tied,
+    }
+    fullest = max(moments, key=lambda name: moments[name])
+    at_end = fullest == "end"
+    parts = {
+        "process": PROCESS,
+        "weights": weights,
+        "gradients": gradients if at_end else earlier,
+        "optimizer": states,
+        "activations": again if at_end else kept + again * (fullest == "backward"),
+        "head": head.kept + tied if at_end else head.forward if fullest == "head" else head.backward,
+        "gathered weights": _gathered(setting, stage, types),
+        "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again,
+    }
+    return Memory({name: size for name, size in parts.items() if size})
+
+
+def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:
+    """(bytes that a stage keeps of all micro-batches in flight, bytes of the one block that is computed again).
+
+    For Stoker on any device; see `stoker.plan.eager`.
+    """
+    work, layout, shape = setting.work, setting.layout, setting.shape
+    processor = setting.cluster.device.is_cpu
+    kept = again = 0.0
+    of_weights = 0.0
+    for layer, count in setting.blocks[stage].items():
+        if layout.recompute == "none":
+            own, alone = (
+                eager_bytes(
+                    shape,
+                    layer,
+                    seq_len=work.seq_len,
+                    types=types,
+                    tensor=layout.tensor,
+                    sequence=layout.sequence,
+                    processor=processor,
+                ),
+                0.0,
+            )
+        else:
+            own, alone = eager_recomputed(
+                shape,
+                layer,
+                recompute=layout.recompute,
+                seq_len=work.seq_len,
+                types=types,
+                tensor=layout.tensor,
+                sequence=layout.sequence,
+                processor=processor,
+            )
+        kept += own * count
+        again = max(again, alone)
+        if work.tuning == "full":
+            of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
+    kept += row_bytes(shape, seq_len=work.seq_len, types=types, tensor=layout.tensor)
+    flying = in_flight(setting, stage)
+    return setting.tokens * kept * flying + of_weights, setting.tokens * again
+
+
+def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
+    if stage != setting.last:
+        return HeadBytes(0.0, 0.0, 0.0)
+    full = setting.work.tuning == "full"
+    return head_bytes(setting.shape, setting.tokens, types=types, trained=full, tensor=setting.layout.tensor)
+
+
+def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
+    """Whole weights beside their shards: all of them under ZeRO-1 and 2, two blocks and the outermost under ZeRO-3."""
+    layout, shape = setting.layout, setting.shape
+    if not layout.zero:
+        return 0.0
+    held = held_parameters(setting, stage)
+    if layout.zero < 3:
+        return held.total * types.product
+    blocks = [
+        block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total
+        for layer in setting.blocks[stage]
+    ]
+    outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
+    return types.product * (2 * max(blocks, default=0.0) + outside)
