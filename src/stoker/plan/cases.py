@@ -179,7 +179,9 @@ def predict(row: Row) -> Prediction:
         seconds,
         speed,
         speed * flop / setting.cluster.device.peak(setting.work.precision),
-        verdict_of(memory.peak, memory.upper, room(setting.cluster)),
+        verdict_of(memory.peak, memory.upper, room(setting.cluster))
+        if len(setting.stages) <= setting.shape.layers  # else there are stages with nothing in them
+        else "DOES NOT FIT",
         row.get("group"),
     )
 

@@ -52,9 +52,11 @@ def head_bytes(
     width = shape.embedding_width or shape.width
     chunk = min(float(CHUNK), FLOAT * tokens * words)
     low = types.product < FLOAT
-    # Float32 logits turn into their own gradient in place; products in 16 bits add a cast of it, and for the
-    # weights' gradient, which is summed in float32, a cast back.
-    logits = chunk * (1 + (0.5 + trained) * low + 2 * softcap)
+    several = FLOAT * tokens * words > CHUNK
+    # Float32 logits turn into their own gradient in place, and those of a chunk stand until the next chunk has its own.
+    # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
+    low_logits = 3.0 if several else 1.5 + trained
+    logits = chunk * ((low_logits if low else 1 + several) + 2 * softcap)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and types.stream == FLOAT)  # of the head's float32 weights
     hidden = tokens * width * types.stream

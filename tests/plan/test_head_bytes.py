@@ -1,0 +1,41 @@
+"""What the head takes, as counted and as PyTorch's own memory profile has it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import profile
+
+from stoker.models.head import Head
+from stoker.plan.eager import arithmetic
+from stoker.plan.head import CHUNK, head_bytes
+from stoker.plan.shape import Shape
+
+SHAPE = Shape("test", layers=1, width=128, heads=2, kv_heads=2, head_size=64, mlp_width=256, vocabulary=16384)
+TOKENS = 2048  # two chunks
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
+    linear = nn.Linear(SHAPE.width, SHAPE.vocabulary, bias=False).requires_grad_(trained)
+    hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
+    targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
+    with profile(profile_memory=True) as found:
+        loss, _ = Head(linear).loss(hidden, targets)
+        loss.backward()
+    counted = head_bytes(SHAPE, TOKENS, types=arithmetic("fp32"), trained=trained)
+    picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before
+    assert _peak(found) == pytest.approx(max(counted.forward, counted.backward) - picked, rel=0.05)
+    assert counted.chunk == CHUNK
+
+
+def _peak(found: profile) -> int:
+    assert found.profiler is not None and found.profiler.kineto_results is not None
+    every = found.profiler.kineto_results.events()
+    events = sorted((e for e in every if e.name() == "[memory]"), key=lambda event: event.start_ns())
+    now = most = 0
+    for event in events:
+        now += event.nbytes()
+        most = max(most, now)
+    return most
