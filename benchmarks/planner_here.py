@@ -1,8 +1,9 @@
 """How far the planner's predictions are from real runs on this processor: memory and step time, after calibration.
 
-    python benchmarks/planner_here.py [--threads 1] [--seconds 40] [--steps 5] [--calibration FILE] [--only NAME ...]
+    python benchmarks/planner_here.py [--threads 1] [--seconds 40] [--steps 5] [--only NAME ...]
 
-It measures the processor, then trains each job below in a process of its own, and prints predicted beside measured.
+It measures the processor, trains each job below in a process of its own, measures the processor again, and prints
+predicted (the mean of both) beside measured.
 Memory is the process' largest resident size. A step's time is the processor time that it took, divided by the threads:
 on a machine with nothing else to do that is the time of the clock, which is printed beside it, and on a busy one it is
 what is left of it. With several threads it holds on a machine with nothing else to do only, for threads that wait spin.
@@ -179,43 +180,48 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=40.0, help="of the calibration")
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--calibration", type=Path, help="measured before; by default it is measured now")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of jobs")
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train:
         print(json.dumps(train(arguments.train, arguments.steps)))
         return
-    errors: dict[str, list[float]] = {"memory": [], "time": []}
+    cases = [case for case in CASES if not arguments.only or any(part in case.name for part in arguments.only)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_inputs(folder)
-        calibration = arguments.calibration or folder / "calibration.json"
-        if not arguments.calibration:
+        before, after = folder / "before.json", folder / "after.json"
+        found = []
+        for path in (before, after):  # before and after the jobs, as a shared machine's speed drifts
             begin = time.perf_counter()
-            calibrated(calibration, threads=arguments.threads, seconds=arguments.seconds)
-            print(f"calibrated in {time.perf_counter() - begin:.0f} s, {arguments.threads} threads")
+            calibrated(path, threads=arguments.threads, seconds=arguments.seconds)
+            print(f"calibrated in {time.perf_counter() - begin:.0f} s, {arguments.threads} threads", flush=True)
+            found = found or [measure(case, folder, threads=arguments.threads, steps=arguments.steps) for case in cases]
+        report(cases, found, folder, (before, after), threads=arguments.threads)
+
+
+def report(
+    cases: list[Case], found: list[dict[str, Any]], folder: Path, calibrations: tuple[Path, ...], *, threads: int
+) -> None:
+    """Predicted beside measured."""
+    print(
+        f"{'job':40} {'GiB: predicted':>14} {'measured':>9} {'':>7} {'s: predicted':>14} {'measured':>9} {'':>7} clock"
+    )
+    errors: dict[str, list[float]] = {"memory": [], "time": []}
+    for case, run in zip(cases, found, strict=True):
+        memory, _ = predicted(case, folder, calibrations[0])
+        each = [sum(predicted(case, folder, path)[1].values()) for path in calibrations]
+        gib, seconds, own = sum(memory.values()) / GIB, mean(each), run["processor"] / threads
+        errors["memory"].append(gib / run["memory"] - 1)
+        errors["time"].append(seconds / own - 1)
         print(
-            f"{'job':44} {'GiB: predicted':>14} {'measured':>9} {'':>7}  {'s: predicted':>12} {'measured':>9} {'':>7}"
+            f"{case.name:40} {gib:14.2f} {run['memory']:9.2f} {errors['memory'][-1]:+7.1%}"
+            f" {seconds:14.3f} {own:9.3f} {errors['time'][-1]:+7.1%} {run['clock']:.3f}"
+            f"  ({each[0]:.3f} before, {each[1]:.3f} after)"
         )
-        for case in CASES:
-            if arguments.only and not any(part in case.name for part in arguments.only):
-                continue
-            found = measure(case, folder, threads=arguments.threads, steps=arguments.steps)
-            memory, times = predicted(case, folder, calibration)
-            gib, seconds = sum(memory.values()) / GIB, sum(times.values())
-            own = found["processor"] / arguments.threads
-            off = gib / found["memory"] - 1, seconds / own - 1
-            errors["memory"].append(abs(off[0]))
-            errors["time"].append(abs(off[1]))
-            print(
-                f"{case.name:44} {gib:14.2f} {found['memory']:9.2f} {off[0]:+7.1%}  {seconds:12.3f} {own:9.3f}"
-                f" {off[1]:+7.1%}  clock {found['clock']:.3f}  "
-                + ", ".join(f"{part} {taken:.3f}" for part, taken in times.items()),
-                flush=True,
-            )
-    for what, found_errors in errors.items():
-        print(f"{what}: mean absolute error {mean(found_errors):.1%}, largest {max(found_errors):.1%}")
+    for what, off in errors.items():
+        sizes = [abs(error) for error in off]
+        print(f"{what}: mean absolute error {mean(sizes):.1%}, largest {max(sizes):.1%}")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from stoker.errors import UserError
 from stoker.hardware.calibrate import calibrate, time_collectives
 from stoker.hardware.calibration import (
+    HEAD_SIZES,
     Calibration,
     Curve,
     MatmulTable,
@@ -161,3 +162,18 @@ def test_collectives_are_timed_by_kind_and_size(measured: Calibration) -> None:
     with_them = measured.with_collectives(curves).with_collectives(curves)
     assert with_them.curve("all-gather") == curves[1]
     assert len(with_them.curves) == len(measured.curves) + 4
+
+
+def test_attention_and_calls_are_measured(measured: Calibration, tmp_path: Path) -> None:
+    again = read_calibration(measured.save(tmp_path / "found.json"))
+    for size in HEAD_SIZES:
+        assert 0 < measured.attention(size, 256) < measured.attention(size, 1024) == again.attention(size, 1024)
+        assert measured.attention(size, 1024, backward=True) > measured.attention(size, 1024)
+    assert 0 < measured.call_seconds() < 1e-3
+    assert 0 < measured.call_seconds(backward=True) < 1e-3
+    assert measured.bandwidth("multiply", 2**16) and measured.bandwidth("dropout", 2**16)
+
+
+def test_attention_that_was_not_measured_is_no_guess(measured: Calibration) -> None:
+    with pytest.raises(UserError, match="attention was not measured"):
+        replace(measured, curves=()).attention(64, 512)

@@ -12,9 +12,10 @@ from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTa
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout
-from stoker.plan.measured import MeasuredPasses
+from stoker.plan.measured import MeasuredPasses, measured_passes
 from stoker.plan.of_job import shape_of_name
 from stoker.plan.setting import Setting, Work
+from stoker.plan.software import MEGATRON
 
 RATE = 1e11  # FLOP/s at every size
 KINDS = ("copy", "add", "silu", "multiply", "dropout")
@@ -111,3 +112,14 @@ def test_calls_count_where_there_is_little_to_do() -> None:
     small = replace(setting, work=replace(setting.work, shape=shape))
     passes = MeasuredPasses(_calibration(1e30, call=1e-5))
     assert passes.block_pass(small, shape.layer(0)).total > 100 * 1e-5
+
+
+def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
+    setting = _setting()
+    assert measured_passes(setting) is None
+    here = replace(setting, cluster=replace(setting.cluster, calibration=_calibration(1e10)))
+    assert measured_passes(here) == MeasuredPasses(_calibration(1e10))
+    assert measured_passes(replace(here, software=MEGATRON)) is None
+    assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
+    bare = replace(_calibration(1e10), curves=())
+    assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None

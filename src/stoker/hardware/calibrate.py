@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import date
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 
 import torch
 import torch.distributed as dist
@@ -202,14 +202,9 @@ def _memory(tensors: Sequence[int], budget: float, device: Device) -> tuple[Curv
 def _rotating(one: torch.Tensor, two: torch.Tensor) -> Callable[[], object]:
     """Products of operands that were used some time ago, into new memory, as eager code computes them."""
     count = max(1, min(MOST_OPERANDS, RING // (3 * one.nbytes)))
-    operands = deque((one.clone(), two.clone()) for _ in range(count))
+    operands = cycle([(one.clone(), two.clone()) for _ in range(count)])
     results: deque[torch.Tensor] = deque(maxlen=count)
-
-    def work() -> None:
-        operands.rotate()
-        results.append(torch.mul(*operands[0]))
-
-    return work
+    return lambda: results.append(torch.mul(*next(operands)))
 
 
 def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curve, ...]:

@@ -173,8 +173,55 @@ class CheckpointBlock(Block):
 
     every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
     keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
+    keep_every: PositiveInt | None = Field(
+        default=None, description="also keep the checkpoints of steps that this number divides, for ever"
+    )
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
-    to: str | None = Field(default=None, description="another folder for the checkpoints; by default inside the run's")
+    to: str | None = Field(
+        default=None, description="another folder or a URL for the checkpoints; by default inside the run's folder"
+    )
+    background: bool = Field(
+        default=True, description="written while training goes on, which waits for a copy in host memory only"
+    )
+    memory: NaturalInt | Auto = Field(
+        default="auto",
+        description="steps between copies in host memory, from which training goes on when a process dies; 0 for none",
+    )
+
+
+class FaultsBlock(Block):
+    """What follows when something breaks."""
+
+    restarts: NaturalInt = Field(default=3, description="times that the processes are started again before giving up")
+    back_off: Annotated[float, Field(ge=0)] = Field(
+        default=1.0, description="seconds before the first restart; twice as long before each further one"
+    )
+    lost: Literal["replace", "shrink"] = Field(
+        default="replace",
+        description="when a device stays away: wait for a replacement, or go on with fewer data-parallel processes",
+    )
+    hang: Annotated[float, Field(gt=0)] | Auto = Field(
+        default="auto", description="seconds without a sign of life after which a process counts as hung"
+    )
+    slow: Annotated[float, Field(gt=1)] = Field(
+        default=1.5, description="times the median of all processes' own time from which one is reported as slow"
+    )
+    check: bool = Field(default=True, description="test every device before training and after a fault")
+    not_finite: Literal["stop", "skip", "roll-back"] = Field(
+        default="stop",
+        description="when the loss or the gradient is not finite: stop; leave the step out; or go back to a checkpoint "
+        "and pass over the samples",
+    )
+    spike: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="robust z-score of the loss from which training goes back likewise; 0 for never"
+    )
+    window: Annotated[int, Field(ge=8)] = Field(default=64, description="steps that a loss is compared with")
+    deadline: Annotated[float, Field(gt=0)] = Field(
+        default=60.0, description="seconds in which a run that is told to end (SIGTERM) has saved and ended"
+    )
+    requeue: Annotated[int, Field(ge=0, lt=256)] | None = Field(
+        default=None, description="exit code then, on which the scheduler starts the job again; by default 128 + signal"
+    )
 
 
 class ParallelBlock(Block):
@@ -256,6 +303,7 @@ class Job(Block):
     train: TrainBlock = Field(default_factory=TrainBlock, description="how the parameters are trained")
     evaluate: EvaluateBlock = Field(default_factory=EvaluateBlock, description="held-out evaluation")
     checkpoint: CheckpointBlock = Field(default_factory=CheckpointBlock, description="saved states")
+    faults: FaultsBlock = Field(default_factory=FaultsBlock, description="what follows when something breaks")
     parallel: ParallelBlock = Field(
         default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
     )

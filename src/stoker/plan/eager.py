@@ -1,6 +1,6 @@
 """What a block keeps for the backward pass when transformers' own code runs it, as Stoker trains it.
 
-`stoker.plan.memory.layer_activations` counts for fused kernels. Eager code keeps more: a norm that is written out keeps
+`stoker.plan.activations` counts for fused kernels. Eager code keeps more: a norm that is written out keeps
 its input in float32 and the normalised values beside its output, autocast keeps a 16-bit copy of the input for every
 product that reads it, GELU by the tanh formula keeps five tensors.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker.hardware.calibration import Calibration
+from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.code import TANH_GELU, code_of
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic
 from stoker.plan.head import CHUNK
@@ -47,6 +47,18 @@ STEPPED = 28  # bytes of AdamW a parameter: weight, gradient, two moments; three
 CLIPPED = 12  # bytes of a gradient that is measured, then scaled
 
 
+def measured_passes(setting: Setting) -> MeasuredPasses | None:
+    """From the calibration of the setting's cluster; None where there is none of these products and operators.
+
+    Only for Stoker: other programs have fused kernels, of which nothing was measured.
+    """
+    found = setting.cluster.calibration
+    if found is None or setting.software.name != "stoker" or setting.work.precision not in found.precisions:
+        return None
+    measured = found.curve("multiply") and found.curve(f"attention-backward-{HEAD_SIZES[0]}")
+    return MeasuredPasses(found) if measured else None
+
+
 @dataclass(frozen=True)
 class MeasuredPasses:
     """Passes on a device whose ceilings were measured.
@@ -60,7 +72,8 @@ class MeasuredPasses:
     def block_pass(self, setting: Setting, layer: Layer) -> StageTime:
         """One block, one micro-batch, without what processes say to each other; recompute included."""
         shape, layout, work = setting.shape, setting.layout, setting.work
-        types = arithmetic(work.precision, rank=0 if work.tuning == "full" else work.rank)
+        rank = 0 if work.tuning == "full" else work.rank
+        types = arithmetic(work.precision, held="16-bit" if layout.zero else "fp32", rank=rank)
         tokens = setting.tokens
         products = [self._product(m, tokens, setting) for m in shape.matmuls(layer)]
         forward = sum(product.forward for product in products)
@@ -68,16 +81,20 @@ class MeasuredPasses:
         weights = sum(product.backward_weight for product in products)
         attention = self._attention(setting, layer)
         moved = self._moved(shape, layer, types, tokens, layout.tensor)
-        calls = [
-            operators * self.calibration.call_seconds(backward=back)
-            for operators, back in zip(OPERATORS, (False, True), strict=True)
-        ]
-        forward += attention[0] + moved[0] + calls[0]
-        inputs += attention[1] + moved[1] + calls[1]
+        forward += attention[0] + moved[0]
+        inputs += attention[1] + moved[1]
         if types.casts and work.tuning == "full":
             held = sum(m.parameters for m in shape.matmuls(layer)) / layout.tensor
             forward += self._traffic(CAST[0] * held)
             weights += self._traffic(CAST[1] * held)
+        calls = [
+            operators * self.calibration.call_seconds(backward=back)
+            for operators, back in zip(OPERATORS, (False, True), strict=True)
+        ]
+        if setting.cluster.device.is_cpu:  # computes and calls in turn; a GPU computes while it is called
+            forward, inputs = forward + calls[0], inputs + calls[1]
+        else:
+            forward, inputs = max(forward, calls[0]), max(inputs, calls[1] - weights)
         if layout.recompute == "full":
             inputs += forward
         elif layout.recompute == "selective":
