@@ -1,6 +1,6 @@
 """How far the planner's predictions are from published measurements, by source.
 
-    python benchmarks/planner_accuracy.py MEASURED.jsonl [--failed FAILED.jsonl] [--json FILE]
+    python benchmarks/planner_accuracy.py MEASURED.jsonl [--failed FAILED.jsonl]
 
 Rows have the fields that `stoker plan --cases` reads, and what was measured: ``memory_gib``, ``step_time_s`` or
 ``tokens_per_s_per_gpu``, ``group`` for rows that differ in their plan only. Time is compared on rows whose
@@ -11,13 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 from stoker.errors import UserError
+from stoker.hardware.cluster import cluster_of
+from stoker.hardware.devices import device_kind
 from stoker.plan.cases import Prediction, predict, read_rows
+from stoker.plan.search import search
+from stoker.plan.setting import Work
+from stoker.plan.shapes.names import shape_named
 
 
 def measured_seconds(row: dict[str, Any]) -> float | None:
@@ -69,9 +75,12 @@ def main() -> None:
     table("memory", memory)
     table("step time", seconds)
     ranks(groups)
-    print("verdicts on runs that ran:", dict(verdicts))
+    ran = sum(verdicts.values())
+    shares = ", ".join(f"{name} {count} ({count / ran:.1%})" for name, count in sorted(verdicts.items()))
+    print(f"\nverdicts on {ran} runs that ran: {shares}")
     if arguments.failed:
         failed(arguments.failed)
+    searched()
 
 
 def table(title: str, errors: dict[str, list[float]]) -> None:
@@ -116,6 +125,15 @@ def failed(path: Path) -> None:
     print("\nverdicts on runs that failed:")
     for kind, counts in kinds.items():
         print(f"  {kind:<48} {json.dumps(counts)}")
+
+
+def searched() -> None:
+    """A search for 1,024 GPUs."""
+    work = Work(shape_named("llama3-70b"), 8192, 1024)
+    begin = time.process_time()
+    found = search(work, cluster_of(device_kind("H100"), gpus=1024))
+    seconds = time.process_time() - begin
+    print(f"\nsearch: Llama 3 70B on 1,024 H100, {found.looked_at:,} settings in {seconds:.1f} s of processor time")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zb
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 SHORTEST = 1024  # tokens of a row on one process that context parallelism may leave
 KEPT = 20  # of the fastest plans
+TIE = 0.01  # share of a step below which predictions tell no difference
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Found:
     """What a search gave.
 
     Attributes:
-        plans: the fastest ones that fit, fastest first.
+        plans: the fastest ones that fit, fastest first, but for a simpler one that is as fast within 1 %.
         nearest: of those that do not fit, the one that comes nearest to it; None where one fits.
         looked_at: settings in all.
     """
@@ -114,7 +115,26 @@ def search(
                 plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:kept]
             elif nearest is None or memory.upper < nearest.memory.upper:
                 nearest = plan
-    return Found(tuple(plans), None if plans else nearest, looked_at)
+    return Found(_simplest_first(plans), None if plans else nearest, looked_at)
+
+
+def _simplest_first(plans: list[Plan]) -> tuple[Plan, ...]:
+    """The plans, fastest first, but before them the simplest of those as fast as the fastest as far as can be told."""
+    if not plans:
+        return ()
+    ties = [plan for plan in plans if plan.seconds <= plans[0].seconds * (1 + TIE)]
+    chosen = min(ties, key=lambda plan: (_parts(plan.setting.layout), plan.seconds))
+    return (chosen, *(plan for plan in plans if plan is not chosen))
+
+
+def _parts(layout: Layout) -> int:
+    """How much a layout is made of: axes, and what is chosen within them."""
+    axes = sum(size > 1 for size in (layout.data, layout.tensor, layout.pipeline, layout.context))
+    more = (
+        layout.zero > 0, layout.zero > 0 and layout.shard_size < layout.data, layout.stages is not None,
+        layout.pipeline > 1 and layout.schedule != "1f1b", layout.recompute != "none", layout.offload != "none",
+    )  # fmt: skip
+    return axes + sum(more)
 
 
 def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool) -> Iterator[Setting]:
