@@ -19,13 +19,14 @@ from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.memory import context_bytes, peak_memory, room, stage_memory
+from stoker.plan.memory import STATES, Memory, context_bytes, peak_memory, room, stage_memory
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.fields import shape_of_row
 from stoker.plan.software import software_of
 from stoker.plan.step_time import step_time
 
 Row = Mapping[str, Any]
+GPU = "A100-80GB"  # where a row names none
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
 
@@ -69,16 +70,16 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
 def setting_of(row: Row) -> Setting:
     """The setting that a row describes.
 
-    Defaults: one device; degrees of 1, and what is left of the devices is data-parallel; no sharding (ZeRO-3 where
-    ``fsdp`` is stated, over all of the data-parallel processes); 2,048 tokens a row; a micro-batch of one row; one
-    micro-batch a step; no recomputation; 16-bit products; 1F1B, interleaved where there are several chunks; the network
-    of the reference node of the GPU; the conventions of the software that ``source`` or ``framework`` names.
+    Defaults: one device, an A100 of 80 GB; degrees of 1, and what is left of the devices is data-parallel; no sharding
+    (ZeRO-3 where ``fsdp`` is stated, over all of the data-parallel processes); 2,048 tokens a row; a micro-batch of one
+    row; one micro-batch a step; no recomputation; 16-bit products; 1F1B, interleaved where there are several chunks; the
+    network of the reference node of the GPU; the conventions of the software that ``source`` or ``framework`` names.
 
     Raises:
         UserError: no device or no model can be made of it, or its degrees do not make up its devices.
     """
     gpus = int(row.get("num_gpus") or 1)
-    device = device_kind(str(row.get("gpu") or ""))
+    device = device_kind(str(row.get("gpu") or GPU))
     cluster = _cluster(row, device, gpus)
     tensor, pipeline, context = (int(row.get(key) or 1) for key in ("tp", "pp", "cp"))
     data = int(row.get("dp") or max(1, gpus // (tensor * pipeline * context)))
@@ -164,18 +165,16 @@ def predict(row: Row) -> Prediction:
     """
     setting = setting_of(row)
     _, memory = (0, stage_memory(setting, 0)) if setting.software.first_stage else peak_memory(setting)
-    outside = (
-        context_bytes(setting.cluster) if "MiB" in str(row.get("memory_metric") or "") else 0.0
-    )  # as nvidia-smi counts
     seconds = step_time(setting).total
     tokens = setting.micro_batches * setting.micro_batch * setting.layout.data * setting.work.seq_len
     speed = tokens / seconds / setting.layout.world
     frozen = setting.work.tuning != "full"
     flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len, frozen=frozen)
+    peak, upper = _as_counted(memory, setting, str(row.get("memory_metric") or ""))
     return Prediction(
         row.get("row_id"),
-        (memory.peak + outside) / 2**30,
-        (memory.upper + outside) / 2**30,
+        peak,
+        upper,
         seconds,
         speed,
         speed * flop / setting.cluster.device.peak(setting.work.precision),
@@ -184,6 +183,16 @@ def predict(row: Row) -> Prediction:
         else "DOES NOT FIT",
         row.get("group"),
     )
+
+
+def _as_counted(memory: Memory, setting: Setting, metric: str) -> tuple[float, float]:
+    """The estimate and its bound in GiB, as the row's source counts: nvidia-smi (MiB) counts the device's context, too;
+    a formula may count the model's states only, in GB."""
+    if "states only" in metric:
+        states = sum(memory.parts.get(part, 0.0) for part in STATES) / 1e9
+        return states, states
+    outside = context_bytes(setting.cluster) if "MiB" in metric else 0.0
+    return (memory.peak + outside) / 2**30, (memory.upper + outside) / 2**30
 
 
 def predict_all(rows: Iterable[tuple[int, Row]], *, file: str) -> tuple[list[Prediction], list[Problem]]:

@@ -168,6 +168,7 @@ BLOOM = replace(
     hidden_most=0.0,
     exposed_sends=1.0,
 )
+DEEPSPEED = Software("deepspeed", gradients=2)
 TORCHTUNE = Software("torchtune", gradients=2, states=4, logits=10.0, recompute="full")
 PEFT = Software("peft", weights=4, gradients=4, states=8, logits=4.0, frozen=4, seq_len=512)
 # What a row's source or framework says, and the software it means; the first that is found.
@@ -176,7 +177,8 @@ NAMES = (
     ("oneflow/lang", ONEFLOW), ("dlperf", MEGATRON_2021), ("mt-nlg", BLOOM), ("bigscience", BLOOM), ("bloom", BLOOM),
     ("llm-foundry", COMPOSER), ("mosaic", COMPOSER), ("internevo", INTERNEVO), ("torchtitan", TORCHTITAN),
     ("torchtune", TORCHTUNE), ("peft", PEFT), ("megatron", MEGATRON), ("nemo", MEGATRON), ("simumax", SIMUMAX),
-    ("megascale", MEGATRON), ("fsdp", TORCHTITAN), ("stoker", STOKER),
+    ("megascale", MEGATRON), ("fsdp", TORCHTITAN), ("deepspeed", DEEPSPEED), ("zero paper", DEEPSPEED),
+    ("stoker", STOKER),
 )  # fmt: skip
 
 
