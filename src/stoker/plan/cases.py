@@ -72,8 +72,8 @@ def setting_of(row: Row) -> Setting:
 
     Defaults: one device, an A100 of 80 GB; degrees of 1, and what is left of the devices is data-parallel; no sharding
     (ZeRO-3 where ``fsdp`` is stated, over all of the data-parallel processes); 2,048 tokens a row; a micro-batch of one
-    row; one micro-batch a step; no recomputation; 16-bit products; 1F1B, interleaved where there are several chunks; the
-    network of the reference node of the GPU; the conventions of the software that ``source`` or ``framework`` names.
+    row; one micro-batch a step; no recomputation; 16-bit products; 1F1B, interleaved where there are several chunks;
+    the network of the GPU's reference node; the conventions of the software that ``source`` or ``framework`` names.
 
     Raises:
         UserError: no device or no model can be made of it, or its degrees do not make up its devices.

@@ -67,6 +67,7 @@ class Software:
         hidden: share of the passes beside which gradients and weights can travel.
         hidden_most: of their time, the share that can be hidden at most.
         hidden_tensor: share of tensor parallelism's collectives that matrix products hide.
+        hidden_experts: share of the exchanges with experts that other work hides.
         repeated_sums: share of a pipeline's micro-batches after which gradients are summed across nodes, where once a
             step would do: nanotron was seen to do it in about half of its runs.
         exposed_sends: share of the sends between stages that nothing hides.
@@ -98,6 +99,7 @@ class Software:
     hidden: float = 0.18
     hidden_most: float = 0.68
     hidden_tensor: float = 0.0
+    hidden_experts: float = 0.0
     repeated_sums: float = 0.0
     exposed_sends: float = 0.2
     launch: float = 3e-4
@@ -132,9 +134,10 @@ MEGATRON = Software(
     hidden=0.41,
     hidden_most=0.75,
     hidden_tensor=0.68,
+    hidden_experts=0.5,
     exposed_sends=0.2,
 )
-SIMUMAX = replace(MEGATRON, name="megatron without overlap", hidden_tensor=0.0)
+SIMUMAX = replace(MEGATRON, name="megatron without overlap", hidden_tensor=0.0, hidden_experts=0.0)
 NANOTRON = Software(
     "nanotron",
     gradients=6,

@@ -39,11 +39,6 @@ class StepTime:
         return sum(self.parts.values())
 
 
-def low(precision: str) -> bool:
-    """Whether products are in 8 bits or fewer."""
-    return precision in ("fp8", "fp4")
-
-
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
     """One block, one micro-batch."""
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
@@ -92,6 +87,7 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageT
         moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
         spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
         experts = 2 * collective_seconds("all-to-all", moved, spread, setting.cluster, efficiency)
+        experts *= 1 - software.hidden_experts
     exchanged, back = _seen(setting, efficiency)
     forward += exposed + experts + exchanged
     inputs += exposed + experts + back
@@ -135,7 +131,7 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
         rows=tokens,
         inputs=matmul.inputs,
         outputs=matmul.outputs / layout.tensor,
-        peak=device.peak("fp16" if low(work.precision) else work.precision) * efficiency.matmul,
+        peak=device.peak("fp16" if work.precision in ("fp8", "fp4") else work.precision) * efficiency.matmul,
         of=efficiency,
     )
     logits = tokens * shape.vocabulary / layout.tensor * setting.software.logit_traffic
