@@ -154,25 +154,17 @@ def predicted(case: Case, folder: Path, calibration: Path) -> tuple[dict[str, fl
     from stoker.hardware.calibration import read_calibration
     from stoker.hardware.detect import this_processor
     from stoker.job.layout import Layout
-    from stoker.plan.measured import MeasuredPasses
+    from stoker.plan.memory import stage_memory
     from stoker.plan.of_job import shape_of_name
-    from stoker.plan.processor import processor_memory
     from stoker.plan.setting import Setting, Work
+    from stoker.plan.step_time import step_time
 
     found = read_calibration(calibration)
     cluster = replace(this_processor(), calibration=found, corrections=())
     shape = shape_of_name(case.model, folder)
     work = Work(shape, case.seq_len, case.batch, precision="fp32", tuning=case.tune)  # type: ignore[arg-type]
     setting = Setting(work, cluster, Layout(recompute=case.recompute), case.micro_batch)  # type: ignore[arg-type]
-    passes = MeasuredPasses(found)
-    blocks = [passes.block_pass(setting, shape.layer(i)) for i in range(shape.layers)]
-    times = {
-        "forward": setting.micro_batches * sum(block.forward for block in blocks),
-        "backward": setting.micro_batches * sum(block.backward for block in blocks),
-        "head": setting.micro_batches * passes.head_pass(setting).total,
-        "optimizer": passes.optimizer_seconds(setting),
-    }
-    return dict(processor_memory(setting, 0).parts), times
+    return dict(stage_memory(setting, 0).parts), dict(step_time(setting).parts)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import pytest
 from stoker.errors import UserError
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.correction import Correction, correction_file, fitted, forget, keep, kept_corrections
-from stoker.plan.memory import peak_memory
+from stoker.plan.memory import stage_memory
 from stoker.plan.search import search, settings
 from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named
@@ -92,7 +92,7 @@ def test_plans_for_the_device_are_corrected_and_say_so() -> None:
         assert after.parts["compute"] == pytest.approx(1.5 * before.parts["compute"])
         assert after.parts.get("data parallel") == before.parts.get("data parallel")
         assert Passes().least(corrected) <= after.total + 1e-9  # what the search leaves out cannot win
-        (_, old), (_, new) = peak_memory(setting), peak_memory(corrected)
+        old, new = stage_memory(setting, 0), stage_memory(corrected, 0)
         states = sum(old.parts.get(name, 0.0) for name in ("weights", "gradients", "optimizer"))
         assert new.peak == pytest.approx(states + 1.25 * (old.peak - states) + 2e9)
     lora = replace(work, tuning="lora")

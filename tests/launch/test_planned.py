@@ -95,7 +95,7 @@ def test_the_plan_has_no_conflicts_and_is_the_fastest_of_the_search(tmp_path: Pa
     ],
 )  # fmt: skip
 def test_what_the_job_states_is_kept(tmp_path: Path, overrides: list[str], values: dict[str, object]) -> None:
-    chosen = with_plan(load(tmp_path, *overrides, text=JOB.replace("10m", "1b")), cluster=this_processor(4))
+    chosen = with_plan(load(tmp_path, *overrides, text=JOB.replace("10m", "30m")), cluster=this_processor(4))
     layout = layout_of(chosen.job)
     assert layout.world == 4
     assert {name: getattr(layout, name) for name in values} == values

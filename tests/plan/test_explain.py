@@ -83,7 +83,7 @@ def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) ->
             assert help_.words == f"train.batch={2 * LLAMA.global_batch}"
     assert [help_.gain for help_ in given] == sorted((help_.gain for help_ in given), reverse=True)
     roomy = replace(cluster, device=replace(cluster.device, memory_gib=2 * cluster.device.memory_gib))
-    everything = speed_of(search(LLAMA, roomy).plans[0]).tokens_per_s / before - 1
+    everything = max(speed_of(plan).tokens_per_s for plan in search(LLAMA, roomy).plans) / before - 1
     twice = [help_.gain for help_ in given if help_.change == TWICE_MEMORY]
     assert (twice or [0.0])[0] <= everything + 1e-9
     if everything > 0.05:  # a gain that large is seen near the plan as well

@@ -10,17 +10,12 @@ from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout, Shard
 from stoker.plan.activations import in_flight, layer_activations
-from stoker.plan.memory import (
-    Held,
-    held_parameters,
-    model_states,
-    peak_memory,
-    stage_memory,
-)
+from stoker.plan.held import Held, held_parameters
+from stoker.plan.memory import model_states, peak_memory, stage_memory
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.names import shape_named
-from stoker.plan.software import MEGATRON_2021, NANOTRON, STOKER
+from stoker.plan.software import COMPOSER, MEGATRON_2021, NANOTRON, STOKER
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 
@@ -41,7 +36,7 @@ def test_zeros_own_figures(shard: Shard, gigabytes: float) -> None:
 @pytest.mark.parametrize("shard", ["none", "zero1", "zero2", "zero3"])
 def test_a_stages_states_are_zeros(shard: Shard) -> None:
     layout = Layout(data=8, shard=shard, shard_size=1 if shard == "none" else 8)
-    parts = stage_memory(setting(GPT, layout), 0).parts
+    parts = stage_memory(setting(GPT, layout, software=COMPOSER), 0).parts
     states = parts["weights"] + parts["gradients"] + parts["optimizer"]
     expected = model_states(GPT.parameters, shard=shard, over=8, weights=4, gradients=4, states=8)
     assert states == pytest.approx(expected)
@@ -88,9 +83,9 @@ def test_micro_batches_in_flight(schedule: str, stage: int, count: int, expected
 
 
 def test_recomputation_keeps_a_blocks_input_only() -> None:
-    none = stage_memory(setting(GPT, Layout()), 0).parts["activations"]
-    full = stage_memory(setting(GPT, Layout(recompute="full")), 0).parts["activations"]
-    block = layer_activations(setting(GPT, Layout()), GPT.layer(0))
+    none = stage_memory(setting(GPT, Layout(), software=COMPOSER), 0).parts["activations"]
+    full = stage_memory(setting(GPT, Layout(recompute="full"), software=COMPOSER), 0).parts["activations"]
+    block = layer_activations(setting(GPT, Layout(), software=COMPOSER), GPT.layer(0))
     assert none == pytest.approx(1024 * (24 * block + 3 * 2 * 1024))
     assert full == pytest.approx(1024 * (24 * 2 * 1024 + block + 3 * 2 * 1024))
 
@@ -118,9 +113,14 @@ def test_an_adapter_needs_no_states_of_the_base() -> None:
 def test_what_sequence_parallelism_gathers_is_whole_on_every_process() -> None:
     """Four tensors of a micro-batch at least, however many processes split the rest."""
     for tensor in (4, 16):
-        kept = stage_memory(setting(GPT, Layout(tensor=tensor, sequence=True)), 0).parts["activations"]
+        kept = stage_memory(setting(GPT, Layout(tensor=tensor, sequence=True), software=COMPOSER), 0).parts[
+            "activations"
+        ]
         assert kept > 1024 * 4 * 2 * GPT.width
-    spread = [stage_memory(setting(GPT, Layout(tensor=t, sequence=True)), 0).parts["activations"] for t in (4, 16)]
+    spread = [
+        stage_memory(setting(GPT, Layout(tensor=t, sequence=True), software=COMPOSER), 0).parts["activations"]
+        for t in (4, 16)
+    ]
     assert spread[1] > spread[0] / 4
 
 

@@ -37,8 +37,9 @@ def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: 
             whole = replace(setting, layout=replace(setting.layout, offload="none"))
             if whole == setting or whole not in brute:  # what fits is not offloaded
                 brute[setting] = step_time(setting).total
-    assert sorted(plan.seconds for plan in found.plans) == pytest.approx(sorted(brute.values())[:KEPT], rel=1e-12)
-    assert found.plans[0].seconds <= min(brute.values()) * (1 + TIE)
+    fastest = sorted(brute.values())
+    assert sorted(plan.seconds for plan in found.plans)[:KEPT] == pytest.approx(fastest[:KEPT], rel=1e-12)
+    assert found.plans[0].seconds <= fastest[0] * (1 + TIE)
     assert all(plan.setting.layout.world == gpus for plan in found.plans)
 
 

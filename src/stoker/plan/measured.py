@@ -15,9 +15,9 @@ from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.code import TANH_GELU, code_of
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic
 from stoker.plan.head import CHUNK
+from stoker.plan.held import most_held, trained_parameters
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
-from stoker.plan.memory import most_held, trained_parameters
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 from stoker.plan.timeline import StageTime

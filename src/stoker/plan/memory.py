@@ -15,15 +15,16 @@ from math import inf
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import SHARDS, Shard
 from stoker.plan.activations import HALF, late_freed, stage_activations
+from stoker.plan.eager_memory import eager_parts
+from stoker.plan.held import QUANTISED, Held, block_parameters, held_parameters, trained_parameters
 from stoker.plan.setting import Setting
-from stoker.plan.shape import Layer, Shape
+from stoker.plan.shape import Shape
 
-QUANTISED = 0.55  # bytes of a 4-bit number with its share of the scales
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
 BUCKETS = 2 * 25 * 2**20  # bytes of the two buckets that DDP fills and sums
 # What the upper bound adds: model states are known, what passes leave and the allocator's gaps are not. So much covers
 # 88 % of the published runs; docs/planner.md has the table.
-STATES = ("weights", "gradients", "optimizer")
+STATES = ("weights", "gradients", "optimizer", "process")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 
 
@@ -44,10 +45,12 @@ class Memory:
     Attributes:
         parts: by component: weights, gradients, optimizer, activations, logits, buffers, fragmentation.
         host: bytes in the host's memory, per device.
+        moment: of the step, at which so much is held.
     """
 
     parts: Mapping[str, float]
     host: float = 0.0
+    moment: str = ""
 
     @property
     def peak(self) -> float:
@@ -74,79 +77,23 @@ def model_states(parameters: float, *, shard: Shard, over: int, weights: int, gr
     return sum(parameters * size / (over if sharded else 1) for size, sharded in parts)
 
 
-@dataclass(frozen=True)
-class Held:
-    """Parameters of one stage on one process, before data-parallel sharding.
-
-    Attributes:
-        experts: those of routed experts: only processes that hold the same ones can shard them.
-    """
-
-    dense: float
-    experts: float = 0.0
-
-    @property
-    def total(self) -> float:
-        return self.dense + self.experts
-
-    def share(self, over: int, *, expert: int) -> float:
-        """What a process has of them when they are sharded over so many that see different tokens."""
-        return self.dense / over + self.experts / max(1, over // expert)
-
-
-def held_parameters(setting: Setting, stage: int) -> Held:
-    """Parameters of a process of the pipeline."""
-    return _held_by_all(setting)[stage]
-
-
-def trained_parameters(setting: Setting, held: Held) -> Held:
-    """Of those that a process holds; under adapters, its part of theirs."""
-    if setting.work.tuning == "full":
-        return held
-    adapters = setting.shape.lora_parameters(setting.work.rank)
-    return Held(adapters / setting.layout.tensor / setting.layout.pipeline)
-
-
-def most_held(setting: Setting) -> Held:
-    """Of the stage with most parameters."""
-    return max(_held_by_all(setting), key=lambda held: held.total)
-
-
-def _held_by_all(setting: Setting) -> tuple[Held, ...]:
-    return _held(setting.shape, setting.stages, setting.homes, setting.layout.tensor, setting.expert)
-
-
-@lru_cache(maxsize=4096)
-def _held(
-    shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...], tensor: int, expert: int
-) -> tuple[Held, ...]:
-    kinds = {shape.layer(i) for i in range(shape.layers)}
-    sizes = {layer: block_parameters(shape, layer, tensor=tensor, expert=expert) for layer in kinds}
-    dense = [sum(sizes[shape.layer(i)].dense for i in stage) for stage in stages]
-    experts = [sum(sizes[shape.layer(i)].experts for i in stage) for stage in stages]
-    dense[0] += shape.embedding_parameters / tensor
-    dense[-1] += shape.final_norm_parameters + shape.head_parameters / tensor
-    ends_apart = not any(0 in own and len(stages) - 1 in own for own in homes)
-    if shape.tied and ends_apart:  # a copy of the embedding
-        dense[-1] += shape.head_matmul().parameters / tensor
-    return tuple(Held(sum(dense[stage] for stage in own), sum(experts[stage] for stage in own)) for own in homes)
-
-
-@lru_cache(maxsize=4096)
-def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) -> Held:
-    """Parameters of one block on one process: matrices are split, experts are spread, vectors are whole."""
-    dense, experts = float(shape.vectors(layer)), 0.0
-    for matmul in shape.matmuls(layer):
-        held = matmul.parameters / (1 if matmul.split == "replicated" else tensor)
-        if matmul.copies > 1:
-            experts += held / expert
-        else:
-            dense += held
-    return Held(dense, experts)
-
-
 def stage_memory(setting: Setting, stage: int) -> Memory:
     """What the devices of one process of the pipeline, all its stages, must hold at their fullest moment."""
+    layout, work = setting.layout, setting.work
+    if setting.software.eager:
+        parts, moment = eager_parts(setting, stage)
+    else:
+        parts, moment = _fused_parts(setting, stage), "all of a step's"
+    moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
+    host = sum(parts.pop(part, 0.0) for part in moved)
+    correction = setting.cluster.correction(work.precision, work.tuning)
+    if correction is not None:
+        parts = correction.memory_parts(parts)
+    return Memory(parts, host, moment)
+
+
+def _fused_parts(setting: Setting, stage: int) -> dict[str, float]:
+    """By component, of programs with fused kernels that keep the sums of gradients from step to step."""
     shape, layout, software, work = setting.shape, setting.layout, setting.software, setting.work
     held = held_parameters(setting, stage)
 
@@ -169,12 +116,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     parts["buffers"] = _buffers(setting, stage, held.total)
     if software.late is not None and layout.sequence:
         parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))
-    moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
-    host = sum(parts.pop(part) for part in moved)
-    correction = setting.cluster.correction(work.precision, work.tuning)
-    if correction is not None:
-        parts = correction.memory_parts(parts)
-    return Memory(parts, host)
+    return parts
 
 
 def _buffers(setting: Setting, stage: int, parameters: float) -> float:

@@ -20,7 +20,7 @@ SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zb
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
 SHORTEST = 1024  # tokens of a row on one process that context parallelism may leave
 KEPT = 20  # of the fastest plans
-TIE = 0.01  # share of a step below which predictions tell no difference
+TIE = 0.03  # share of a step below which predictions tell no difference
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Found:
     """What a search gave.
 
     Attributes:
-        plans: the fastest ones that fit, fastest first, but for a simpler one that is as fast within 1 %.
+        plans: the fastest ones that fit, fastest first, but for a simpler one that is as fast within 3 %.
         nearest: of those that do not fit, the one that comes nearest to it; None where one fits.
         looked_at: settings in all.
     """
@@ -92,9 +92,11 @@ def search(
     plans: list[Plan] = []
     nearest: Plan | None = None
     looked_at = 0
+    simplest: dict[int, Plan] = {}  # the fastest, by how much a layout is made of
+    limit = inf  # seconds from which on a plan matters no more
     settled = False  # whether to offload would only be slower: it fits without, or is too slow already
     for least, root in sorted(roots, key=lambda pair: pair[0]):
-        if len(plans) == kept and least >= plans[-1].seconds:
+        if least >= limit:
             break
         for setting in filter(space.has, _variants(root, offload, passes)):
             looked_at += 1
@@ -102,8 +104,8 @@ def search(
                 settled = False
             elif settled:
                 continue
-            time = step_time(setting, passes=passes) if len(plans) == kept else None
-            if time is not None and time.total >= plans[-1].seconds:
+            time = step_time(setting, passes=passes) if limit < inf else None
+            if time is not None and time.total >= limit:
                 settled = True
                 continue
             stage, memory = peak_memory(setting, too_much=capacity if plans else inf)
@@ -113,18 +115,16 @@ def search(
             if plan.fits:
                 settled = True
                 plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:kept]
+                parts = _parts(setting.layout)
+                simplest[parts] = min(plan, simplest.get(parts, plan), key=lambda plan: plan.seconds)
+                limit = max(plans[-1].seconds, plans[0].seconds * (1 + TIE)) if len(plans) == kept else inf
             elif nearest is None or memory.upper < nearest.memory.upper:
                 nearest = plan
-    return Found(_simplest_first(plans), None if plans else nearest, looked_at)
-
-
-def _simplest_first(plans: list[Plan]) -> tuple[Plan, ...]:
-    """The plans, fastest first, but before them the simplest of those as fast as the fastest as far as can be told."""
-    if not plans:
-        return ()
-    ties = [plan for plan in plans if plan.seconds <= plans[0].seconds * (1 + TIE)]
-    chosen = min(ties, key=lambda plan: (_parts(plan.setting.layout), plan.seconds))
-    return (chosen, *(plan for plan in plans if plan is not chosen))
+    if plans:  # before the fastest the simplest of those that are as fast as far as can be told
+        ties = [parts for parts, plan in simplest.items() if plan.seconds <= plans[0].seconds * (1 + TIE)]
+        chosen = simplest[min(ties)]
+        plans = [chosen, *(plan for plan in plans if plan is not chosen)]
+    return Found(tuple(plans), None if plans else nearest, looked_at)
 
 
 def _parts(layout: Layout) -> int:

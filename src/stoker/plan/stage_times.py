@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.plan.activations import HALF
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.memory import HALF
 from stoker.plan.network import send_seconds
 from stoker.plan.schedule import order
 from stoker.plan.setting import Setting

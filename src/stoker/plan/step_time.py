@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from stoker.plan.activations import HALF
 from stoker.plan.bubble import step_seconds
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.memory import HALF, most_held, trained_parameters
+from stoker.plan.held import most_held, trained_parameters
+from stoker.plan.measured import measured_passes
 from stoker.plan.network import Group, collective_seconds, send_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
@@ -40,7 +42,17 @@ class StepTime:
 
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
-    """One block, one micro-batch."""
+    """One block, one micro-batch: as measured where the device was, and what its processes say to each other."""
+    measured = measured_passes(setting)
+    alone = measured.block_pass(setting, layer) if measured else _computed(setting, layer, efficiency)
+    forward, backward = _said(setting, layer, efficiency)
+    if setting.layout.recompute == "full":
+        backward += forward
+    return StageTime(alone.forward + forward, alone.backward_input + backward, alone.backward_weight)
+
+
+def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
+    """What a device does alone."""
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
     peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
@@ -78,24 +90,27 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageT
     weights = products if work.tuning == "full" else 0.0
     slowed = _longer(inputs + weights, BACKWARD_LAUNCH * launch) / (inputs + weights)
     inputs, weights = inputs * slowed, weights * slowed
-    group = Group(tensor, 1)
-    size = tokens * shape.width * HALF
-    one = collective_seconds("all-reduce", size, group, setting.cluster, efficiency)
-    exposed = 2 * one * (1 - software.hidden_tensor)
-    experts = 0.0
-    if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
-        moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
-        spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
-        experts = 2 * collective_seconds("all-to-all", moved, spread, setting.cluster, efficiency)
-        experts *= 1 - software.hidden_experts
-    exchanged, back = _seen(setting, efficiency)
-    forward += exposed + experts + exchanged
-    inputs += exposed + experts + back
     if layout.recompute == "full":
         inputs += forward
     elif layout.recompute == "selective":
         inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
     return StageTime(forward, inputs, weights)
+
+
+def _said(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
+    """Seconds (forward, backward) of what is exchanged within a block and not hidden: by tensor, expert and context
+    parallelism."""
+    shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
+    tensor, tokens = layout.tensor, setting.tokens
+    one = collective_seconds("all-reduce", tokens * shape.width * HALF, Group(tensor, 1), cluster, efficiency)
+    exposed = 2 * one * (1 - software.hidden_tensor)
+    if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
+        moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
+        spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
+        there = collective_seconds("all-to-all", moved, spread, cluster, efficiency)
+        exposed += 2 * there * (1 - software.hidden_experts)
+    exchanged, back = _seen(setting, efficiency)
+    return exposed + exchanged, exposed + back
 
 
 def _seen(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
@@ -154,7 +169,9 @@ class Passes:
             efficiency = self.efficiency or efficiency_of(setting.cluster.device)
             kinds = {layer for blocks in setting.blocks for layer in blocks}
             blocks = {layer: block_pass(setting, layer, efficiency) for layer in kinds}
-            self._blocks[key] = blocks, head_pass(setting, efficiency)
+            measured = measured_passes(setting)
+            head = measured.head_pass(setting) if measured else head_pass(setting, efficiency)
+            self._blocks[key] = blocks, head
         return self._blocks[key]
 
     def least(self, setting: Setting) -> float:
@@ -219,6 +236,8 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
         fetched = 2 * WIDE * parameters * setting.micro_batches if layout.offload == "params" else 0.0
         return max((2 * WIDE * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
+    if measured := measured_passes(setting):
+        return measured.optimizer_seconds(setting)
     return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
 
 

@@ -11,8 +11,9 @@ import pytest
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout
+from stoker.plan.eager_memory import PROCESS
+from stoker.plan.memory import stage_memory
 from stoker.plan.of_job import shape_of_name
-from stoker.plan.processor import PROCESS, processor_memory
 from stoker.plan.setting import Setting, Work
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-21).
@@ -45,13 +46,13 @@ def _setting(
 @pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row[0]} {row[1]}x{row[3]} {row[4]} {row[5]}")
 def test_the_largest_resident_size_of_real_runs(row: tuple[Any, ...]) -> None:
     *keys, measured = row
-    assert processor_memory(_setting(*keys), 0).peak / 2**30 == pytest.approx(measured, rel=0.05)
+    assert stage_memory(_setting(*keys), 0).peak / 2**30 == pytest.approx(measured, rel=0.05)
 
 
 def test_states_are_12_bytes_a_parameter_and_gradients_4_more_where_they_are_summed() -> None:
     one, two = (_setting("llama-30m", 512, batch, 1) for batch in (1, 4))
     count = one.shape.parameters
-    alone, summed = processor_memory(one, 0).parts, processor_memory(two, 0).parts
+    alone, summed = stage_memory(one, 0).parts, stage_memory(two, 0).parts
     assert alone["weights"] + alone["optimizer"] == 12 * count
     assert summed["gradients"] == 4 * count
     assert alone["process"] == PROCESS
@@ -60,13 +61,13 @@ def test_states_are_12_bytes_a_parameter_and_gradients_4_more_where_they_are_sum
 def test_adapters_have_gradients_and_states_of_their_own_alone() -> None:
     setting = _setting("smollm2-135m", 256, 2, 2, tuning="lora")
     adapters = setting.shape.lora_parameters(16)
-    parts = processor_memory(setting, 0).parts
+    parts = stage_memory(setting, 0).parts
     assert parts["optimizer"] == 8 * adapters
     assert parts["weights"] == 4 * (setting.shape.parameters + adapters)
 
 
 def test_recompute_keeps_the_inputs_of_blocks_and_one_block() -> None:
-    none, full = (processor_memory(_setting("llama-30m", 1024, 1, 1, which), 0) for which in ("none", "full"))
+    none, full = (stage_memory(_setting("llama-30m", 1024, 1, 1, which), 0) for which in ("none", "full"))
     assert full.peak < none.peak
     assert full.parts["activations"] < none.parts["activations"] / 4
 
@@ -74,13 +75,13 @@ def test_recompute_keeps_the_inputs_of_blocks_and_one_block() -> None:
 def test_sharding_divides_states_but_not_what_a_process_takes() -> None:
     alone, spread = (_setting("llama-110m", 512, 4, 1, data=data, shard=shard, shard_size=data)
                      for data, shard in ((1, "none"), (4, "zero3")))  # fmt: skip
-    whole, part = processor_memory(alone, 0).parts, processor_memory(spread, 0).parts
+    whole, part = stage_memory(alone, 0).parts, stage_memory(spread, 0).parts
     assert part["optimizer"] == pytest.approx(whole["optimizer"] / 4)
     assert part["process"] == whole["process"]
     assert 0 < part["gathered weights"] < whole["weights"]
 
 
 def test_the_upper_bound_is_above() -> None:
-    memory = processor_memory(_setting("llama-10m", 512, 4, 4), 0)
+    memory = stage_memory(_setting("llama-10m", 512, 4, 4), 0)
     assert memory.upper > memory.peak
     assert replace(memory, parts={}).peak == 0

@@ -1,15 +1,15 @@
-"""What a process that trains on a CPU takes of the host's memory: its largest resident size.
+"""What a device holds when Stoker trains: the moments of a step one by one, with what is alive in each.
 
-The moments of a step are followed one by one, with what is alive in each. Beside that stand what a process takes before
-it has a model, and what the C library's allocator does not give back.
+On a CPU that is a process' largest resident size, and beside it stand what a process takes before it has a model, and
+what the C library's allocator does not give back.
 """
 
 from __future__ import annotations
 
 from stoker.plan.activations import in_flight
-from stoker.plan.eager import Arithmetic, arithmetic, cast_weights, eager_bytes, eager_recomputed, row_bytes
+from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, eager_recomputed, row_bytes
 from stoker.plan.head import HeadBytes, head_bytes
-from stoker.plan.memory import QUANTISED, Held, Memory, block_parameters, held_parameters, trained_parameters
+from stoker.plan.held import QUANTISED, Held, block_parameters, held_parameters, trained_parameters
 from stoker.plan.setting import Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
@@ -20,9 +20,14 @@ PROCESS = 0.52 * 2**30
 SPLIT = 0.42  # of activations and gradients
 SPLIT_AGAIN = 2.5  # of the block computed again, which is allocated between gradients that stay
 
+# The moments at which a process may hold most.
+HEAD = "the last micro-batch's loss"
+BACKWARD = "the start of the backward pass"
+END = "the end of the backward pass"
 
-def processor_memory(setting: Setting, stage: int) -> Memory:
-    """The largest resident size of a process of a stage, by what takes it."""
+
+def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
+    """(bytes by what takes them, at which moment of the step) where a process of the pipeline holds most."""
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
     trained = trained_parameters(setting, held)
@@ -32,34 +37,36 @@ def processor_memory(setting: Setting, stage: int) -> Memory:
     def share(parameters: Held) -> float:
         return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
 
-    weights = share(held) * 4
+    weights = share(held) * FLOAT
     if work.tuning != "full":
         frozen = QUANTISED if work.tuning == "qlora" else types.product
-        weights = share(held) * frozen + share(trained) * 4
-    states, gradients = share(trained) * setting.software.states, share(trained) * 4
+        weights = share(held) * frozen + share(trained) * FLOAT
+    states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
+    summed = gradients
+    if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
+        summed = trained.total * FLOAT  # whole ones, until the last micro-batch's are scattered with them
     kept, again = eager_stage(setting, stage, types)
     head = _head(setting, stage, types)
     tied = head.scaled if shape.tied and work.tuning == "full" else 0.0
-    earlier = gradients if setting.micro_batches > 1 else 0.0
-    # The head's last chunk; the head's gradients; the first block's backward pass, with the embedding's gradient.
+    earlier = summed if setting.micro_batches > 1 else 0.0
     moments = {
-        "head": kept + head.forward + earlier,
-        "backward": kept + head.backward + again + earlier,
-        "end": again + head.kept + gradients + tied,
+        HEAD: kept + head.forward + earlier,
+        BACKWARD: kept + head.backward + again + earlier,
+        END: again + head.kept + summed + tied,
     }
     fullest = max(moments, key=lambda name: moments[name])
-    at_end = fullest == "end"
+    at_end = fullest == END
     parts = {
-        "process": PROCESS,
         "weights": weights,
-        "gradients": gradients if at_end else earlier,
+        "gradients": summed if at_end else earlier,
         "optimizer": states,
-        "activations": again if at_end else kept + again * (fullest == "backward"),
-        "head": head.kept + tied if at_end else head.forward if fullest == "head" else head.backward,
+        "activations": again if at_end else kept + again * (fullest == BACKWARD),
+        "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
         "gathered weights": _gathered(setting, stage, types),
-        "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again,
     }
-    return Memory({name: size for name, size in parts.items() if size})
+    if setting.cluster.device.is_cpu:
+        parts |= {"process": PROCESS, "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again}
+    return {name: size for name, size in parts.items() if size}, fullest
 
 
 def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float, float]:
