@@ -7,9 +7,9 @@ import random
 import pytest
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.bubble import bubble_seconds, bubble_share, step_seconds
-from stoker.plan.schedule import order
-from stoker.plan.timeline import StageTime, simulate
+from stoker.plan.pipeline.bubble import bubble_seconds, bubble_share, step_seconds
+from stoker.plan.pipeline.schedule import order
+from stoker.plan.pipeline.timeline import StageTime, simulate
 
 LOOPED: list[tuple[ScheduleName, int]] = [("interleaved", 2), ("interleaved", 4), ("zero-bubble", 2), ("zbv", 2)]
 ALL: list[tuple[ScheduleName, int]] = [("gpipe", 1), ("1f1b", 1), ("zero-bubble", 1), *LOOPED]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.hardware.cluster_file import load_cluster
-from stoker.plan.changes import SEQ_STEP, changes, least_number
+from stoker.plan.answer.changes import SEQ_STEP, changes, least_number
 from stoker.plan.search import search
 from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named

@@ -10,8 +10,8 @@ import pytest
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
-from stoker.plan.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of, speed_of
-from stoker.plan.explain import plan_of
+from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of, speed_of
+from stoker.plan.answer.explain import plan_of
 from stoker.plan.search import Plan
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.names import shape_named

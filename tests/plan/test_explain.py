@@ -9,10 +9,10 @@ import pytest
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
-from stoker.plan.alternatives import alternatives, kind_of, misfit
-from stoker.plan.causes import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
-from stoker.plan.cost import speed_of
-from stoker.plan.explain import MEMORY, TWICE_MEMORY, binds, helps, plan_of
+from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
+from stoker.plan.answer.causes import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
+from stoker.plan.answer.cost import speed_of
+from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, binds, helps, plan_of
 from stoker.plan.search import Found, search
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shapes.names import shape_named

@@ -7,10 +7,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stoker.plan.picture import LEFT, LETTER, PLOT, StageMemory, memory_svg, mostly, plan_svg, ticks, timeline_svg
-from stoker.plan.schedule import order
-from stoker.plan.terminal import memory_text, timeline_text
-from stoker.plan.timeline import StageTime, Timeline, simulate
+from stoker.plan.answer.picture import (
+    LEFT,
+    LETTER,
+    PLOT,
+    StageMemory,
+    memory_svg,
+    mostly,
+    plan_svg,
+    ticks,
+    timeline_svg,
+)
+from stoker.plan.answer.terminal import memory_text, timeline_text
+from stoker.plan.pipeline.schedule import order
+from stoker.plan.pipeline.timeline import StageTime, Timeline, simulate
 
 GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"

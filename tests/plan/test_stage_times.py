@@ -6,9 +6,9 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
+from stoker.plan.pipeline.stage_times import drawn_micro_batches, stage_times, timeline_of
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shapes.names import shape_named
-from stoker.plan.stage_times import drawn_micro_batches, stage_times, timeline_of
 from stoker.plan.step_time import step_time
 
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.schedule import chunks_of, order
-from stoker.plan.timeline import Span, StageTime, Timeline, first_with_weights, simulate
+from stoker.plan.pipeline.schedule import chunks_of, order
+from stoker.plan.pipeline.timeline import Span, StageTime, Timeline, first_with_weights, simulate
 
 SCHEDULES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 

@@ -11,12 +11,12 @@ from stoker.job import load_job
 from stoker.job.document import parse_document
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import check_document
+from stoker.plan.answer.words import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search, settings
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shapes.names import shape_named
 from stoker.plan.software import STOKER
 from stoker.plan.space import EVERYTHING, trainable
-from stoker.plan.words import cluster_words, fuller_nodes, job_yaml
 
 HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 

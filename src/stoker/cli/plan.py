@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from stoker.plan.answer import Question
+    from stoker.plan.answer.whole import Question
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,13 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
     from stoker.cli.plan_report import picture, print_answer, refusal
-    from stoker.plan.answer import NothingFits, answer
+    from stoker.plan.answer.whole import NothingFits, answer
 
     found = answer(_question(arguments.job, arguments.overrides, arguments.on))
     if arguments.picture and not isinstance(found, NothingFits):
         _write(Path(arguments.picture), picture(found))
     if arguments.json:
-        from stoker.plan.answer_json import answer_json
+        from stoker.plan.answer.as_json import answer_json
 
         print(json.dumps(answer_json(found)))
     if isinstance(found, NothingFits):
@@ -72,8 +72,8 @@ def _question(path: str, overrides: list[str], on: str) -> Question:
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job import load_job
     from stoker.job.layout import layout_of
-    from stoker.plan.answer import Question
-    from stoker.plan.cost import Length
+    from stoker.plan.answer.cost import Length
+    from stoker.plan.answer.whole import Question
     from stoker.plan.of_job import setting_of_job, software_of_job, work_of
 
     loaded = load_job(path, overrides)

@@ -11,15 +11,15 @@ from rich.text import Text
 
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
-from stoker.plan.alternatives import Alternative, misfit
-from stoker.plan.answer import Answer, NothingFits, Question, bars, holder, verdict
-from stoker.plan.cost import Cost, mfu_formula
-from stoker.plan.explain import MEMORY, Bind, Help
-from stoker.plan.picture import StageMemory, plan_svg
+from stoker.plan.answer.alternatives import Alternative, misfit
+from stoker.plan.answer.cost import Cost, mfu_formula
+from stoker.plan.answer.explain import MEMORY, Bind, Help
+from stoker.plan.answer.picture import StageMemory, plan_svg
+from stoker.plan.answer.terminal import memory_text, timeline_text
+from stoker.plan.answer.whole import Answer, NothingFits, Question, bars, holder, verdict
+from stoker.plan.answer.words import job_yaml
+from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import Plan
-from stoker.plan.stage_times import drawn_micro_batches, timeline_of
-from stoker.plan.terminal import memory_text, timeline_text
-from stoker.plan.words import job_yaml
 
 GIB = 2**30
 SHOWN = 5  # alternatives without a name, and of the changes that would help

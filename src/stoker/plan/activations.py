@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from stoker.job.layout import ScheduleName
-from stoker.plan import schedule
+from stoker.plan.pipeline import schedule
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import LateFrees

@@ -18,9 +18,9 @@ from stoker.plan.head import CHUNK
 from stoker.plan.held import most_held, trained_parameters
 from stoker.plan.layer import Layer
 from stoker.plan.matmul import Matmul
+from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
-from stoker.plan.timeline import StageTime
 
 # Passes over the hidden states, (forward, backward). What is written counts twice: a cache reads it first.
 # Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.

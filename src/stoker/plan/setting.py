@@ -10,7 +10,7 @@ from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
-from stoker.plan.schedule import stages_of
+from stoker.plan.pipeline.schedule import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stoker.plan.activations import HALF
-from stoker.plan.bubble import step_seconds
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.held import most_held, trained_parameters
 from stoker.plan.measured import measured_passes
 from stoker.plan.network import Group, collective_seconds, send_seconds
+from stoker.plan.pipeline.bubble import step_seconds
+from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
-from stoker.plan.timeline import StageTime
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout

@@ -5,10 +5,10 @@ from __future__ import annotations
 from stoker.plan.activations import HALF
 from stoker.plan.efficiency import efficiency_of
 from stoker.plan.network import send_seconds
-from stoker.plan.schedule import order
+from stoker.plan.pipeline.schedule import order
+from stoker.plan.pipeline.timeline import StageTime, Timeline, simulate
 from stoker.plan.setting import Setting
 from stoker.plan.step_time import Passes
-from stoker.plan.timeline import StageTime, Timeline, simulate
 
 DRAWN = 48  # passes forward of a process that a picture has room for
 

@@ -1,4 +1,4 @@
-"""Pictures of a plan in a terminal: the same as `stoker.plan.picture`, in block letters and no wider than asked for.
+"""Pictures of a plan in a terminal: those of `stoker.plan.answer.picture` in block letters, no wider than asked for.
 
 Colours tell parts apart where the terminal has them, the blocks' patterns where it has not.
 """
@@ -10,9 +10,9 @@ from itertools import groupby
 
 from rich.text import Text
 
-from stoker.plan.picture import StageMemory, byte_unit, components_of, mostly
-from stoker.plan.schedule import Kind
-from stoker.plan.timeline import Timeline
+from stoker.plan.answer.picture import StageMemory, byte_unit, components_of, mostly
+from stoker.plan.pipeline.schedule import Kind
+from stoker.plan.pipeline.timeline import Timeline
 
 PATTERNS = "█▓▒░▚▞▤▥▦▧"
 COLOURS = ("blue", "yellow", "green", "red", "magenta", "cyan", "bright_blue", "bright_yellow", "bright_green", "white")

@@ -8,11 +8,11 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.devices import CATALOGUE
+from stoker.plan.answer.words import cluster_words, fuller_nodes
 from stoker.plan.search import Plan, search
 from stoker.plan.setting import Tuning, Work
 from stoker.plan.software import STOKER, Software
 from stoker.plan.space import Space
-from stoker.plan.words import cluster_words, fuller_nodes
 
 MOST_NODES = 4096  # beyond that nobody is helped
 ALL_COUNTS = 64  # up to so many nodes every number is tried, as those that do not divide the batch may not do

@@ -7,13 +7,13 @@ from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer import Answer, NothingFits, verdict
-from stoker.plan.cost import Cost, mfu_formula, speed_of
+from stoker.plan.answer.cost import Cost, mfu_formula, speed_of
+from stoker.plan.answer.whole import Answer, NothingFits, verdict
+from stoker.plan.answer.words import job_values
 from stoker.plan.memory import Memory
 from stoker.plan.reliability import Forecast
 from stoker.plan.search import Plan
 from stoker.plan.setting import Work
-from stoker.plan.words import job_values
 
 GIB = 2**30
 

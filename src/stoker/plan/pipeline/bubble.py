@@ -1,8 +1,8 @@
 """What a pipeline's schedule costs in time, in closed form: fast enough to be asked for every layout of a search.
 
 Symbols: p processes, m micro-batches, v chunks a process; F, B and W seconds of a micro-batch's forward pass, of its
-gradients of inputs, and of its gradients of weights; c seconds of a send. `stoker.plan.timeline` has the exact times
-that these stand for.
+gradients of inputs, and of its gradients of weights; c seconds of a send.
+`stoker.plan.pipeline.timeline` has the exact times that these stand for.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import accumulate
 import numpy as np
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.schedule import chunks_of, order, stages_of
-from stoker.plan.timeline import StageTime, simulate
+from stoker.plan.pipeline.schedule import chunks_of, order, stages_of
+from stoker.plan.pipeline.timeline import StageTime, simulate
 
 
 def bubble_seconds(

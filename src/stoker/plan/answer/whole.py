@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.alternatives import Alternative, alternatives
+from stoker.plan.answer.alternatives import Alternative, alternatives
+from stoker.plan.answer.changes import Change, changes
+from stoker.plan.answer.cost import Cost, Length, Speed, cost_of, speed_of
+from stoker.plan.answer.explain import Bind, Help, binds, helps, plan_of
+from stoker.plan.answer.picture import StageMemory
 from stoker.plan.cases import Verdict, verdict_of
-from stoker.plan.changes import Change, changes
-from stoker.plan.cost import Cost, Length, Speed, cost_of, speed_of
-from stoker.plan.explain import Bind, Help, binds, helps, plan_of
 from stoker.plan.memory import Memory, stage_memory
-from stoker.plan.picture import StageMemory
 from stoker.plan.search import Found, Plan, search
 from stoker.plan.setting import Setting, Work
 from stoker.plan.software import STOKER, Software

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.causes import (
+from stoker.plan.answer.causes import (
     BUBBLE,
     CONTEXT,
     DATA,
@@ -20,13 +20,13 @@ from stoker.plan.causes import (
     Cause,
     causes_of,
 )
-from stoker.plan.cost import speed_of
+from stoker.plan.answer.cost import speed_of
+from stoker.plan.answer.words import cluster_words, fuller_nodes
 from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import Plan, search
 from stoker.plan.setting import Setting, Work
 from stoker.plan.space import Space, trainable
 from stoker.plan.step_time import step_time
-from stoker.plan.words import cluster_words, fuller_nodes
 
 MEMORY = "memory"
 # What a reader means by what binds; small products are arithmetic at a lower rate.

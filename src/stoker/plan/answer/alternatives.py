@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stoker.job.layout import SHARDS, Offload, Recompute
-from stoker.plan.causes import causes_of
-from stoker.plan.explain import near
+from stoker.plan.answer.causes import causes_of
+from stoker.plan.answer.explain import near
 from stoker.plan.search import Found, Plan, divisors, search
 from stoker.plan.space import Space
 

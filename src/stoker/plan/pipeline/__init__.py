@@ -1,0 +1,1 @@
+"""Pipelines in time: orders of schedules, when each action runs, what is waited for."""
