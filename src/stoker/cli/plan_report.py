@@ -91,7 +91,8 @@ def _head(question: Question, searched: str) -> None:
 
 def _memory(found: Answer, *, pictures: bool) -> None:
     plan, stages = found.plan, found.stages
-    where = f", fullest on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
+    where = f" on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
+    where = f"; fullest{where} at {plan.memory.moment}"
     _say("memory", f"{verdict(plan.memory, plan)}: {_sizes(plan)}{where}")
     parts = sorted(plan.memory.parts.items(), key=lambda pair: -pair[1])
     _say("", ", ".join(f"{part} {size / GIB:.1f}" for part, size in parts if size > GIB / 20) + " GiB")

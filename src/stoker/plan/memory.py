@@ -83,7 +83,7 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
     if setting.software.eager:
         parts, moment = eager_parts(setting, stage)
     else:
-        parts, moment = _fused_parts(setting, stage), "all of a step's"
+        parts, moment = _fused_parts(setting, stage), "the end of the forward pass"
     moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
     host = sum(parts.pop(part, 0.0) for part in moved)
     correction = setting.cluster.correction(work.precision, work.tuning)

@@ -165,7 +165,8 @@ NANOTRON = Software(
 INTERNEVO = Software("internevo", gradients=2, states=28)
 ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
 COMPOSER = Software("composer", weights=4, gradients=4, states=8)
-TORCHTITAN = Software("torchtitan", weights=4, gradients=4, states=8, sequence=True)
+# Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps.
+TORCHTITAN = Software("torchtitan", weights=4, gradients=4, states=8, sequence=True, logits=6.0)
 # DeepSpeed's pipeline sends, and sums gradients, while nothing else is done.
 BLOOM = replace(
     MEGATRON_2021,

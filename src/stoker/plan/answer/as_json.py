@@ -98,6 +98,7 @@ def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[s
         "memory": {part: size / GIB for part, size in plan.memory.parts.items()},
         "capacity_gib": plan.capacity / GIB,
         "fullest_stage": plan.stage + 1,
+        "fullest_moment": plan.memory.moment,
         "host_gib": plan.memory.host / GIB,
         "host_capacity_gib": setting.cluster.host_memory_gib_per_gpu,
     }
@@ -112,6 +113,7 @@ def _stage(plan: Plan, memory: Memory, stage: int) -> dict[str, Any]:
         "stage": stage + 1,
         "blocks": sum(plan.setting.blocks[stage].values()),
         "memory": {part: size / GIB for part, size in memory.parts.items()},
+        "moment": memory.moment,
         "memory_gib": memory.peak / GIB,
         "memory_upper_gib": memory.upper / GIB,
         "host_gib": memory.host / GIB,
