@@ -20,7 +20,8 @@ from typing import Any
 from stoker.errors import UserError
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
-from stoker.plan.cases import Prediction, predict, read_rows
+from stoker.plan.cases import Prediction, predict
+from stoker.plan.rows import read_rows
 from stoker.plan.search import search
 from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named

@@ -25,8 +25,9 @@ from planner_accuracy import clean, measured_seconds
 from scipy.optimize import least_squares
 
 from stoker.errors import UserError
-from stoker.plan.cases import read_rows, setting_of
+from stoker.plan.cases import setting_of
 from stoker.plan.efficiency import Efficiency
+from stoker.plan.rows import read_rows
 from stoker.plan.setting import Setting
 from stoker.plan.step_time import step_time
 

@@ -10,8 +10,9 @@ import pytest
 
 from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.plan.cases import predict, read_rows, setting_of, verdict_of
+from stoker.plan.cases import predict, setting_of, verdict_of
 from stoker.plan.flop import model_flop_per_token
+from stoker.plan.rows import read_rows
 
 ROW: dict[str, Any] = {
     "row_id": 7, "source": "a run of Megatron", "model_name": "GPT", "layers": 24, "hidden": 2048, "heads": 16,
@@ -94,3 +95,21 @@ def test_a_row_that_says_too_little_has_nulls(tmp_path: Path, capsys: pytest.Cap
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         list(read_rows(tmp_path / "none.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("layers", 10**9), ("pp", 10**6), ("tp", 0), ("dp", -8), ("micro_batch", "many"), ("seq_len", 0.5),
+        ("vp", True), ("num_gpus", float("nan")), ("zero_stage", 4), ("params", -7e9), ("hidden", [1024]),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_meant(key: str, value: object) -> None:
+    row = {"row_id": 1, "gpu": "A100", "layers": 24, "hidden": 1024, "heads": 16, "num_gpus": 8, key: value}
+    with pytest.raises(UserError, match=f"`{key}` is "):
+        predict(row)
+
+
+def test_numbers_as_text_are_numbers() -> None:
+    row = {"row_id": 1, "gpu": "A100", "layers": "24", "hidden": "1024", "heads": 16, "num_gpus": "8"}
+    assert predict(row) == predict({**row, "layers": 24, "hidden": 1024, "num_gpus": 8})

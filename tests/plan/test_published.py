@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stoker.plan.cases import Row, predict
+from stoker.plan.cases import predict
+from stoker.plan.rows import Row
 
 A100 = {"gpu": "A100-80GB-SXM", "seq_len": 2048, "recompute": "full"}
 BLOOM: Row = {

@@ -90,7 +90,8 @@ def _question(path: str, overrides: list[str], on: str) -> Question:
 
 def _cases(path: Path, out: Path | None) -> int:
     """A line of JSON for each row."""
-    from stoker.plan.cases import as_json, predict_all, read_rows
+    from stoker.plan.cases import as_json, predict_all
+    from stoker.plan.rows import read_rows
 
     predictions, problems = predict_all(read_rows(path), file=str(path))
     _say(problems)
@@ -99,7 +100,8 @@ def _cases(path: Path, out: Path | None) -> int:
 
 def _rank(path: Path, out: Path | None) -> int:
     """One line for each group: its rows' numbers, the fastest first."""
-    from stoker.plan.cases import predict_all, read_rows
+    from stoker.plan.cases import predict_all
+    from stoker.plan.rows import read_rows
 
     groups: dict[str, list[tuple[float, Any]]] = {}
     predictions, problems = predict_all(read_rows(path), file=str(path))

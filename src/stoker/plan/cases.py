@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
 from stoker.errors import Problem, UserError
@@ -20,12 +19,12 @@ from stoker.hardware.network import parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
 from stoker.plan.flop import model_flop_per_token
 from stoker.plan.memory import STATES, Memory, context_bytes, peak_memory, room, stage_memory
+from stoker.plan.rows import Row, checked
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.fields import shape_of_row
 from stoker.plan.software import software_of
 from stoker.plan.step_time import step_time
 
-Row = Mapping[str, Any]
 GPU = "A100-80GB"  # where a row names none
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
@@ -44,29 +43,6 @@ class Prediction:
     group: str | None = None
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """(line number, row) of a file of JSON lines.
-
-    Raises:
-        UserError: there is no such file, or a line is not a JSON object.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(f"cannot be read: {error}", file=str(path))) from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            place = {"file": str(path), "line": number, "column": error.colno}
-            raise UserError(Problem(f"is not JSON: {error.msg}", **place)) from None  # type: ignore[arg-type]
-        if not isinstance(row, dict):
-            raise UserError(Problem("is not a JSON object", file=str(path), line=number))
-        yield number, row
-
-
 def setting_of(row: Row) -> Setting:
     """The setting that a row describes.
 
@@ -76,18 +52,19 @@ def setting_of(row: Row) -> Setting:
     the network of the GPU's reference node; the conventions of the software that ``source`` or ``framework`` names.
 
     Raises:
-        UserError: no device or no model can be made of it, or its degrees do not make up its devices.
+        UserError: no device or no model can be made of it, or a number cannot be meant.
     """
-    gpus = int(row.get("num_gpus") or 1)
+    row = checked(row)
+    gpus = row.get("num_gpus") or 1
     device = device_kind(str(row.get("gpu") or GPU))
     cluster = _cluster(row, device, gpus)
-    tensor, pipeline, context = (int(row.get(key) or 1) for key in ("tp", "pp", "cp"))
-    data = int(row.get("dp") or max(1, gpus // (tensor * pipeline * context)))
+    tensor, pipeline, context = (row.get(key) or 1 for key in ("tp", "pp", "cp"))
+    data = row.get("dp") or max(1, gpus // (tensor * pipeline * context))
     software = software_of(row)
     zero = row.get("zero_stage")
-    shard: Shard = SHARDS[int(zero)] if zero is not None else "zero3" if row.get("fsdp") else software.shard
-    micro_batch = int(row.get("micro_batch") or 1)
-    chunks = int(row.get("vp") or 1)
+    shard: Shard = SHARDS[zero] if zero is not None else "zero3" if row.get("fsdp") else software.shard
+    micro_batch = row.get("micro_batch") or 1
+    chunks = row.get("vp") or 1
     recompute = row.get("recompute")
     layout = Layout(
         data=data,
@@ -103,12 +80,12 @@ def setting_of(row: Row) -> Setting:
     )
     work = Work(
         shape_of_row(row),
-        seq_len=int(row.get("seq_len") or software.seq_len),
-        global_batch=int(row.get("global_batch") or micro_batch * data),
+        seq_len=row.get("seq_len") or software.seq_len,
+        global_batch=row.get("global_batch") or micro_batch * data,
         precision=precision_of(row, device.name),
         tuning=_tuning(row),
     )
-    expert = min(int(row.get("ep") or 1), gpus)
+    expert = min(row.get("ep") or 1, gpus)
     return Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=software)
 
 
@@ -206,8 +183,8 @@ def predict_all(rows: Iterable[tuple[int, Row]], *, file: str) -> tuple[list[Pre
     for number, row in rows:
         try:
             predictions.append(predict(row))
-        except UserError as error:
-            problem = error.problems[0]
+        except (UserError, ArithmeticError) as error:
+            problem = error.problems[0] if isinstance(error, UserError) else Problem(f"has no result: {error}")
             problems.append(Problem(problem.message, problem.suggestion, file=file, line=number))
             predictions.append(Prediction(row.get("row_id"), *(None,) * 6, row.get("group")))
     if problems and len(problems) == len(predictions):
