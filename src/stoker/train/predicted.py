@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import mean, pstdev
 from typing import Any
 
 from stoker.checkpoint.together import rank, together
@@ -14,6 +15,7 @@ from stoker.hardware.device import Device
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
 from stoker.models.adapters import unwrap
+from stoker.models.rows import Inputs
 from stoker.plan.memory import peak_memory
 from stoker.plan.of_job import setting_of_job, work_of_shape
 from stoker.plan.shapes.config import shape_of_config
@@ -21,6 +23,8 @@ from stoker.plan.step_time import step_time
 from stoker.runs.comparison import Comparison, Predicted, measured_of
 from stoker.runs.folder import RunFolder
 from stoker.train.prepare import Prepared
+
+LAID_OUT = 16  # micro-batches whose sizes are looked at
 
 
 def predicted_of(prepared: Prepared) -> Comparison:
@@ -42,19 +46,16 @@ def predicted_of(prepared: Prepared) -> Comparison:
 
 
 def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
-    job, audit = prepared.job, prepared.audit
-    assert job.model is not None and audit is not None and job.train.seq_len != "auto"
+    job = prepared.job
+    assert job.model is not None
     cluster = machines(processes, per_machine)
     config: Mapping[str, Any] = unwrap(prepared.task.model).config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
-    longest, mean = job.train.seq_len, float(job.train.seq_len)
-    if not job.train.pack:
-        longest, mean = min(longest, audit.longest), min(longest, audit.mean)
+    longest, usual_length = _tokens_a_row(prepared)
     lengths = (
         job.model_copy(update={"train": job.train.model_copy(update={"seq_len": length})})
-        for length in (longest, max(1, round(mean)))
+        for length in (longest, max(1, round(usual_length)))
     )
-    # One row is as long as the next on average, and in one micro-batch or another all are the longest.
     fullest, usual = (
         setting_of_job(one, cluster, work_of_shape(one, shape, precision=prepared.device.precision)) for one in lengths
     )
@@ -68,7 +69,7 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
         micro_batch=fullest.micro_batch,
         accumulation=fullest.micro_batches,
         longest=longest,
-        mean=mean,
+        mean=usual_length,
         model=job.model.name,
         precision=fullest.work.precision,
         tuning=fullest.work.tuning,
@@ -84,6 +85,21 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
         upper=memory.upper,
         seconds=time.total,
     )
+
+
+def _tokens_a_row(prepared: Prepared) -> tuple[int, float]:
+    """(in the fullest forward pass, on the mean) tokens that go through the model for each row of a micro-batch.
+
+    Of the first micro-batches as they will be laid out, shared beginnings, ends without targets and padding as they
+    are: three deviations above the mean none is expected to lie, nor above rows of full length.
+    """
+    rows, seq_len = prepared.job.train.micro_batch, prepared.job.train.seq_len
+    assert rows != "auto" and seq_len != "auto"
+    batches = [prepared.task.parts(at * rows, (at + 1) * rows) for at in range(LAID_OUT)]
+    sizes = [[part.inputs.ids.numel() for part in parts if isinstance(part.inputs, Inputs)] for parts in batches]
+    largest = [max(own, default=1) for own in sizes]
+    fullest = max(*largest, min(rows * seq_len, mean(largest) + 3 * pstdev(largest)))
+    return max(1, round(fullest / rows)), mean(map(sum, sizes)) / rows
 
 
 def compared(before: Comparison, folder: RunFolder, device: Device, *, resumed: int) -> Comparison:
