@@ -21,7 +21,7 @@ from stoker.errors import UserError
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.plan.cases import Prediction, predict
-from stoker.plan.rows import read_rows
+from stoker.plan.rows import Row, read_rows
 from stoker.plan.search import search
 from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named
@@ -56,7 +56,7 @@ def main() -> None:
     seconds: dict[str, list[float]] = defaultdict(list)
     verdicts: dict[str, int] = defaultdict(int)
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for _, row in read_rows(arguments.file):
+    for _, row in rows_of(arguments.file):
         try:
             found = predict(dict(row))
         except UserError as error:
@@ -77,11 +77,19 @@ def main() -> None:
     table("step time", seconds)
     ranks(groups)
     ran = sum(verdicts.values())
-    shares = ", ".join(f"{name} {count} ({count / ran:.1%})" for name, count in sorted(verdicts.items()))
+    shares = ", ".join(f"{name} {count} ({count / max(1, ran):.1%})" for name, count in sorted(verdicts.items()))
     print(f"\nverdicts on {ran} runs that ran: {shares}")
     if arguments.failed:
         failed(arguments.failed)
     searched()
+
+
+def rows_of(path: Path) -> list[tuple[int, Row]]:
+    """The rows, or a clear end."""
+    try:
+        return list(read_rows(path))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def table(title: str, errors: dict[str, list[float]]) -> None:
@@ -93,6 +101,9 @@ def table(title: str, errors: dict[str, list[float]]) -> None:
 
 
 def line(name: str, found: list[float]) -> None:
+    if not found:
+        print(f"{name:<50} {0:>5}")
+        return
     absolute = [abs(error) for error in found]
     print(f"{name:<50} {len(found):>5} {mean(absolute):>7.1%} {median(absolute):>7.1%} {median(found):>7.1%}")
 
@@ -116,7 +127,7 @@ def ranks(groups: dict[str, list[tuple[float, float]]]) -> None:
 def failed(path: Path) -> None:
     """Verdicts on runs that did not run."""
     kinds: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for _, row in read_rows(path):
+    for _, row in rows_of(path):
         try:
             found: Prediction = predict(dict(row))
         except UserError as error:

@@ -118,3 +118,12 @@ def test_1f1b_is_exact_for_uneven_stages_without_sends() -> None:
             made = order("1f1b", processes=processes, micro_batches=micro_batches)
             found = step_seconds("1f1b", times, processes=processes, micro_batches=micro_batches)
             assert found == pytest.approx(simulate(made, times).seconds)
+
+
+@pytest.mark.parametrize("schedule, chunks", LOOPED)
+def test_pipelines_that_never_fill_are_simulated(schedule: ScheduleName, chunks: int) -> None:
+    times = [StageTime(1.0, 1.0, 1.0)] * (4 * chunks)
+    for micro_batches in (1, 2, 3):
+        made = order(schedule, processes=4, micro_batches=micro_batches, chunks=chunks)
+        found = step_seconds(schedule, times, processes=4, micro_batches=micro_batches)
+        assert found == pytest.approx(simulate(made, times).seconds)

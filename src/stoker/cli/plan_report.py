@@ -178,7 +178,7 @@ def _helps(helps: list[Help], *, priced: bool) -> None:
 def _others(others: list[Alternative], plan: Plan) -> None:
     unnamed = [other for other in others if not other.called][:SHOWN]
     print()
-    print("others")
+    print("others    (a plan within 3 % of the fastest is as fast as can be told; of these the simplest is proposed)")
     for other in others:
         if not other.called and other not in unnamed:
             continue

@@ -58,7 +58,7 @@ ALIASES = {
     "node_type": "like", "gpus_per_node": "per_node", "devices_per_node": "per_node", "num_nodes": "nodes",
     "bandwidth": "network", "interconnect": "network", "network_gbs": "network", "nvlink": "link_gbs",
     "price_per_hour": "price", "cost": "price", "nics": "rails", "memory": "memory_gib",
-    "failure_rate": "failures_per_gpu_hour", "uptime": "availability", "gpus": "nodes",
+    "failure_rate": "failures_per_gpu_hour", "uptime": "availability",
 }  # fmt: skip
 
 

@@ -62,10 +62,11 @@ def setting_of(row: Row) -> Setting:
     data = row.get("dp") or max(1, gpus // (tensor * pipeline * context))
     software = software_of(row)
     zero = row.get("zero_stage")
-    shard: Shard = SHARDS[zero] if zero is not None else "zero3" if row.get("fsdp") else software.shard
+    shard: Shard = SHARDS[zero] if zero is not None else "zero3" if _is_said(row.get("fsdp")) else software.shard
     micro_batch = row.get("micro_batch") or 1
     chunks = row.get("vp") or 1
-    recompute = row.get("recompute")
+    recompute = str(row.get("recompute")).lower()
+    recompute = "full" if recompute in ("true", "block") else recompute
     layout = Layout(
         data=data,
         shard=shard if data * context > 1 else "none",
@@ -85,8 +86,13 @@ def setting_of(row: Row) -> Setting:
         precision=precision_of(row, device.name),
         tuning=_tuning(row),
     )
-    expert = min(row.get("ep") or 1, gpus)
+    expert = min(row.get("ep") or 1, gpus) if work.shape.mixture is not None else 1
     return Setting(work, cluster, layout, micro_batch, chunks=chunks, expert=expert, software=software)
+
+
+def _is_said(value: object) -> bool:
+    """Whether a field says yes, in one way or another."""
+    return bool(value) and str(value).lower() not in ("false", "no", "none", "0", "off")
 
 
 def _cluster(row: Row, device: DeviceKind, gpus: int) -> Cluster:
@@ -104,7 +110,12 @@ def _shard_size(row: Row, data: int) -> int:
 def precision_of(row: Row, device: str) -> str:
     """Of the matrix products."""
     said = str(row.get("precision") or "").lower()
-    for precision, names in (("fp4", ("fp4",)), ("fp8", ("fp8",)), ("fp32", ("fp32",)), ("bf16", ("bf16",))):
+    for precision, names in (
+        ("fp4", ("fp4",)),
+        ("fp8", ("fp8",)),
+        ("fp32", ("fp32", "float32", "tf32")),
+        ("bf16", ("bf16",)),
+    ):
         if any(said.startswith(name) or name in said.split("(")[0] for name in names):
             return precision
     return "fp16" if device.startswith(("V100", "T4")) else "bf16"

@@ -40,7 +40,7 @@ def trained_parameters(setting: Setting, held: Held) -> Held:
     """Of those that a process holds; under adapters, its part of theirs."""
     if setting.work.tuning == "full":
         return held
-    adapters = setting.shape.lora_parameters(setting.work.rank)
+    adapters = _adapters(setting.shape, setting.work.rank)
     return Held(adapters / setting.layout.tensor / setting.layout.pipeline)
 
 
@@ -80,3 +80,8 @@ def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) ->
         else:
             dense += held
     return Held(dense, experts)
+
+
+@lru_cache(maxsize=256)
+def _adapters(shape: Shape, rank: int) -> int:
+    return shape.lora_parameters(rank)

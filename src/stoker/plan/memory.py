@@ -35,7 +35,7 @@ def context_bytes(cluster: Cluster) -> float:
 
 def room(cluster: Cluster) -> float:
     """Bytes of a device that a program may allocate."""
-    return cluster.device.memory_gib * 2**30 - context_bytes(cluster)
+    return max(0.0, cluster.device.memory_gib * 2**30 - context_bytes(cluster))
 
 
 @dataclass(frozen=True)

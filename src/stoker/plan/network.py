@@ -36,11 +36,16 @@ class Group:
         return min(self.size, max(1, per_node // self.stride))
 
 
-def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, efficiency: Efficiency) -> float:
-    """Seconds of one collective over tensors of ``size`` bytes in all, as a ring (Patarasuk and Yuan, 2009).
+def collective_seconds(
+    kind: str, size: float, group: Group, cluster: Cluster, efficiency: Efficiency, *, calls: int = 1
+) -> float:
+    """Seconds of collectives over tensors of ``size`` bytes in all, as rings (Patarasuk and Yuan, 2009).
 
     Groups that differ only in their first member talk at the same time and share the nodes' network. Of a ring
     through several nodes each node sends the ring's bytes once, however many of its devices the ring passes.
+
+    Args:
+        calls: in how many collectives the bytes go.
     """
     if group.size == 1 or not size:
         return 0.0
@@ -55,7 +60,9 @@ def collective_seconds(kind: str, size: float, group: Group, cluster: Cluster, e
         seconds = max(seconds, sent * rings / (cluster.network_gbs * 1e9 * share))
         nodes = group.size / members
         latency = (2 if kind == "all-reduce" else 1) * nodes * cluster.network_latency_s
-    return seconds + latency
+        if kind != "all-reduce":  # trees take that by its logarithm, its halves go round by every process
+            latency += (group.size - nodes) * cluster.link_latency_s
+    return seconds + calls * latency
 
 
 def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Efficiency) -> float:

@@ -129,9 +129,9 @@ def search(
 
 def _parts(layout: Layout) -> int:
     """How much a layout is made of: axes, and what is chosen within them."""
-    axes = sum(size > 1 for size in (layout.data, layout.tensor, layout.pipeline, layout.context))
+    axes = (layout.data > 1) + 2 * sum(size > 1 for size in (layout.tensor, layout.pipeline, layout.context))
     more = (
-        layout.zero > 0, layout.zero > 0 and layout.shard_size < layout.data, layout.stages is not None,
+        layout.zero > 1, layout.zero > 0 and layout.shard_size < layout.data, layout.stages is not None,
         layout.pipeline > 1 and layout.schedule != "1f1b", layout.recompute != "none", layout.offload != "none",
     )  # fmt: skip
     return axes + sum(more)
@@ -152,7 +152,9 @@ def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool)
 def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:
     """Products of axes, with micro-batch and recomputation: what the passes depend on."""
     gpus, shape = cluster.gpus, work.shape
-    for tensor in divisors(min(cluster.per_node, shape.kv_heads)):
+    for tensor in divisors(shape.kv_heads):
+        if tensor > cluster.per_node:
+            continue
         for pipeline in divisors(gpus // tensor) if gpus % tensor == 0 else ():
             if pipeline > shape.layers:
                 continue
@@ -180,7 +182,7 @@ def _variants(root: Setting, offload: bool, passes: Passes) -> Iterator[Setting]
     schedules: tuple[ScheduleName, ...] = SCHEDULES if base.pipeline > 1 else ("1f1b",)
     for schedule in schedules:
         scheduled = replace(base, schedule=schedule)
-        fills = schedule != "zbv" or root.micro_batches >= 2 * base.pipeline - 1  # a V
+        fills = root.micro_batches >= (2 * base.pipeline - 1 if schedule == "zbv" else base.pipeline)
         if not (fills and scheduled.takes(root.micro_batches) and scheduled.stage_count <= root.shape.layers):
             continue
         even = replace(root, layout=scheduled, chunks=scheduled.stages_per_process)

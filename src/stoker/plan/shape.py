@@ -6,6 +6,7 @@ Numbers of parameters are exact: they are those of the models' own code for ever
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -227,10 +228,13 @@ class Shape:
             targets: names of products, see `Matmul`, or all of them but the head, the router and the stacked experts.
                 (peft has rules of its own for the experts of some families.)
         """
-        matmuls = [matmul for index in range(self.layers) for matmul in self.layer_matmuls(index)]
-        if targets == "all-linear":
-            return sum(matmul.lora_parameters(rank) for matmul in matmuls if matmul.name not in STACKED)
-        return sum(matmul.lora_parameters(rank) for matmul in matmuls if matmul.name in targets)
+        kinds = Counter(self.layer(index) for index in range(self.layers))
+        return sum(
+            count * matmul.lora_parameters(rank)
+            for layer, count in kinds.items()
+            for matmul in self.matmuls(layer)
+            if (matmul.name not in STACKED if targets == "all-linear" else matmul.name in targets)
+        )
 
     def with_layers(self, layers: int) -> Shape:
         """The same model with another number of layers.

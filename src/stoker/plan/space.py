@@ -8,6 +8,20 @@ from dataclasses import dataclass
 from stoker.job.layout import SPLIT_BACKWARD, Offload, Recompute, ScheduleName, Shard
 from stoker.plan.setting import Setting
 
+# Which families Stoker can split, and over which axes it cannot: as `stoker.models.families` knows them (a test holds
+# the two together; planning must not wait for PyTorch).
+SPLIT = (
+    "bloom", "cohere", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "gpt2", "gpt_neo", "gpt_neox", "gptj",
+    "granite", "llama", "mistral", "mixtral", "opt", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+)  # fmt: skip
+WHOLE = {"phi3": ("tensor",), "granite": ("pipeline",)}
+
+
+def splits(family: str, axis: str) -> bool:
+    """Whether a family's models can be split over ``tensor``, ``pipeline`` or ``context``; so it is taken of a family
+    that is not stated."""
+    return not family or (family in SPLIT and axis not in WHOLE.get(family, ()))
+
 
 def trainable(setting: Setting) -> bool:
     """Whether Stoker trains so, as `stoker.job.layout_conflicts` judges a job that says it.
@@ -16,6 +30,9 @@ def trainable(setting: Setting) -> bool:
     is held in blocks that cannot be cut.
     """
     layout, work = setting.layout, setting.work
+    axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
+    if not all(size == 1 or splits(work.shape.family, axis) for axis, size in axes):
+        return False
     if layout.pipeline > 1 and layout.schedule in SPLIT_BACKWARD and layout.recompute != "none":
         return False
     if layout.pipeline > 1 and work.precision == "fp16":

@@ -22,6 +22,7 @@ HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
+DEQUANTISED = 2 * (0.55 + 2)  # bytes moved for a 4-bit weight: bitsandbytes' kernels reach half of the bandwidth
 WIDE = 4  # bytes of a 32-bit number
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
@@ -84,6 +85,9 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
         width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
     inside = (4 if shape.gated else 3) * width / tensor
     elementwise = tokens * HALF * software.traffic * (outside + inside) / (bandwidth * efficiency.bandwidth)
+    if work.tuning == "qlora":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
+        held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
+        elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = software.launch + software.launch_tensor * (tensor > 1)
     forward = _longer(products + attention + elementwise, launch)
     inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise
@@ -234,7 +238,11 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     parameters = trained_parameters(setting, most_held(setting)).share(layout.sharers, expert=setting.expert)
     device = setting.cluster.device
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
-        fetched = 2 * WIDE * parameters * setting.micro_batches if layout.offload == "params" else 0.0
+        fetched = 0.0
+        if layout.offload == "params":  # what is gathered is fetched first, forward and backward
+            weight = WIDE if setting.work.tuning == "full" else HALF
+            held = most_held(setting).share(layout.sharers, expert=setting.expert)
+            fetched = 2 * weight * held * setting.micro_batches
         return max((2 * WIDE * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
@@ -253,8 +261,15 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     repeated = software.repeated_sums * setting.micro_batches if layout.pipeline > 1 and cluster.nodes > 1 else 0.0
     near = Group(inner, cluster.per_node if repeated > 1 else layout.tensor)
     far = Group(data // inner, layout.tensor * inner)
-    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency)
-    scatter = collective_seconds("reduce-scatter", trained * software.sent_gradients, near, cluster, efficiency)
+    # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
+    units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.eager else 1
+    gather, scatter = (
+        collective_seconds(kind, size, near, cluster, efficiency, calls=units)
+        for kind, size in (
+            ("all-gather", parameters * HALF),
+            ("reduce-scatter", trained * software.sent_gradients),
+        )
+    )
     across = collective_seconds("all-reduce", trained * software.sent_gradients / inner, far, cluster, efficiency)
     if layout.shard == "zero3":
         moved = setting.micro_batches * (2 * gather + scatter) + across

@@ -87,8 +87,11 @@ def step_seconds(
         return _gpipe_seconds(times, micro_batches) + 2 * (processes - 1) * send
     if schedule == "1f1b":
         return _1f1b_seconds(times, micro_batches, send)
-    if schedule == "zbv" and micro_batches < 2 * processes - 1:
-        return simulate(order("zbv", processes=processes, micro_batches=micro_batches), times, send=send).seconds
+    least = 2 * processes - 1 if schedule == "zbv" else processes
+    if micro_batches < least:  # the pipeline is never full
+        chunks = len(times) // processes
+        made = order(schedule, processes=processes, micro_batches=micro_batches, chunks=chunks)
+        return simulate(made, times, send=send).seconds
     return (
         _looped_seconds(schedule, times, processes, micro_batches)
         + _looped_sends(schedule, processes, len(times) // processes) * send

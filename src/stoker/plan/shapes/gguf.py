@@ -43,7 +43,7 @@ def shape_of_gguf(path: Path) -> Shape:
             for key, name in KEYS.items()
             if f"{architecture}.{key}" in reader.fields
         }
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of a damaged file the reader raises whatever it meets
         raise UserError(Problem(f"the header cannot be read: {error}", file=str(path))) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     config["model_type"] = FAMILIES.get(architecture, architecture)

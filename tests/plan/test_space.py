@@ -1,0 +1,32 @@
+"""Which settings are looked at, against what the families' own facts say."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.hardware.cluster_file import load_cluster
+from stoker.models.families import FAMILIES
+from stoker.plan.search import search
+from stoker.plan.setting import Work
+from stoker.plan.shapes.names import shape_named
+from stoker.plan.space import SPLIT, WHOLE, splits
+
+
+def test_the_families_are_those_whose_facts_are_known() -> None:
+    assert set(SPLIT) == set(FAMILIES)
+    assert {name: tuple(family.refused) for name, family in FAMILIES.items() if family.refused} == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("family", "axis", "can"),
+    [("llama", "tensor", True), ("falcon", "pipeline", False), ("granite", "pipeline", False), ("", "context", True)],
+)
+def test_axes_of_families(family: str, axis: str, can: bool) -> None:
+    assert splits(family, axis) is can
+
+
+def test_a_pipeline_is_never_short_of_micro_batches() -> None:
+    for words in ("16x8xH100", "1x8xH100"):
+        for model in ("gpt2-xl", "llama3-8b"):
+            for plan in search(Work(shape_named(model), 1024, 128), load_cluster(words)).plans:
+                assert plan.setting.micro_batches >= plan.setting.layout.pipeline
