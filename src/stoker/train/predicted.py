@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import mean, pstdev
+from math import sqrt
 from typing import Any
 
 from stoker.checkpoint.together import rank, together
@@ -15,7 +15,6 @@ from stoker.hardware.device import Device
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
 from stoker.models.adapters import unwrap
-from stoker.models.rows import Inputs
 from stoker.plan.memory import peak_memory
 from stoker.plan.of_job import setting_of_job, work_of_shape
 from stoker.plan.shapes.config import shape_of_config
@@ -23,8 +22,6 @@ from stoker.plan.step_time import step_time
 from stoker.runs.comparison import Comparison, Predicted, measured_of
 from stoker.runs.folder import RunFolder
 from stoker.train.prepare import Prepared
-
-LAID_OUT = 16  # micro-batches whose sizes are looked at
 
 
 def predicted_of(prepared: Prepared) -> Comparison:
@@ -88,18 +85,17 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
 
 
 def _tokens_a_row(prepared: Prepared) -> tuple[int, float]:
-    """(in the fullest forward pass, on the mean) tokens that go through the model for each row of a micro-batch.
+    """(in the fullest forward pass, on the mean) tokens of each row of a micro-batch.
 
-    Of the first micro-batches as they will be laid out, shared beginnings, ends without targets and padding as they
-    are: three deviations above the mean none is expected to lie, nor above rows of full length.
+    Rows that are laid end to end vary less together than alone: beyond three deviations none is expected, nor beyond
+    the longest. That beginnings they share are computed once is not counted.
     """
-    rows, seq_len = prepared.job.train.micro_batch, prepared.job.train.seq_len
-    assert rows != "auto" and seq_len != "auto"
-    batches = [prepared.task.parts(at * rows, (at + 1) * rows) for at in range(LAID_OUT)]
-    sizes = [[part.inputs.ids.numel() for part in parts if isinstance(part.inputs, Inputs)] for parts in batches]
-    largest = [max(own, default=1) for own in sizes]
-    fullest = max(*largest, min(rows * seq_len, mean(largest) + 3 * pstdev(largest)))
-    return max(1, round(fullest / rows)), mean(map(sum, sizes)) / rows
+    train, audit = prepared.job.train, prepared.audit
+    assert audit is not None and train.seq_len != "auto" and train.micro_batch != "auto"
+    if train.pack:
+        return train.seq_len, float(train.seq_len)
+    fullest = min(train.seq_len, audit.longest, audit.mean + 3 * audit.deviation / sqrt(train.micro_batch))
+    return max(1, round(fullest)), min(train.seq_len, audit.mean)
 
 
 def compared(before: Comparison, folder: RunFolder, device: Device, *, resumed: int) -> Comparison:
