@@ -1,6 +1,6 @@
 """The soak: one run through random faults of all kinds, without a human hand; its end against an undisturbed run's.
 
-python benchmarks/soak.py                              # 30 faults, two processes, about ten minutes on two cores
+python benchmarks/soak.py                              # 30 faults, two processes, about four minutes on two cores
 python benchmarks/soak.py --faults 10 --layout parallel.tensor=2
 """
 

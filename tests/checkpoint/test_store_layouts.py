@@ -16,7 +16,9 @@ from torch.distributed.fsdp import fully_shard
 
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.store import DamagedError, State, Store
+from stoker.checkpoint.state import DamagedError, State
+from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.store import Store
 from stoker.checkpoint.weights import held_gradients, held_weights
 from stoker.errors import RunFailed
 from stoker.job.layout import Layout
@@ -241,7 +243,7 @@ def lose(folder: Path, unlink: bool) -> tuple[str, str]:
         store.restore(1, lambda saved: rows(folder, 1).tensors)  # type: ignore[arg-type, return-value]
     except DamagedError as error:
         aside = store.put_aside(1)
-        assert aside.is_dir() and store.steps() == []
+        assert Path(aside).is_dir() and store.steps() == []
         return error_of(error)
     finally:
         torch.load = load
@@ -295,11 +297,11 @@ def retained(folder: Path) -> list[int]:
     store = Store(folder)
     for step in (5, 10, 15):
         store.save(rows(folder, step))
-    assert store.save(rows(folder, 15)) == 0.0
+    assert store.save(rows(folder, 15)).bytes == 0
     if dist.get_rank() == 0:
         (folder / ".partial-step-00000020-77").mkdir()
     store.clean()
-    store.retain(1, 5)
+    store.retain(Keep(1, best=5))
     return store.steps()
 
 

@@ -6,19 +6,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import load_job
+from stoker.launch import server
 from stoker.launch.failure import Interrupted
+from stoker.launch.fewer import leave_out
 from stoker.launch.group import process_group, share_cores
 from stoker.launch.join import Place
 from stoker.launch.local import train_here
 from stoker.launch.work import Ending, Work
+from stoker.resilience.heartbeat import Heart
+from stoker.runs.shared import shared_folder
 
 
 def ending(state: str, step: int, number: int | None = None) -> Ending:
@@ -96,14 +101,102 @@ def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> E
     raise AssertionError
 
 
-ENTRIES = {
+def step_to(work: Work, *, place: Place, last: int, at: int) -> Heart:
+    """Steps with signs of life, from the one after the last of an earlier start to ``at``."""
+    heart = Heart(shared_folder(work.output), place.rank)
+    kept = work.base / f"steps-{place.rank}"
+    done = int(kept.read_text()) if kept.exists() else 0
+    heart.goes_on_after(done)
+    for step in range(done + 1, min(at, last) + 1):
+        for phase in ("data", "train", "optimizer"):
+            heart.beat(phase, step)
+            time.sleep(0.02)
+        kept.write_text(str(step))
+        heart.beat("save", step)
+    return heart
+
+
+def die_once_and_again(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Rank 1 dies at steps 3 and 6, each time once."""
+    for at in (3, 6):
+        step_to(work, place=place, last=10, at=at)
+        mark = work.base / f"died-{at}"
+        if place.rank == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    step_to(work, place=place, last=10, at=10)
+    return ending("done", 10)
+
+
+def die_always(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """The second process dies as soon as it is there; with one process all is well."""
+    with (work.base / "starts").open("a") as file:
+        file.write(f"{place.rank} of {place.world}\n")
+    if place.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if place.world == 2:
+        time.sleep(600)
+    return ending("done", 2)
+
+
+def fail_at_a_step(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """The same bug whenever step 4 comes."""
+    with (work.base / f"starts-{place.rank}").open("a") as file:
+        file.write("x")
+    step_to(work, place=place, last=10, at=3)
+    raise ZeroDivisionError("a bug")
+
+
+def hang_once(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Rank 1 stops in its own work in step 4, while the others wait in a collective."""
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+        heart = step_to(work, place=place, last=10, at=3)
+        for step in range(4, 7):
+            heart.beat("train", step)
+            if place.rank == 1 and not (work.base / "hung").exists():
+                (work.base / "hung").touch()
+                its_own_work()
+            dist.barrier()
+            heart.beat("optimizer", step)
+            heart.beat("save", step)
+    return ending("done", 6)
+
+
+def its_own_work() -> None:
+    time.sleep(600)
+
+
+def bad_device(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """The second device does not pass its test."""
+    if place.world == 2:
+        if place.rank == 0:
+            leave_out(work, [1])
+        raise CannotRun("device 1 multiplies matrices wrong")
+    return ending("done", 2)
+
+
+ENTRIES: dict[str, Callable[..., Ending]] = {
     entry.__name__: entry
-    for entry in (answer, wait_together, wait_deaf, hang_deaf, stop_when_asked, refuse_together, fail_after_a_peer)
+    for entry in (
+        answer,
+        wait_together,
+        wait_deaf,
+        hang_deaf,
+        stop_when_asked,
+        refuse_together,
+        fail_after_a_peer,
+        die_once_and_again,
+        die_always,
+        fail_at_a_step,
+        hang_once,
+        bad_device,
+    )
 }
 
 
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
+    server.PRELOADED[1:] = ["stoker.launch.child"]  # the entries need no more
     work = Work(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
         got = train_here(work, ENTRIES[name])

@@ -4,69 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
+from starting import assert_gone, begin, end_all, process_ids
 
 pytestmark = pytest.mark.pool
-
-JOB = """
-task: module
-module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
-steps: 2
-train: {batch: 4}
-parallel: {data: 2}
-"""
-
-
-BEGUN: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
-    """A test that fails leaves no process behind either: the ranks end with the process that began them."""
     yield
-    while BEGUN:
-        BEGUN.pop().kill()
-
-
-def begin(base: Path, entry: str) -> subprocess.Popen[str]:
-    """The entry in two processes, from a process in a session of its own."""
-    (base / "job.yaml").write_text(JOB)
-    own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    process = subprocess.Popen(
-        [sys.executable, "-c", "import sys, entries; sys.exit(entries.start(sys.argv[1]))", entry],
-        cwd=base,
-        env={**own, "PYTHONPATH": str(Path(__file__).parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    BEGUN.append(process)
-    return process
-
-
-def process_ids(base: Path, process: subprocess.Popen[str]) -> list[int]:
-    """Waits for both ranks to be at work."""
-    paths = [base / f"pid-{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 120
-    while not all(path.exists() and path.read_text() for path in paths):
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
-        time.sleep(0.02)
-    return [int(path.read_text()) for path in paths]
-
-
-def assert_gone(pids: list[int], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while any(map(psutil.pid_exists, pids)):
-        assert time.monotonic() < deadline, pids
-        time.sleep(0.05)
+    end_all()
 
 
 def test_results_come_back_and_logs_are_kept(tmp_path: Path) -> None:
@@ -131,7 +82,8 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals
     process_ids(tmp_path, process)
     (os.killpg if terminal else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=120)
-    assert (process.returncode, out, err) == (128 + number, "stopped 3\n", "")
+    assert (process.returncode, out.splitlines()[1:], err) == (128 + number, ["stopped 3"], "")
+    assert out.startswith("stopping after this step")
     assert [(tmp_path / f"asked-{rank}").read_text() for rank in range(2)] == [f"[{number}]"] * 2
 
 

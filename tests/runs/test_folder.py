@@ -46,6 +46,11 @@ def test_metrics_are_one_object_a_step(folder: RunFolder) -> None:
         "tokens_per_s",
         "memory_gib",
         "seconds",
+        "time",
+        "samples",
+        "data_seconds",
+        "stall",
+        "effective",
     }
 
 

@@ -27,7 +27,8 @@ def test_a_run_is_predicted_and_measured(base: Path, sft: dict[str, Any]) -> Non
     said, audit = found.predicted, ran.prepared.audit
     assert audit is not None
     assert (said.layout, said.micro_batch, said.accumulation) == ("data 1", 4, 1)
-    assert (said.longest, said.mean) == (audit.longest, audit.mean)  # rows are not filled up to seq_len
+    assert said.mean == audit.mean  # rows are not filled up to seq_len
+    assert audit.mean < said.longest <= audit.longest  # four of them are together less uneven than each alone
     parameters = sum(p.numel() for p in ran.prepared.task.model.parameters())
     assert said.memory["weights"] == 4 * parameters  # counted from the configuration
     assert said.seconds == pytest.approx(sum(said.time.values()))
@@ -73,7 +74,7 @@ def test_a_job_without_a_layout_is_planned_trained_and_told(
     (base / "job.yaml").write_text("".join(f"{key}: {scalar(value)}\n" for key, value in job.items()))
     assert main(["check", "job.yaml"]) == 0
     assert "# 1 process: data 1; planner: the fastest that fits of" in capsys.readouterr().out
-    assert main(["train", "job.yaml"]) == 0
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
     said = capsys.readouterr().out
     assert "planner: the fastest that fits of" in said
     assert [line for line in said.splitlines() if line.startswith("predicted") and "; measured " in line]

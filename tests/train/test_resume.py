@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write_rows
 
 from stoker.errors import RunFailed, UserError
@@ -90,6 +93,22 @@ def test_a_module_with_batch_norm_dropout_and_noise(model: str, base: Path) -> N
     ran = interrupted(base, job, [stop_at, crash_at], [3 * 8, 9 * 8])
     assert any("running_mean" in name for name in whole.last_state().tensors)
     assert_as_if_nothing_had_been(ran, whole)
+
+
+def test_no_random_state_is_saved_as_none_is_needed(base: Path, sft: dict[str, Any]) -> None:
+    """It is a function of the seed, the step and the process: whatever was drawn meanwhile, it is the same again."""
+
+    def draw(_: Any) -> None:
+        random.seed(5)
+        np.random.seed(6)
+        torch.manual_seed(7)
+
+    job = merged(sft, {"tune": LORA, "checkpoint": {"every": 3}})
+    whole = run(base, job, "output=whole")
+    run(base, job, before=stop_at(4 * BATCH))
+    ran = run(base, job, before=draw)
+    assert_as_if_nothing_had_been(ran, whole)
+    assert set(ran.last_state().numbers) == {"progress", "scaler"}
 
 
 def test_crashed_before_the_first_checkpoint(base: Path, sft: dict[str, Any]) -> None:

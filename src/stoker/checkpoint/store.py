@@ -1,8 +1,8 @@
-"""Saving and restoring training states with PyTorch's distributed checkpoint.
+"""Saving and restoring training states in the format of PyTorch's distributed checkpoint.
 
 A checkpoint is a folder ``step-00000060``: the tensors as torch.distributed.checkpoint writes them, and
-``state.json`` with the numbers. It is written under another name, flushed to the disk and renamed, so a
-checkpoint that can be seen is whole. One that the disk damaged later is found when it is loaded.
+``state.json`` with the numbers and with the size and SHA-256 of every file. It becomes visible in one act once all
+of it is on the disk, so a checkpoint that can be seen is whole. One that is damaged later is found when it is loaded.
 
 Tensors have the names and shapes of the whole model, whatever the layout: each process writes and reads its own
 chunks of them, so that a run goes on under any other layout, and one process can read everything.
@@ -11,13 +11,10 @@ chunks of them, so that a run goes on under any other layout, and one process ca
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
-import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,124 +24,106 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from stoker.checkpoint.agreement import Agreement, agree
 from stoker.checkpoint.causes import innermost, os_error
+from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.planners import ChunkLoader, ChunkSaver
+from stoker.checkpoint.envelope import Part
+from stoker.checkpoint.planners import ChunkLoader
+from stoker.checkpoint.state import DamagedError, Outcome, Places, Saved, State
+from stoker.checkpoint.storage import Keep, Storage, read_state, retain, storage_of
 from stoker.checkpoint.together import by_first, rank, together
+from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import RunFailed
 
-NAME = re.compile(r"step-(\d{8})")
-LEFT_BEHIND = (".partial-step-*", ".doomed-step-*")  # by processes that were killed
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class DamagedError(RunFailed):
-    """A checkpoint cannot be read back: files of it are missing, cut or altered."""
-
-
-@dataclass(frozen=True)
-class State:
-    """What a run needs to go on.
-
-    Attributes:
-        step: optimizer steps done.
-        tensors: ``model/<parameter>``, ``optimizer/<parameter>/<moment>`` and ``buffer/<name>``: whole, or what this
-            process holds of them.
-        numbers: everything else, as JSON: samples consumed, loss scale, best held-out loss ...
-    """
-
-    step: int
-    tensors: Mapping[str, Tensor | Sequence[Chunk]]
-    numbers: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A tensor in a checkpoint."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
+    """Where a job's checkpoints lie: ``checkpoint.to``, a URL or a folder below ``base``, or else a given folder."""
+    if to is None:
+        return otherwise
+    return to if "://" in to else base / to
 
 
 @dataclass(frozen=True)
 class Store:
     """The checkpoints of a run.
 
-    Where torch.distributed is initialised all methods but `path` and `steps` are collective: every process calls
-    them with the same step, and an error of one is raised on all.
+    Where torch.distributed is initialised all methods but `path`, `steps` and `numbers` are collective: every
+    process calls them with the same step, and an error of one is raised on all.
+
+    Attributes:
+        folder: a folder, or a URL.
     """
 
-    folder: Path
+    folder: Path | str
+
+    @property
+    def storage(self) -> Storage:
+        return storage_of(self.folder)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        """The folder of a checkpoint."""
+        return Path(self.storage.path(step))
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, ascending."""
-        if not self.folder.is_dir():
-            return []
-        matches = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        return self.storage.steps()
 
-    def save(self, state: State) -> float:
-        """Writes a checkpoint; returns the seconds it took.
+    def numbers(self, step: int) -> dict[str, Any]:
+        """What a checkpoint holds beside its tensors."""
+        return _split(read_state(self.storage, step))[0]
+
+    def save(self, state: State, agreement: Agreement | None = None) -> Outcome:
+        """Writes a checkpoint; training stands still meanwhile.
+
+        Args:
+            agreement: who writes what, where the processes have agreed already.
 
         Raises:
             RunFailed: the disk is full or cannot be written; earlier checkpoints are untouched.
         """
         begin = time.perf_counter()
-        held = {name: [Chunk.whole(t)] if isinstance(t, Tensor) else t for name, t in state.tensors.items()}
-        unfinished = None
+        storage, attempt, size = self.storage, None, 0
+        held = state.held
         try:
-            unfinished = by_first(lambda: self._begin(state.step))
-            if unfinished is None:
-                return 0.0
-            metadata = _write(unfinished, held)
-            by_first(lambda: self._finish(unfinished, state, metadata))
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            self._give_up(unfinished)
-            raise self._explain(error, state.step) from error
-        except BaseException:  # a second Ctrl-C
-            self._give_up(unfinished)
-            raise
-        return time.perf_counter() - begin
-
-    def _begin(self, step: int) -> Path | None:
-        """The folder to write into; None where the checkpoint is there already."""
-        target = self.path(step)
-        if target.exists():
-            return None
-        unfinished = self.folder / f".partial-{target.name}-{os.getpid()}"
-        unfinished.mkdir(parents=True)
-        return unfinished
-
-    def _finish(self, unfinished: Path, state: State, metadata: Metadata) -> None:
-        """Adds the numbers, once all processes have written, and makes the checkpoint visible."""
-        sizes = _sizes(unfinished)
-        if lost := {info.relative_path for info in metadata.storage_data.values()} - set(sizes):
-            raise RunFailed(
-                f"{min(lost)} was written to {self.folder} on another machine and cannot be seen on this one: "
-                "checkpoint.to must be a folder that all machines share"
+            attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
+            if begun is None:  # it is there already
+                return Outcome(state.step, "disk", 0.0, 0.0, 0)
+            agreed = agreement or agree(held, None)
+            parts = together(lambda: write_part(storage, begun, agreed.envelope, _bytes_of(held, agreed)))
+            size = by_first(
+                lambda: commit(
+                    storage,
+                    begun,
+                    step=state.step,
+                    parts=parts,
+                    metadata=agreed.metadata,
+                    numbers=state.numbers,
+                )
             )
-        with (unfinished / "state.json").open("w", encoding="utf-8") as file:
-            json.dump({"step": state.step, "files": sizes, **state.numbers}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _flush_folder(unfinished)
-        unfinished.rename(self.path(state.step))
-        _flush_folder(self.folder)
+        except Exception as error:
+            self._give_up(attempt)
+            raise self.explain(error, state.step) from error
+        except BaseException:  # a second Ctrl-C
+            self._give_up(attempt)
+            raise
+        seconds = time.perf_counter() - begin
+        return Outcome(state.step, "disk", seconds, seconds, size)
 
-    def _give_up(self, unfinished: Path | None) -> None:
-        if unfinished is not None and rank() == 0:
-            shutil.rmtree(unfinished, ignore_errors=True)
+    def _give_up(self, attempt: str | None) -> None:
+        if attempt is not None and rank() == 0:
+            self.storage.give_up(attempt)
 
-    def _explain(self, error: BaseException, step: int) -> BaseException:
+    def explain(self, error: Exception, step: int) -> Exception:
+        """An error of the disk as users are told of it; any other as it is."""
         cause = os_error(error)
         if cause is None:
             return error
-        full = cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = "the disk is full" if full else f"the disk cannot be written ({cause.strerror})"
+        what = "the disk is full" if cause.errno in FULL else f"the disk cannot be written ({cause.strerror})"
         last = self.steps()[-1:]
         safe = f"the checkpoint of step {last[0]} is whole" if last else "no checkpoint had been written before"
         return RunFailed(
@@ -167,18 +146,18 @@ class Store:
         numbers = self.restore(step, places)
         return State(step, tensors, numbers)
 
-    def restore(self, step: int, places: Callable[[Mapping[str, Saved]], Held]) -> dict[str, Any]:
+    def restore(self, step: int, places: Places) -> dict[str, Any]:
         """Reads a checkpoint into the chunks that ``places`` gives when told what there is; returns the numbers.
 
-        Each process reads no tensor that it holds nothing of.
+        Each process reads no tensor that it holds nothing of, beside the files whose contents it checks.
 
         Raises:
             DamagedError: it is not as it was written.
             RunFailed: it is of another model: names or shapes differ.
         """
-        path = self.path(step)
-        with _damage(path):
-            numbers, saved = by_first(lambda: _open(path))
+        with self._damage(step):
+            numbers, files, saved = by_first(lambda: self._open(step))
+            check_contents(self.storage, step, files)
         held: Held = {}
 
         def match() -> set[str]:
@@ -191,80 +170,82 @@ class Store:
 
         if odd := sorted(set().union(*together(match)) ^ set(saved)):
             self._mismatch(step, f"{odd[0]} is only in one of them")
-        with _damage(path), _one_process():
-            dcp.load(dict(held), checkpoint_id=path, planner=ChunkLoader())
+        with self._damage(step), _one_process():
+            dcp.load(dict(held), storage_reader=self._reader(step), planner=ChunkLoader())
         return numbers
 
     def _mismatch(self, step: int, how: str) -> NoReturn:
         raise RunFailed(f"the checkpoint of step {step} is of another model: {how}")
 
-    def put_aside(self, step: int) -> Path:
-        """Renames a damaged checkpoint: it is taken for one no more, and can be looked at. Says to what."""
+    def _open(self, step: int) -> tuple[dict[str, Any], Files, dict[str, Saved]]:
+        """The numbers, files and tensors of a checkpoint; fails where files are not as large as they were written."""
+        numbers, files = _split(read_state(self.storage, step))
+        check_sizes(self.storage, step, files)
+        entries = self._reader(step).read_metadata().state_dict_metadata
+        saved = {
+            name: Saved(tuple(entry.size), entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        return numbers, files, saved
 
-        def move() -> Path:
-            aside = self.folder / f"damaged-{self.path(step).name}"
-            shutil.rmtree(aside, ignore_errors=True)
-            return self.path(step).rename(aside)
+    def _reader(self, step: int) -> dcp.FileSystemReader:
+        path = self.storage.path(step)
+        if isinstance(path, Path):
+            return dcp.FileSystemReader(path)
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
-        return by_first(move)
+        return FsspecReader(path)
 
-    def retain(self, newest: int, also: int | None) -> None:
-        """Deletes all but the newest checkpoints and one more (the best)."""
+    @contextmanager
+    def _damage(self, step: int) -> Iterator[None]:
+        """What goes wrong within is damage to a checkpoint; memory that runs out is not."""
+        try:
+            yield
+        except (Exception, CheckpointException) as error:  # the latter is no Exception
+            inner = innermost(error)
+            if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
+                raise inner from error
+            reason = str(inner).strip().split("\n")[0]
+            raise DamagedError(f"the checkpoint {self.storage.path(step)} is damaged: {reason}") from error
+
+    def put_aside(self, step: int) -> str:
+        """Has a damaged checkpoint taken for one no more; it can still be looked at. Says where it is."""
+        return by_first(lambda: self.storage.put_aside(step))
+
+    def retain(self, keep: Keep) -> None:
+        """Deletes all checkpoints that are not kept."""
+        by_first(lambda: retain(self.storage, keep))
+
+    def forget_after(self, step: int) -> None:
+        """Deletes the checkpoints of later steps, which the run is going to take another time."""
 
         def delete() -> None:
-            for step in self.steps()[:-newest]:
-                if step != also:
-                    doomed = self.folder / f".doomed-{self.path(step).name}-{os.getpid()}"
-                    self.path(step).rename(doomed)  # a checkpoint that is half deleted is never visible
-                    shutil.rmtree(doomed, ignore_errors=True)
+            for later in self.steps():
+                if later > step:
+                    self.storage.delete(later)
 
         by_first(delete)
 
     def clean(self) -> None:
         """Removes what killed processes left behind."""
-
-        def remove() -> None:
-            for pattern in LEFT_BEHIND:
-                for path in self.folder.glob(pattern):
-                    shutil.rmtree(path, ignore_errors=True)
-
-        by_first(remove)
+        by_first(self.storage.clean)
 
 
-def _write(folder: Path, held: Held) -> Metadata:
-    with _one_process():
-        metadata = dcp.save(dict(held), checkpoint_id=folder, planner=ChunkSaver())
-    assert isinstance(metadata, Metadata)
-    return metadata
+def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
+    """The numbers in ``state.json``, and the files."""
+    return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _open(path: Path) -> tuple[dict[str, Any], dict[str, Saved]]:
-    """The numbers of a checkpoint, and what tensors it has; fails where files are not as they were written."""
-    numbers = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    expected = numbers.pop("files")
-    if (found := _sizes(path)) != expected:
-        odd = next(name for name in sorted({*expected, *found}) if found.get(name) != expected.get(name))
-        raise ValueError(f"{odd} has {found.get(odd, 0)} bytes, and {expected.get(odd, 0)} were written")
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
-    del numbers["step"]
-    return numbers, {
-        name: Saved(tuple(entry.size), entry.properties.dtype)
-        for name, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+def _bytes_of(held: Held, agreement: Agreement) -> Callable[[Part], memoryview]:
+    """The bytes of the tensors themselves, copied from their devices one after the other."""
+    names = {item.at: item.name for item in agreement.items if item.length}
 
+    def data(part: Part) -> memoryview:
+        tensor = held[names[part.at]][0].tensor.detach().to("cpu").contiguous()
+        return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
-@contextmanager
-def _damage(path: Path) -> Iterator[None]:
-    """What goes wrong within is damage to the checkpoint; memory that runs out is not."""
-    try:
-        yield
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
-        inner = innermost(error)
-        if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
-            raise inner from error
-        reason = str(inner).strip().split("\n")[0]
-        raise DamagedError(f"the checkpoint {path} is damaged: {reason}") from error
+    return data
 
 
 @contextmanager
@@ -273,16 +254,3 @@ def _one_process() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    """Bytes of each file of a checkpoint but ``state.json``, which holds them."""
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != "state.json"}
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from stoker.checkpoint.store import Store
+from stoker.checkpoint.store import Store, place_of
 from stoker.checkpoint.weights import restore_weights
 from stoker.errors import UserError
 from stoker.hardware.device import Device, choose_device
@@ -76,15 +75,14 @@ def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[S
     Raises:
         UserError: the run has no such checkpoint.
     """
-    store = Store(base / job.checkpoint.to if job.checkpoint.to else folder.checkpoints)
+    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
     steps = store.steps()
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint yet")
     if at == "last":
         return store, steps[-1]
     if at == "best":
-        state = json.loads((store.path(steps[-1]) / "state.json").read_text(encoding="utf-8"))
-        best = state["progress"]["best_step"]
+        best = store.numbers(steps[-1])["progress"]["best_step"]
         if best not in steps:
             raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
         return store, best

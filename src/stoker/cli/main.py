@@ -17,11 +17,14 @@ VERBS = {
     "plan": "which layout to train with, and what it takes",
     "verify": "prove that a layout computes what one process computes",
     "train": "train; go on where an earlier run of the same job stopped",
-    "runs": "list the runs",
+    "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
+    "runs": "list the runs, and what their time went into",
     "eval": "measure a run on data",
     "chat": "talk to a run",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
+    "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }
+MODULES = {"import": "import_"}  # where the verb is a word of Python
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 
@@ -53,7 +56,7 @@ def _run(words: list[str]) -> int:
     if verb not in VERBS:
         print(f"error: {unknown_verb(verb)}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"stoker.cli.{verb}")
+    module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
     from stoker.errors import UserError

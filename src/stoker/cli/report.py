@@ -51,11 +51,16 @@ class TokeniseReport:
         self._progress.update(self._lines[source], description=text, completed=share)  # type: ignore[arg-type]
 
 
-def quiet_libraries() -> None:
-    """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
+def quiet_environment() -> None:
+    """Tells the libraries of this process, and of those that it starts, to be quiet, before they are loaded."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def quiet_libraries() -> None:
+    """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
+    quiet_environment()
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
     logging.disable(logging.WARNING)  # of all libraries: one even logs to standard output

@@ -1,4 +1,4 @@
-"""List the runs: state, step, losses."""
+"""List the runs: state, step, losses, and what their time went into."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.runs.goodput import Goodput
+    from stoker.runs.listing import RunSummary
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker runs``."""
-    parser.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="where to look (default: runs)")
+    parser.add_argument(
+        "folder", nargs="?", default="runs", metavar="FOLDER", help="a run, or where to look (default: runs)"
+    )
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
 
 
@@ -22,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     runs = list_runs(Path(arguments.folder))
     if arguments.json:
-        print(json.dumps([asdict(r) for r in runs], indent=2))
+        print(json.dumps([_answer(r) for r in runs], indent=2))
         return 0
     if not runs:
         print(f"no runs in {arguments.folder}; `stoker train JOB` makes one")
@@ -31,13 +38,40 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
-    for column in ("run", "state", "task", "model", "step", "loss", "held out", "last sign"):
-        table.add_column(column, justify="right" if column in ("step", "loss", "held out", "last sign") else "left")
+    for column in ("run", "state", "task", "model"):
+        table.add_column(column)
+    for column in ("step", "loss", "held out", "effective", "last sign"):
+        table.add_column(column, justify="right")
     for r in runs:
         step = f"{r.step}/{r.steps}" if r.steps else "-"
-        table.add_row(r.path, r.state, r.task, r.model, step, _number(r.loss), _number(r.held_out_loss), _ago(r.age))
+        table.add_row(
+            r.path, r.state, r.task, r.model, step, _number(r.loss), _number(r.held_out_loss), _share(r), _ago(r.age)
+        )
     Console(soft_wrap=True, highlight=False).print(table)
+    if len(runs) == 1 and runs[0].goodput is not None:
+        _print_split(runs[0].goodput)
     return 0
+
+
+def _answer(run: RunSummary) -> dict[str, Any]:
+    """The summary with the run's effective training time, a fraction of its wall time."""
+    answer = asdict(run)
+    if run.goodput is not None:
+        answer["goodput"]["effective"] = run.goodput.effective
+    return answer
+
+
+def _print_split(split: Goodput) -> None:
+    from stoker.runs.goodput import WORDS
+
+    print(f"\n{split.wall:.1f} s, of which")
+    for cause, seconds in sorted(split.parts.items(), key=lambda item: -item[1]):
+        if seconds >= 0.001 * split.wall:
+            print(f"  {seconds / split.wall:6.1%}  {seconds:9.1f} s  {WORDS[cause]}")
+
+
+def _share(run: RunSummary) -> str:
+    return "-" if run.goodput is None else f"{run.goodput.effective:.0%}"
 
 
 def _number(value: float | None) -> str:

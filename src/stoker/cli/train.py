@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, planned
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
     from stoker.launch.join import Place
     from stoker.launch.work import Ending, Work
-
-SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; returns 0 when done, 128 + signal when asked to stop before."""
+    """Train; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when asked to stop before."""
     from stoker.launch.failure import Interrupted, LeftToAnother
     from stoker.launch.join import joined
+    from stoker.resilience.deadline import exit_code
 
     place = joined(os.environ)
     try:
@@ -52,26 +51,33 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         ending = _train(work, place)
     except Interrupted as interrupted:
-        return SIGNAL_EXIT + interrupted.number
+        return exit_code(interrupted.number, work.loaded.job.faults)
     except LeftToAnother as error:
         return error.exit_code
     if first and arguments.json:
         print(json.dumps(_answer(work.output, ending)))
     elif first:
         _say(arguments.job, arguments.overrides, work.output, ending)
-    return 0 if ending.state == "done" else SIGNAL_EXIT + (ending.signal or 0)
+    return 0 if ending.state == "done" else exit_code(ending.signal or 0, work.loaded.job.faults)
 
 
 def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
-    loaded = planned(open_job(arguments.job, arguments.overrides), place)
-    from stoker.cli.report import quiet_libraries
+    from stoker.cli.report import quiet_environment, quiet_libraries
+
+    opened = open_job(arguments.job, arguments.overrides)
+    if place is None and opened.job.faults.restarts:
+        from stoker.launch.server import start_server
+
+        quiet_environment()
+        start_server()  # it loads what the processes need while this one goes on
+    loaded = planned(opened, place)
     from stoker.launch.join import check_world
     from stoker.launch.work import Work
 
     quiet_libraries()
     base = Path.cwd()
     assert loaded.job.output is not None
-    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json)
+    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened)
     if place is not None:
         check_world(place, work.layout)
     return work
@@ -91,7 +97,7 @@ def _train(work: Work, place: Place | None) -> Ending:
 
         return train_as_member(work, place, TokeniseReport())
     check_devices(work.devices, work.layout.world)
-    if work.layout.one_process:
+    if work.layout.one_process and not work.loaded.job.faults.restarts:  # else this one lives when that one dies
         from stoker.launch.worker import train
 
         return train(work, report=TokeniseReport(), hold=folder.take())
@@ -107,7 +113,7 @@ def _train(work: Work, place: Place | None) -> Ending:
         print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
         raise
     except UserError as error:
-        if is_new and error.exit_code == UserError.exit_code:  # the job's fault: nothing has been trained
+        if is_new and not isinstance(error, RunFailed):  # the job's fault, or the machine's: nothing has been trained
             shutil.rmtree(work.output)
         raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,33 +18,40 @@ from rich.console import Console
 
 from stoker.hardware.process import end_with
 from stoker.launch.failure import failure_of
+from stoker.launch.heart import beating
 from stoker.launch.join import Place, joined
 from stoker.launch.work import Ending, Work
+from stoker.resilience.deadline import SIGNAL_EXIT
+from stoker.resilience.stacks import write_stacks_when_asked
 from stoker.train.progress import KeptConsole
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 SETTLE = 1.0  # seconds
-SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
 Entry = Callable[..., Ending]  # as `stoker.launch.worker.train`
 
 
-def main(work: Work, pickled_entry: bytes | None, parent: int) -> Ending:
+def main(work: Work, pickled_entry: bytes | None, parent: int | None) -> Ending:
     """Trains, or calls another ``entry(work, place=..., console=...)``, and keeps what is printed in a log.
 
     The agent has put the process' place into the environment.
     Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
     are blocked until there is a handler.
+
+    Args:
+        parent: process id of the agent; None where this process was forked from a server, which ends with the agent.
     """
-    end_with(parent)
+    end_with(parent or os.getppid())
     os.setsid()
     place = joined(os.environ)
     assert place is not None
     console = _keep_log(work.log_of(place.rank), place, work)
+    logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
+    write_stacks_when_asked(work.logs, place.rank)
     for number in STOPS:
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
-        return _entry(pickled_entry)(work, place=place, console=console)
+        return _entry(pickled_entry, work, place)(work, place=place, console=console)
     except KeyboardInterrupt:
         code = SIGNAL_EXIT + signal.SIGTERM
     except BaseException as error:
@@ -55,12 +64,12 @@ def main(work: Work, pickled_entry: bytes | None, parent: int) -> Ending:
     os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
 
 
-def _entry(pickled: bytes | None) -> Entry:
+def _entry(pickled: bytes | None, work: Work, place: Place) -> Entry:
     if pickled is not None:
         return cast(Entry, pickle.loads(pickled))
     from stoker.launch.worker import train
 
-    return train
+    return partial(train, heart=beating(work, place))
 
 
 def _wait_for_words(work: Work, world: int) -> None:

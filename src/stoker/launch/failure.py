@@ -16,6 +16,8 @@ TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed)}
 # What a collective says when a process it waits for is gone, and what the store of the addresses says. The
 # process that is gone has the reason.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
+# What PyTorch raises where the processes cannot talk to each other, or a GPU does not answer.
+NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
 
 
 class RankFailed(RunFailed):
@@ -45,7 +47,8 @@ class Failure:
     Attributes:
         rank: of the process.
         time: seconds since 1970.
-        kind: name of the exception's class; ``exit`` of a process that had no time to raise one.
+        kind: name of the exception's class; ``exit`` of a process that had no time to raise one, ``hung`` of one that
+            stopped without ending.
         problems: what a user is told.
         consequence: whether it failed only because another process had gone.
         traceback: of an error that was not foreseen; else empty.
@@ -79,6 +82,12 @@ def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failur
     return Failure(rank, time.time(), "exit", (Problem(f"process {pid} {how}"),))
 
 
+def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent: float) -> Failure:
+    """A process that was there and gave no sign of life for ``silent`` seconds."""
+    words = f"process {pid} stopped in step {step}, at `{phase}`: no sign of life for {silent:.0f} s"
+    return Failure(rank, time.time(), "hung", (Problem(words),))
+
+
 def failure_of(error: BaseException, rank: int) -> Failure:
     """An exception of this process as others are told of it."""
     if isinstance(error, UserError) and type(error).__name__ in TOLD:
@@ -87,6 +96,20 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     consequence = isinstance(error, (RuntimeError, ConnectionError)) and any(sign in words for sign in PEER_IS_GONE)
     text = "".join(traceback.format_exception(error))
     return Failure(rank, time.time(), type(error).__name__, (Problem(words),), consequence, text)
+
+
+def passes_by(failure: Failure, *, steps: int) -> bool:
+    """Whether it may not come again when the processes are started again.
+
+    What is told to users would: wrong input, a device that is missing, a loss that is not finite. So would a bug that
+    comes before the first step.
+
+    Args:
+        steps: that the processes had done since they were started.
+    """
+    if failure.kind in ("exit", "hung") or failure.consequence:
+        return True
+    return failure.kind not in TOLD and (steps > 0 or failure.kind in NETWORK)
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:

@@ -1,39 +1,43 @@
-"""Starts the processes of a run on this machine, by the torch elastic agent, and tells how they ended."""
+"""Starts the processes of a run on this machine, starts them again when something breaks, tells how they ended."""
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
-import os
-import pickle
 import signal
-import threading
+import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
-from multiprocessing.process import BaseProcess
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from stoker.errors import RunFailed
-from stoker.launch.child import SIGNAL_EXIT, STOPS, Entry, main
-from stoker.launch.failure import Failure, Interrupted, error_of, failure_of_exit, first_of
+from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.launch.child import STOPS, Entry
+from stoker.launch.failure import Failure, Interrupted, error_of, first_of
+from stoker.launch.fewer import left_out, with_fewer
+from stoker.launch.heart import has_nccl
+from stoker.launch.processes import POLL, Agent, Processes
+from stoker.launch.restarts import Restarts
+from stoker.launch.server import start_server
+from stoker.launch.watch import Watch, record
 from stoker.launch.work import Ending, Work
+from stoker.resilience.deadline import seconds_left
+from stoker.runs.folder import RunFolder
+from stoker.runs.shared import shared_memory
 
-POLL = 0.05  # seconds between two looks at the processes
-OVER = 30.0  # seconds that the agent gets to see that all processes have ended
-GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
+STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+SHOW_CURSOR = "\x1b[?25h"
 
 
 def train_here(work: Work, entry: Entry | None = None) -> Ending:
     """Trains in as many processes as the layout has; the caller holds the run's folder.
 
-    The first SIGINT or SIGTERM is handed on to all of them, which stop after their step; a second ends them.
+    A process that dies or stops ends the others, and all are started again from the newest state, as the job's
+    `faults` says. The first SIGINT or SIGTERM is handed on to all of them, which stop after their step; a second
+    ends them, and so does the deadline after a SIGTERM.
 
     Args:
         entry: what each process calls instead of training.
@@ -44,146 +48,191 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
         Interrupted: a signal ended the processes before they had an outcome.
     """
     work.logs.mkdir(parents=True, exist_ok=True)
-    work.forget_failures()
-    agent, processes = _Agent(work, entry), _Processes(work.layout.world)
-    try:
-        with _signals_to(processes.signal):
+    asked: list[int] = []
+
+    def ask(number: int, _: Any) -> None:
+        if not asked:
+            tell(work, STOPPING)
+        asked.append(number)
+
+    with shared_memory(work.output) as folder, _signals_to(ask):
+        start_server()
+        return _Supervisor(work, entry, folder, asked).run()
+
+
+def tell(work: Work, text: str) -> None:
+    """Tells the user something, beside the live line of a process, which draws it again."""
+    if not work.quiet:
+        sys.stdout.write(f"\r\x1b[2K{text}\n" if sys.stdout.isatty() else f"{text}\n")
+        sys.stdout.flush()
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """How a start of the processes broke: all failures, and what was seen of it."""
+
+    failures: list[Failure]
+    watch: Watch
+    noticed: float
+
+
+class _Supervisor:
+    """Starts the processes until they end well, or starting them again is of no use."""
+
+    def __init__(self, work: Work, entry: Entry | None, folder: Path, asked: list[int]) -> None:
+        self._work, self._entry, self._folder, self._asked = work, entry, folder, asked
+        self._run = RunFolder(work.output)
+        self._restarts = Restarts(work.loaded.job.faults)
+        self._nccl = has_nccl()
+        self._deadline: float | None = None
+        self._longest: dict[str, float] = {}  # evaluation and save of all starts
+        self._broke: _Broken | None = None  # the last start, until the processes are at work again
+        self._attempt = 0
+
+    def run(self) -> Ending:
+        while True:
+            try:
+                ended = self._start()
+            except Interrupted as interrupted:
+                record(self._run, "interrupted", error=str(interrupted))
+                raise
+            if isinstance(ended, Ending):
+                return ended
+            failures, world, done = ended.failures, self._work.layout.world, max(ended.watch.done, 0)
+            first = first_of(failures)
+            log = self._work.log_of(first.rank)
+            error = error_of(failures, world=world, where=f"its log is {log}")
+            again = self._restarts.after(first, done=ended.watch.done, steps=ended.watch.steps)
+            if self._shrink(error):
+                self._broke, self._attempt = ended, self._attempt + 1
+                continue
+            if again is None:
+                self._show_cursor()
+                if isinstance(error, RunFailed):
+                    record(self._run, "failed", step=done, error=f"{first.kind}: {error}")
+                raise error
+            record(
+                self._run,
+                "fault",
+                rank=first.rank,
+                cause=first.kind,
+                error=str(first.problems[0]),
+                step=done,
+                noticed=round(ended.watch.silence(first.rank, ended.noticed), 3),
+                restart=again.number,
+                of=self._restarts.most,
+                back_off=again.wait,
+            )
+            self._say(f"{error}\nstarting again ({again.number} of {self._restarts.most})")
+            self._broke, self._attempt = ended, self._attempt + 1
+            self._wait(again.wait)
+
+    def _shrink(self, error: UserError) -> bool:
+        """Goes on without the devices that stay away, where the job says so and there are others."""
+        lost = left_out(self._work)
+        if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
+            lost = [self._restarts.lost]
+        if not lost or self._work.loaded.job.faults.lost != "shrink":
+            return False
+        layout = self._work.layout
+        devices = None
+        if self._nccl:
+            named = self._work.devices or range(layout.world)
+            devices = [device for rank, device in enumerate(named) if rank not in lost]
+        read = self._work.read or self._work.loaded
+        fewer = with_fewer(self._work.loaded, read, devices=devices, left=layout.world - len(lost))
+        if fewer is None:
+            return False
+        self._work = replace(self._work, loaded=fewer)
+        self._restarts.begin_anew()
+        now = self._work.layout
+        record(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
+        self._say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
+        return True
+
+    def _start(self) -> Ending | _Broken:
+        """Starts the processes once and watches them to their end."""
+        work = self._work
+        work.forget_failures()
+        for left in self._folder.glob("heart-*"):
+            left.unlink()
+        watch = Watch(work, self._folder, say=self._say, nccl=self._nccl, longest=self._longest)
+        others = set(multiprocessing.active_children())
+        agent = Agent(work, self._entry)
+        processes = Processes(work.layout.world, asked=self._asked, others=others)
+        noticed = None
+        try:
             agent.start()
             while agent.is_alive() and not processes.long_over():
                 processes.look()
+                if watch.look(processes.pids) is not None or self._is_late():
+                    processes.kill()
+                if noticed is None and (processes.one_has_failed or watch.hung):
+                    noticed = time.monotonic()
+                self._tell_restarted(watch)
                 agent.join(POLL)
+            processes.settled = not agent.is_alive()
             processes.look()
-    finally:
-        processes.kill()
-    if agent.endings is not None:
-        return agent.endings[0]
-    if processes.asked:
-        raise Interrupted(processes.asked[0])
-    if agent.error is not None and not isinstance(agent.error, ChildFailedError):
-        raise agent.error
-    failures = work.failures()
-    failures += processes.failures({failure.rank for failure in failures})
-    if not failures:
-        raise RunFailed(f"the processes ended without an outcome; their logs are in {work.logs}")
-    log = work.log_of(first_of(failures).rank)
-    raise error_of(failures, world=work.layout.world, where=f"its log is {log}")
+        finally:
+            processes.kill()
+        if agent.endings is not None:
+            return agent.endings[0]
+        if self._asked:
+            raise Interrupted(self._asked[0])
+        if agent.error is not None and not isinstance(agent.error, ChildFailedError):
+            raise agent.error
+        failures = [watch.hung] if watch.hung else work.failures()
+        failures += processes.failures({failure.rank for failure in failures})
+        if not failures:
+            raise RunFailed(f"the processes ended without an outcome; their logs are in {work.logs}")
+        return _Broken(failures, watch, noticed or time.monotonic())
 
+    def _is_late(self) -> bool:
+        """Whether the deadline after a SIGTERM has come: what is saved by now counts."""
+        if signal.SIGTERM not in self._asked:
+            return False
+        if self._deadline is None:
+            self._deadline = time.monotonic() + seconds_left(self._work.loaded.job.faults)
+        return time.monotonic() > self._deadline
 
-class _Agent(threading.Thread):
-    """The elastic agent, in a thread of its own: in the main thread it would take the signals for itself."""
-
-    def __init__(self, work: Work, entry: Entry | None) -> None:
-        super().__init__(name="elastic-agent", daemon=True)
-        self._arguments = (work, pickle.dumps(entry) if entry else None, os.getpid())
-        self._config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=work.layout.world,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            monitor_interval=POLL,
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # each process keeps its own
+    def _tell_restarted(self, watch: Watch) -> None:
+        """Once the processes have done a step again: how long it took, and where the time went."""
+        if self._broke is None or "stepped" not in watch.moments:
+            return
+        broke, moments = self._broke, watch.moments
+        first = first_of(broke.failures)
+        seconds = {
+            "noticed": broke.watch.silence(first.rank, broke.noticed),
+            "started": moments["started"] - broke.noticed,
+            "restored": moments["restored"] - moments["started"],
+            "stepped": moments["stepped"] - moments["restored"],
+        }
+        record(
+            self._run,
+            "restarted",
+            attempt=self._attempt,
+            seconds=round(sum(seconds.values()), 3),
+            split={name: round(value, 3) for name, value in seconds.items()},
+            step=min(pulse.done for pulse in watch.pulses.values()),
         )
-        self.endings: dict[int, Ending] | None = None
-        self.error: Exception | None = None
-        # What the agent says of a failure, the error says better.
-        for library in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing.spawn"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-        resource_tracker.ensure_running()  # it would unblock the signals again if it began later
+        self._broke = None
 
-    def run(self) -> None:
-        # The processes begin with the signals blocked, as this thread has them, until they have handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-        try:
-            self.endings = elastic_launch(self._config, main)(*self._arguments)
-        except Exception as error:
-            self.error = error
+    def _wait(self, seconds: float) -> None:
+        """The back-off; a signal ends the run."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._asked:
+                raise Interrupted(self._asked[0])
+            time.sleep(min(POLL, seconds))
 
+    def _say(self, text: str) -> None:
+        tell(self._work, text)
 
-class _Processes:
-    """The agent's processes: hands signals on to them, and ends what is left when one of them has failed."""
-
-    def __init__(self, world: int) -> None:
-        self.asked: list[int] = []
-        self._world = world
-        self._others = set(multiprocessing.active_children())
-        self._ranks: list[BaseProcess] = []
-        self._handed_on = 0
-        self._deadline: float | None = None
-        self._codes: list[int | None] = []  # before any was ended here
-        self._ended_here = False
-        self._over_since: float | None = None
-
-    def long_over(self) -> bool:
-        """Whether all ended some time ago: the agent would wait for ever for one that ended well without a word."""
-        if self._over_since is None and self._ranks and None not in map(_exit_code, self._ranks):
-            self._over_since = time.monotonic()
-        return self._over_since is not None and time.monotonic() - self._over_since > OVER
-
-    def signal(self, number: int, _: Any) -> None:
-        """The handler of this process' signals."""
-        self.asked.append(number)
-
-    def look(self) -> None:
-        """To be called again and again while the agent runs."""
-        if len(self._ranks) < self._world:  # the agent starts them in the order of their ranks
-            begun = [process for process in multiprocessing.active_children() if process not in self._others]
-            self._ranks = sorted(begun, key=lambda process: int(process.name.rpartition("-")[2]))
-        if not self._ended_here:
-            self._codes = [_exit_code(process) for process in self._ranks]
-        for number in self.asked[self._handed_on :] if self._ranks else ():
-            self._hand_on(number)
-        if self._deadline is None and (len(self.asked) > 1 or any(self._codes)):
-            self._deadline = time.monotonic() + GRACE
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            self.kill()
-
-    def _hand_on(self, number: int) -> None:
-        self._handed_on += 1
-        for process in self._ranks:
-            if _exit_code(process) is None and process.pid is not None:
-                os.kill(process.pid, number)
-
-    def kill(self) -> None:
-        """Ends at once what still runs."""
-        self._ended_here = True
-        for process in self._ranks:
-            if _exit_code(process) is None:
-                process.kill()
-
-    def failures(self, told: set[int]) -> list[Failure]:
-        """Of the processes that ended by themselves and did not say why: killed from outside, or crashed.
-
-        Args:
-            told: the ranks that did say.
-        """
-        # One that still ran was ended here; one that got SIGTERM from the agent was, as another had failed.
-        no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)
-        ends = enumerate(zip(self._ranks, self._codes, strict=True))
-        return [
-            failure_of_exit(rank, process.pid, code)
-            for rank, (process, code) in ends
-            if code not in no_reason and rank not in told
-        ]
-
-
-def _exit_code(process: BaseProcess) -> int | None:
-    """What a process ended with; None while it runs.
-
-    It is left to the agent to reap it: of two threads that do, one may find neither the process nor its code.
-    """
-    if process.pid is None or not hasattr(os, "waitid"):
-        return process.exitcode
-    try:
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # the agent has reaped it
-        return process.exitcode
-    if ended is None:
-        return None
-    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    def _show_cursor(self) -> None:
+        """The live line of a process that was killed had hidden it."""
+        if sys.stdout.isatty():
+            sys.stdout.write(SHOW_CURSOR)
+            sys.stdout.flush()
 
 
 @contextmanager

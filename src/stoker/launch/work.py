@@ -23,12 +23,14 @@ class Work:
         base: what the job's relative paths begin at.
         output: the run's folder.
         quiet: whether no progress is shown.
+        read: the job as it was read, where the planner has chosen its layout since; else None.
     """
 
     loaded: LoadedJob
     base: Path
     output: Path
     quiet: bool = False
+    read: LoadedJob | None = None
 
     @property
     def layout(self) -> Layout:

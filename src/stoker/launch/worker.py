@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+import psutil
 import torch
 import torch.distributed as dist
 from rich.console import Console
@@ -12,11 +13,13 @@ from rich.console import Console
 from stoker.data.build import Report
 from stoker.hardware.device import device_of
 from stoker.job import LoadedJob
-from stoker.job.layout import layout_of
+from stoker.job.layout import Layout, layout_of
+from stoker.launch.checks import Checks
 from stoker.launch.group import process_group, share_cores
 from stoker.launch.join import Place
 from stoker.launch.work import Ending, Work
 from stoker.parallel.mesh import Mesh
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
@@ -32,6 +35,7 @@ def train(
     console: Console | None = None,
     report: AbstractContextManager[Report | None] | None = None,
     hold: AbstractContextManager[None] | None = None,
+    heart: Heart | None = None,
 ) -> Ending:
     """Trains as one process of a run, or as all of it.
 
@@ -41,20 +45,29 @@ def train(
         report: within it, what is called as the data is tokenised.
         hold: takes the run's folder, once everything is prepared: a job that cannot be leaves no folder behind.
             By default the caller holds it.
+        heart: tells whoever started this process that it lives.
 
     Raises:
         UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.start` do.
         CannotRun: a device is missing.
     """
-    first = place is None or place.rank == 0
+    first, heart = place is None or place.rank == 0, heart or Heart()
     with _mesh(work, place) as (loaded, mesh):
+        heart.beat("prepare")
+        device = mesh.device if mesh else device_of(0, work.devices, alone=True)
+        checks = Checks(work, place, device) if loaded.job.faults.check else None
         with (report if first else None) or nullcontext() as tokenised:
             prepared = prepare(loaded, work.base, tokenised, mesh=mesh)
         display = Display(0, prepared.task.unit, console=console, quiet=work.quiet or not first)
         if loaded.plan:
             display.note(loaded.plan)
         with hold or nullcontext():
-            outcome, loop = start(prepared, RunFolder(work.output), work.base, display=display)
+            if checks is not None:
+                checks.finish(prepared, mesh.layout if mesh else Layout(), display)
+            began = psutil.Process().create_time()
+            folder = RunFolder(work.output)
+            outcome, loop = start(prepared, folder, work.base, display=display, heart=heart, began=began)
+        heart.beat("end")
     done, plan = loop.progress, loop.plan
     return Ending(
         state=outcome.state,

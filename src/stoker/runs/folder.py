@@ -4,9 +4,11 @@ job.yaml            the job as it was resolved on the machine
 environment.json    versions, device, git revision, data fingerprint
 plan.json           memory and time of a step as predicted, and as measured
 metrics.jsonl       one object a step
+repeated.jsonl      the metrics of steps that were done again: after a fault, or because training went back
 events.jsonl        what happened: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
 checkpoints/        step-00000060/ ...
 tensorboard/        where train.tensorboard asks for it
+chaos/              faults that are to happen on purpose; see `stoker chaos`
 """
 
 from __future__ import annotations
@@ -41,6 +43,11 @@ class StepMetrics:
         tokens_per_s: ``tokens / seconds``.
         memory_gib: largest memory so far, GiB: of the device, or of the process on a CPU.
         seconds: wall time of the step.
+        time: when it ended, seconds since 1970.
+        samples: consumed so far, over the whole run.
+        data_seconds: spent on reading samples, of ``seconds``.
+        stall: seconds that training waited for checkpoints since the step before.
+        effective: productive step time over wall time, of the whole run so far.
     """
 
     step: int
@@ -52,6 +59,11 @@ class StepMetrics:
     tokens_per_s: float
     memory_gib: float
     seconds: float
+    time: float = 0.0
+    samples: int = 0
+    data_seconds: float = 0.0
+    stall: float = 0.0
+    effective: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,14 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def repeated(self) -> Path:
+        return self.path / "repeated.jsonl"
+
+    @property
+    def chaos(self) -> Path:
+        return self.path / "chaos"
 
     @property
     def events(self) -> Path:
@@ -137,8 +157,11 @@ class RunFolder:
         return list(read_lines(self.metrics))
 
     def forget_after(self, step: int) -> int:
-        """Drops the metrics of steps that a resumed run is going to repeat; says how many there were."""
+        """Puts the metrics of steps that are going to be repeated aside; says how many there were."""
         lines = self.read_metrics()
+        if again := "".join(_line(line) for line in lines if line["step"] > step):
+            with writing(self.repeated), self.repeated.open("a", encoding="utf-8") as file:
+                file.write(again)
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
         if self.metrics.is_file() and kept.encode() != self.metrics.read_bytes():  # also where half a line is left
             self._replace(self.metrics, kept)

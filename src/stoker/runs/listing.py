@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.runs.folder import RunFolder
+from stoker.runs.goodput import Goodput, goodput
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class RunSummary:
         step, steps: reached, and in all; 0 where not known yet.
         loss, held_out_loss: the newest of each.
         age: seconds since the last sign of life.
+        goodput: where its time went; None where that is not known yet.
     """
 
     path: str
@@ -31,6 +33,7 @@ class RunSummary:
     loss: float | None
     held_out_loss: float | None
     age: float
+    goodput: Goodput | None
 
 
 def list_runs(root: Path) -> list[RunSummary]:
@@ -56,6 +59,7 @@ def summarise(folder: RunFolder) -> RunSummary:
         loss=last.get("loss"),
         held_out_loss=held_out[-1] if held_out else None,
         age=time.time() - newest,
+        goodput=goodput(folder),
     )
 
 

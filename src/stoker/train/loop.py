@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-import math
-import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from textwrap import shorten
-from typing import Any
+from threading import Timer
+from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.store import DamagedError, Saved, State, Store
-from stoker.checkpoint.weights import NONE, held_weights
-from stoker.data.order import stream_key
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.state import Saved, State, Where
+from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.weights import NONE, held_weights, saved_buffers
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
+from stoker.job.schema import FaultsBlock
 from stoker.parallel.pieces import Piece
+from stoker.resilience.deadline import end_in_time
+from stoker.resilience.heartbeat import UNWATCHED, Heart
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.runs.goodput import Running
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.optimizer import empty_moments, held_moments
+from stoker.train.passed import next_span
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
 from stoker.train.progress import Display
 from stoker.train.samples import Sampler
+from stoker.train.saving import Saving
 from stoker.train.schedule import Schedule
+from stoker.train.step import Spoil, Stepper, Taken, untouched
 from stoker.train.task import Task
+from stoker.train.trouble import Trouble, in_event
 
-SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
+WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
+STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+Replan = Callable[[Progress], tuple[Plan, Schedule]]
 
 
 @dataclass(frozen=True)
@@ -55,51 +64,67 @@ class Loop:
         task: Task,
         *,
         optimizer: Optimizer,
-        schedule: Schedule,
-        plan: Plan,
         device: Device,
         folder: RunFolder,
-        store: Store,
+        saver: Saver,
         display: Display,
         passes: Passes,
+        replan: Replan,
+        faults: FaultsBlock,
+        spoil: Spoil = untouched,
         sampler: Sampler | None = None,
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
         on_step: Callable[[StepMetrics], None] = lambda _: None,
+        heart: Heart = UNWATCHED,
     ) -> None:
-        self.task, self.optimizer, self.schedule, self.plan = task, optimizer, schedule, plan
-        self.device, self.folder, self.store, self.display = device, folder, store, display
-        self.passes, self.sampler, self.on_step = passes, sampler, on_step
+        self.task, self.optimizer = task, optimizer
+        self.device, self.folder, self.saver, self.display = device, folder, saver, display
+        self.store, self.saving = saver.store, Saving(saver, self._event, display.note)
+        self.passes, self.sampler, self.on_step, self._replan = passes, sampler, on_step, replan
         self._names = (pieces, aliases)
         self.progress = Progress()
+        self.derive_plan()
         self.scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
+        # Where the run ends with a step that is not finite, what it did to the buffers is of no account.
+        buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
+        self.stepper = Stepper(
+            task, optimizer=optimizer, scaler=self.scaler, passes=passes, buffers=buffers, beat=heart.beat, spoil=spoil
+        )
+        self.trouble = Trouble(faults)
+        self.heart, self.faults = heart, faults
         self.writer: MetricsWriter | None = None
+        self._effective: Running | None = None
         self._signal: int | None = None
         self._stop = False  # whether any process got a signal
+        self.resumed_from: Where | None = None
+        self.stall = 0.0  # seconds that training has waited for checkpoints since the last step
+
+    def derive_plan(self) -> tuple[Plan, Schedule]:
+        """What remains to be done, from what has been."""
+        self.plan, self.schedule = self._replan(self.progress)
+        self.display.steps = self.plan.steps
+        return self.plan, self.schedule
 
     def resume(self) -> int:
-        """Restores the newest checkpoint, if any; says from which step the run goes on (0: from the start).
+        """Restores the newest state, in memory or on the disk; says from which step the run goes on (0: the start).
 
         A damaged one is put aside, and the one before it is taken.
 
         Raises:
             RunFailed: none of the checkpoints can be read.
         """
-        steps = self.store.steps()
-        for step in reversed(steps):
-            try:
-                numbers = self.store.restore(step, self._places)
-            except DamagedError as error:
-                aside = self.store.put_aside(step)
-                self._event("damaged", step=step, error=str(error), aside=str(aside))
-                self.display.note(f"{error}; it is now {aside.name}, and the one before it is taken")
-            else:
-                self.scaler.load_state_dict(numbers["scaler"])
-                self.progress = Progress(**numbers["progress"])
-                return self.progress.step
-        if steps:
-            raise RunFailed(f"no checkpoint in {self.store.folder} can be read; to start anew write --fresh")
-        return 0
+        return self.progress.step if self._restore() else 0
+
+    def _restore(self, before: int | None = None) -> bool:
+        """Restores the newest state, of a step before another; says whether there was one."""
+        restored = self.saving.restore(self._places, before=before)
+        if restored is None:
+            return False
+        self.scaler.load_state_dict(restored.numbers["scaler"])
+        self.progress = Progress(**restored.numbers["progress"])
+        self.resumed_from = restored.where
+        return True
 
     def run(self) -> Outcome:
         """Trains to the end, or until a signal asks to stop.
@@ -108,22 +133,25 @@ class Loop:
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
         first = None
-        with self._signals(), self.display:
+        with self._signals(), self.display, self.saver:
             evaluation = None
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            self.writer = MetricsWriter(self.folder) if self.passes.first else None
+            if self.passes.first:
+                self.writer, self._effective = MetricsWriter(self.folder), Running(self.folder)
             try:
                 while self.progress.step < self.plan.steps and not self._stop:
                     metrics = self._step(self.progress.step + 1)
+                    if metrics is None:
+                        continue
                     if self.writer is not None:
                         self.writer.write(metrics)
                     self.on_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
                 if self.progress.step:
-                    self._save()
+                    self._wait_for_save(last=True)
             finally:
                 if self.writer is not None:
                     self.writer.close()
@@ -132,86 +160,118 @@ class Loop:
 
     # -- one step ------------------------------------------------------------------------------------------
 
-    def _step(self, step: int) -> StepMetrics:
-        begin = time.perf_counter()
-        self._seed(step)
-        first, last = self._next_samples()
-        mine = self.passes.share(first, last, self.plan.batch)
-        micro_batches = [
-            self.task.parts(i, min(i + self.plan.micro_batch, mine[1])) for i in range(*mine, self.plan.micro_batch)
-        ]
-        parts = [part for micro_batch in micro_batches for part in micro_batch]
-        # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
-        counts = self.passes.count(parts)
-        self.optimizer.zero_grad(set_to_none=True)
-        total = self.passes.train(parts, counts, self.scaler)
-        lr = self.schedule.lr(step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.scaler.unscale_(self.optimizer)
-        norm = self.passes.clip(self.plan.clip)
-        summed, stops = self.passes.total(float(total), float(self._signal is not None))
-        self._stop = stops > 0
-        loss, grad_norm = summed / max(1, counts.targets), float(norm)
-        overflow = self.scaler.is_enabled() and not math.isfinite(grad_norm) and math.isfinite(loss)
-        if not overflow and not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            self._fail(step, loss, grad_norm, first, last)
-        if overflow:  # the norm is that of all processes, so all of them leave this step out
-            self.scaler.update(self.scaler.get_scale() * self.scaler.get_backoff_factor())
-        else:
-            self.optimizer.step()
-            self.scaler.update()
-        self.progress.step, self.progress.samples = step, last
-        self.progress.trained += counts.targets
-        self.progress.last_loss = loss
-        self.progress.first_loss = self.progress.first_loss if self.progress.first_loss is not None else loss
-        seconds = time.perf_counter() - begin
+    def _step(self, step: int) -> StepMetrics | None:
+        """One step; None where it went wrong, and training has gone back."""
+        taken = self._take(step)
+        answer = self.trouble.answer(taken, self.progress.recent)
+        if answer == "again":  # nothing has changed since: are the samples bad, or was it a fault that has passed?
+            self._event("not_finite", **in_event(taken), rows=self._rows(taken))
+            taken = self._take(step)
+            answer = self.trouble.answer(taken, self.progress.recent, again=True)
+        if answer == "stop":
+            self._fail(taken, "not_finite")
+        if answer == "back" and (taken.wrong or self.saver.has_state()):
+            self._go_back(taken)
+            return None
+        if answer != "fine":
+            self._event("skipped" if answer == "skip" else "spike", **in_event(taken), rows=self._rows(taken))
+            self.display.note(f"step {step}: {self.trouble.why(taken, self.progress.recent)}; {WENT_ON[answer]}")
+        self._advance(taken, left_out=answer == "skip")
+        stall, self.stall = self.stall, 0.0
+        productive = taken.seconds - taken.data_seconds if answer != "skip" else 0.0
         return StepMetrics(
             step,
-            loss,
-            grad_norm,
-            lr,
-            counts.tokens,
-            counts.targets,
-            counts.tokens / seconds,
+            taken.loss,
+            taken.grad_norm,
+            taken.lr,
+            taken.counts.tokens,
+            taken.counts.targets,
+            taken.counts.tokens / taken.seconds,
             self.device.peak_memory(),
-            seconds,
+            taken.seconds,
+            time=round(time.time(), 3),
+            samples=self.progress.samples,
+            data_seconds=taken.data_seconds,
+            stall=stall,
+            effective=self._effective.after(productive) if self._effective is not None else 0.0,
         )
 
-    def _next_samples(self) -> tuple[int, int]:
-        first = self.progress.samples
-        return first, min(first + self.plan.batch, self.plan.samples)
+    def _take(self, step: int) -> Taken:
+        first, last = next_span(self.progress.samples, self.plan.batch, self.progress.passed)
+        span = first, min(last, self.plan.samples)
+        lr = self.schedule.lr(step)
+        taken = self.stepper.take(step, span, plan=self.plan, lr=lr, asked=lambda: self._signal is not None)
+        self._stop = taken.asked
+        return taken
 
-    def _seed(self, step: int) -> None:
-        """The random state is a function of (seed, step, process), so a resumed run draws the same numbers."""
-        seat = self.passes.seat()
-        key = stream_key(self.plan.seed, 7, step, *([seat] if seat else []))
-        random.seed(key)
-        np.random.seed(key % 2**32)
-        torch.manual_seed(key % 2**63)
+    def _advance(self, taken: Taken, *, left_out: bool) -> None:
+        done = self.progress
+        done.step, done.samples = taken.step, taken.span[1]
+        if left_out:
+            done.left_out += 1
+            return
+        done.trained += taken.counts.targets
+        done.last_loss = taken.loss
+        done.first_loss = done.first_loss if done.first_loss is not None else taken.loss
+        done.recent = self.trouble.remembered(done.recent, taken)
 
-    def _fail(self, step: int, loss: float, grad_norm: float, first: int, last: int) -> None:
-        rows = self.task.describe_samples(first, last)
-        self._event("not_finite", step=step, loss=str(loss), grad_norm=str(grad_norm), rows=rows)
-        shown = ", ".join(rows[:SHOWN_ROWS]) + (f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else "")
+    def _go_back(self, taken: Taken) -> None:
+        """To the newest state before a step that went wrong; from there on its samples are passed over.
+
+        Where that does not help it goes back further, and passes over all samples since. Where there is no state, the
+        weights are as they were: no such step has touched them.
+        """
+        begin = time.perf_counter()
+        why, before = self.trouble.why(taken, self.progress.recent), self.trouble.goes_back_before(taken.step)
+        if before is None:
+            self._fail(taken, "gave_up")
+        passed = self.progress.passed
+        further = before < taken.step and self._restore(before)
+        if not further:
+            self._restore(taken.step)
+        first, last = self.progress.samples if further else taken.span[0], taken.span[1]
+        self.progress.passed = [*passed, [first, last]]
+        self.derive_plan()
+        back = self.progress.step
+        self.trouble.went_back(taken.step, back)
+        if self.writer is not None:
+            self.writer.close()
+            self.folder.forget_after(back)
+            self.writer, self._effective = MetricsWriter(self.folder), Running(self.folder)
+        rows, seconds = self.task.describe_samples(first, last), round(time.perf_counter() - begin, 3)
+        self._event("rolled_back", **{"from": taken.step, "to": back}, why=why, rows=rows, seconds=seconds)
+        self.display.note(f"step {taken.step}: {why}; back to step {back}, and past {len(rows)} samples")
+
+    def _rows(self, taken: Taken) -> list[str]:
+        return self.task.describe_samples(*taken.span)
+
+    def _fail(self, taken: Taken, event: str) -> NoReturn:
+        rows = self._rows(taken)
+        self._event(event, **in_event(taken), rows=rows)
+        self.saving.wait()
         saved = self.store.steps()[-1:]
         back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
-        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {grad_norm}"
-        raise RunFailed(f"step {step}: {what}; the batch was {shown}; {back}. A lower train.lr often helps")
+        why = self.trouble.failure(taken, self.progress.recent, rows)
+        raise RunFailed(f"{why}; {back}. A lower train.lr often helps")
 
     # -- between steps -------------------------------------------------------------------------------------
 
     def _after_step(self, step: int) -> Evaluation | None:
         evaluation = None
+        copy = self.saver.due(step)
         last = step == self.plan.steps
         if last or step % self.plan.evaluate_every == 0:
             evaluation = self._evaluate()
-        if step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step):
-            self._save()
+        due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
+        if not last and (due or copy):  # the last state is saved at the end
+            self._wait_for_save(only_memory=not due)
+        self.saving.tell()
+        self.saver.begin_step()
         return evaluation
 
     def _evaluate(self) -> Evaluation | None:
         begin = time.perf_counter()
+        self.heart.beat("evaluate", self.progress.step)
         evaluation = evaluate(self.task, self.passes)
         if evaluation is None:
             return None
@@ -238,14 +298,23 @@ class Loop:
         for sample in samples:
             self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
 
-    def _save(self) -> None:
-        if self.progress.step in self.store.steps():
-            return
-        if self.writer is not None:
-            self.writer.flush()
-        seconds = self.store.save(self._state())
-        self.store.retain(self.plan.keep, self.progress.best_step if self.plan.keep_best else None)
-        self._event("saved", step=self.progress.step, seconds=round(seconds, 3))
+    def _wait_for_save(self, *, last: bool = False, only_memory: bool = False) -> None:
+        begin = time.perf_counter()
+        if not only_memory:
+            self.heart.beat("save", self.progress.step)
+            if self.writer is not None:
+                self.writer.flush()
+        if only_memory:
+            self.saver.remember(self._state())
+        elif last:
+            self.saving.save_last(self.progress.step, self._state, self._keep())
+        else:
+            self.saving.save(self._state(), self._keep())
+        self.stall += time.perf_counter() - begin
+
+    def _keep(self) -> Keep:
+        best = self.progress.best_step if self.plan.keep_best else None
+        return Keep(self.plan.keep, self.plan.keep_every, best)
 
     def _event(self, name: str, **values: Any) -> None:
         """Records what happened, once for all processes."""
@@ -277,8 +346,12 @@ class Loop:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = number
-            self.display.note("stopping after this step ... (once more to stop at once, without a checkpoint)")
+            if not self.heart.watched:  # whoever started this process tells the user and keeps the time otherwise
+                self.display.note(STOPPING)
+                if number == signal.SIGTERM:
+                    timers.append(end_in_time(self.faults))
 
+        timers: list[Timer] = []
         try:
             before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:  # not the main thread: whoever runs us there handles signals
@@ -286,5 +359,7 @@ class Loop:
         try:
             yield
         finally:
+            for timer in timers:
+                timer.cancel()
             for number, handler in before.items():
                 signal.signal(number, handler)

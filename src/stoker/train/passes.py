@@ -71,8 +71,13 @@ class Passes(Protocol):
     def clip(self, limit: float) -> Tensor:
         """Scales the gradients down to a norm of ``limit`` (0: not); gives the norm that they had."""
 
-    def total(self, *values: float) -> list[float]:
-        """Each value's sum over the processes."""
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        """Sums over the processes, on the device; the host does not wait for them.
+
+        Args:
+            alike: of what tensor processes have computed alike, so that one of them counts.
+            each: of what counts of every process.
+        """
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         """Forward passes without gradients; the same parts are given on every process."""
@@ -107,8 +112,8 @@ class Alone:
     def clip(self, limit: float) -> Tensor:
         return torch.nn.utils.clip_grad_norm_(self._parameters, limit or math.inf)
 
-    def total(self, *values: float) -> list[float]:
-        return list(values)
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        return torch.cat([alike, each])
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         return _sums([(_forward(self._task, self._device, part), part.targets) for part in parts])
@@ -195,12 +200,10 @@ class Together:
         self._gradients.clip(norm, limit)
         return norm
 
-    def total(self, *values: float) -> list[float]:
-        mine = torch.tensor(values, dtype=torch.float64)
-        if self._mesh.at("tensor"):  # tensor processes have computed the same
-            mine.zero_()
-        dist.all_reduce(mine)
-        return mine.tolist()
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        sums = torch.cat([torch.zeros_like(alike) if self._mesh.at("tensor") else alike, each])
+        dist.all_reduce(sums)
+        return sums
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         size = self._mesh.layout.data
@@ -214,7 +217,8 @@ class Together:
             sums = _sums([(_forward(self._task, self._device, part), 0) for part in mine])
         self._let_go()
         counted = sums.correct is not None
-        loss, correct = self.total(sums.loss, float(sums.correct or 0))
+        numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
+        loss, correct = self.add_up(numbers, numbers[:0]).tolist()
         return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:

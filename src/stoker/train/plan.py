@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stoker.errors import UserError
 from stoker.job.schema import Job
+from stoker.train.passed import end_of, steps_in
 from stoker.train.schedule import Schedule, warmup_steps
 from stoker.train.task import Task
 
@@ -22,6 +23,7 @@ class Plan:
         seed: of everything random within a step.
         evaluate_every, save_every: in steps.
         keep: newest checkpoints kept.
+        keep_every: also those of steps that this number divides; None for none.
         keep_best: whether the best one is kept beside them.
     """
 
@@ -34,12 +36,21 @@ class Plan:
     evaluate_every: int
     save_every: int
     keep: int
+    keep_every: int | None
     keep_best: bool
 
 
 @dataclass
 class Progress:
-    """What changes from step to step beside the tensors, and is saved with them."""
+    """What changes from step to step beside the tensors, and is saved with them.
+
+    Attributes:
+        samples: number of the next one.
+        trained: targets so far.
+        left_out: steps whose numbers were not finite.
+        passed: spans of samples that are passed over; see `stoker.train.passed`.
+        recent: the losses that the next one is compared with.
+    """
 
     step: int = 0
     samples: int = 0
@@ -48,6 +59,9 @@ class Progress:
     last_loss: float | None = None
     best_loss: float | None = None
     best_step: int | None = None
+    left_out: int = 0
+    passed: list[list[int]] = field(default_factory=list)
+    recent: list[float] = field(default_factory=list)
 
 
 def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
@@ -65,10 +79,10 @@ def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
     done = done or Progress()
     if job.steps is not None:
         steps = job.steps
-        samples = done.samples + max(0, steps - done.step) * train.batch
+        samples = end_of(done.samples, max(0, steps - done.step), train.batch, done.passed)
     else:
         samples = task.epoch_samples(job.epochs or 1.0)
-        steps = done.step + max(0, -(-(samples - done.samples) // train.batch))
+        steps = done.step + steps_in(done.samples, samples, train.batch, done.passed)
     if steps == 0:
         raise UserError("epochs: so small a part of the data holds no sample")
     every = job.evaluate.every if job.evaluate.every != "auto" else max(1, steps // 10)
@@ -83,6 +97,7 @@ def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
         every,
         save,
         job.checkpoint.keep,
+        job.checkpoint.keep_every,
         job.checkpoint.best,
     )
 

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from stoker.checkpoint.store import Store
-from stoker.checkpoint.together import by_first
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.store import Store, place_of
+from stoker.checkpoint.together import by_first, rank
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
 from stoker.job.schema import Job
+from stoker.resilience.chaos import Chaos
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.environment import environment
 from stoker.train.loop import Loop, Outcome
 from stoker.train.optimizer import build_optimizer
-from stoker.train.plan import Plan, plan_of, schedule_of
+from stoker.train.plan import Plan, Progress, plan_of, schedule_of
 from stoker.train.predicted import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
 from stoker.train.samples import Sampler, sampler_for
 from stoker.train.schedule import Schedule
+from stoker.train.task import Task
 
 
 def start(
@@ -35,34 +42,42 @@ def start(
     display: Display | None = None,
     quiet: bool = False,
     on_step: Callable[[StepMetrics], None] = lambda _: None,
+    heart: Heart | None = None,
+    began: float | None = None,
 ) -> tuple[Outcome, Loop]:
-    """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped."""
-    job, task = prepared.job, prepared.task
-    plan = plan_of(job, task)
-    store = Store(base / job.checkpoint.to if job.checkpoint.to else folder.checkpoints)
+    """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped.
+
+    Args:
+        began: when this process began to prepare it, seconds since 1970; by default now.
+    """
+    begins = time.time() if began is None else began
+    job, task, heart = prepared.job, prepared.task, heart or Heart()
+    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
     store.clean()
     by_first(lambda: check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps())))
-    display = display or Display(plan.steps, task.unit, quiet=quiet or not prepared.passes.first)
-    optimizer = build_optimizer(task.model, job.train, on_host=job.parallel.offload == "optimizer")
+    display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
+    heart.inject = chaos = Chaos(folder, rank(), Path(store.folder))
     loop = Loop(
         task,
-        optimizer=optimizer,
-        schedule=schedule_of(job, plan),
-        plan=plan,
+        optimizer=build_optimizer(task.model, job.train, on_host=job.parallel.offload == "optimizer"),
+        replan=partial(_replan, job, task),
         device=prepared.device,
         folder=folder,
-        store=store,
+        saver=_saver(job, store, folder),
         display=display,
         passes=prepared.passes,
+        faults=job.faults,
+        spoil=chaos.spoil,
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
         on_step=on_step,
+        heart=heart,
     )
+    heart.beat("restore")
     resumed = loop.resume()
-    plan = loop.plan = plan_of(job, task, loop.progress)
-    schedule = loop.schedule = schedule_of(job, plan)
-    display.steps = plan.steps
+    heart.goes_on_after(resumed)
+    plan, schedule = loop.derive_plan()
     if resumed >= plan.steps:
         if prepared.corpus:
             prepared.corpus.close()
@@ -78,7 +93,7 @@ def start(
     comparison = predicted_of(prepared)
     display.note(comparison.line())
     if prepared.passes.first:
-        _record(prepared, folder, plan, facts, resumed)
+        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=begins)
         comparison.write(folder)
     if job.train.tensorboard and prepared.passes.first:
         from stoker.train.tensorboard import tensorboard_writer
@@ -89,7 +104,7 @@ def start(
     except BaseException as error:
         name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(RunFailed):  # the disk may be what failed
-            if prepared.passes.first:
+            if prepared.passes.first and not heart.watched:
                 folder.event(name, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
         raise
     finally:
@@ -97,7 +112,7 @@ def start(
             prepared.corpus.close()
     comparison = compared(comparison, folder, prepared.device, resumed=resumed)
     if prepared.passes.first:
-        folder.event(outcome.state, step=outcome.step)
+        folder.event(outcome.state, step=outcome.step, stall=round(loop.stall, 3))
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop
@@ -110,15 +125,36 @@ def _sampler(prepared: Prepared) -> Sampler | None:
     return sampler_for(corpus.evaluation_documents(), count, text.codec)
 
 
-def _record(prepared: Prepared, folder: RunFolder, plan: Plan, facts: dict[str, str], resumed: int) -> None:
+def _saver(job: Job, store: Store, folder: RunFolder) -> Saver:
+    wanted = job.checkpoint
+    staging = Staging(folder.path) if wanted.background or wanted.memory != 0 else None
+    memory = None if wanted.memory == "auto" else wanted.memory
+    return Saver(store, staging, background=wanted.background, memory=memory)
+
+
+def _replan(job: Job, task: Task, progress: Progress) -> tuple[Plan, Schedule]:
+    plan = plan_of(job, task, progress)
+    return plan, schedule_of(job, plan)
+
+
+def _record(
+    prepared: Prepared,
+    folder: RunFolder,
+    plan: Plan,
+    facts: dict[str, str],
+    *,
+    resumed: int,
+    where: str | None,
+    began: float,
+) -> None:
     """What the folder tells of a run as it begins or goes on."""
     job = prepared.job
     folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
-    common = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
+    common = {"task": job.task, "model": _model_name(job), "steps": plan.steps, "began": round(began, 3)}
     if resumed:
-        folder.event("resumed", step=resumed, repeated=repeated, **common)
+        folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
         folder.event("started", **common, plan=asdict(plan))
 

@@ -1,0 +1,89 @@
+"""What lies around the tensors of a checkpoint's file, so that a process without torch can write it.
+
+A file of torch.distributed.checkpoint is one small archive a tensor: a head, the tensor's bytes, a tail. Heads
+and tails depend on names, shapes and types only, so they are made once and used for every checkpoint of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+BLOCK = 8 << 20  # bytes written and summed at a time: what fits into a processor's cache
+
+
+@dataclass(frozen=True)
+class Part:
+    """So many bytes from the envelope, then so many of a tensor's.
+
+    Attributes:
+        head: bytes of the envelope.
+        at: where the tensor's bytes begin in the staged data.
+        length: of the tensor, in bytes.
+    """
+
+    head: int
+    at: int
+    length: int
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """One file of a checkpoint without its tensors' bytes.
+
+    Attributes:
+        name: of the file.
+        parts: what it consists of, in order.
+        words: the bytes of all the heads, and at the end the last tail.
+    """
+
+    name: str
+    parts: tuple[Part, ...]
+    words: bytes
+
+    @property
+    def size(self) -> int:
+        """Of the file, in bytes."""
+        return len(self.words) + sum(part.length for part in self.parts)
+
+    def write(self, file: IO[bytes], data: Callable[[Part], memoryview]) -> str:
+        """Writes the file; gives its SHA-256.
+
+        Args:
+            data: the bytes of a part's tensor.
+        """
+        summed = hashlib.sha256()
+        at = 0
+        for part in self.parts:
+            _write(file, memoryview(self.words)[at : at + part.head], summed)
+            _write(file, data(part), summed)
+            at += part.head
+        _write(file, memoryview(self.words)[at:], summed)
+        return summed.hexdigest()
+
+    def keep(self, path: Path) -> None:
+        """Writes the envelope itself, for another process to `read`."""
+        path.with_suffix(".words").write_bytes(self.words)
+        path.write_text(json.dumps({"name": self.name, "parts": [asdict(part) for part in self.parts]}))
+
+    @classmethod
+    def read(cls, path: Path) -> Envelope:
+        """What `keep` wrote."""
+        kept = json.loads(path.read_text())
+        return cls(kept["name"], tuple(Part(**part) for part in kept["parts"]), path.with_suffix(".words").read_bytes())
+
+
+def _write(file: IO[bytes], data: memoryview, summed: hashlib._Hash) -> None:
+    while data:  # a disk that is filling up takes a part of it; the next write then says so
+        done = file.write(data[:BLOCK])
+        summed.update(data[:done])
+        data = data[done:]
+
+
+def sum_of(file: IO[bytes]) -> str:
+    """The SHA-256 of an open file."""
+    return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

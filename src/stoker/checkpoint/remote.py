@@ -1,0 +1,130 @@
+"""Checkpoints at a URL, in any store that fsspec knows.
+
+Files cannot be renamed there. So each attempt at a checkpoint is a folder of its own, ``step-00000060-<who>``, and
+it is a checkpoint once ``state.json`` is in it, which is written last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import IO, Any
+
+from stoker.checkpoint.storage import ATTEMPT, STATE, attempt_name, is_alive
+from stoker.errors import Problem, UserError
+
+
+@dataclass(frozen=True)
+class RemoteStorage:
+    """A URL: each attempt is a folder of its own, and a checkpoint once ``state.json`` is in it."""
+
+    url: str
+
+    @cached_property
+    def _root(self) -> tuple[Any, str]:
+        """The file system, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        try:
+            system, path = url_to_fs(self.url)
+        except (ImportError, ValueError) as error:  # the library is missing; the protocol is not known
+            raise UserError(Problem(f"{self.url} cannot be opened: {error}", key="checkpoint.to")) from error
+        return system, path.rstrip("/")
+
+    def _whole(self) -> dict[int, str]:
+        """The newest whole attempt of each step."""
+        system, root = self._root
+        whole = {}
+        for name in sorted(self._attempts()):
+            if system.exists(f"{root}/{name}/{STATE}"):
+                whole[int(name.split("-")[1])] = name
+        return whole
+
+    def _attempts(self) -> list[str]:
+        system, root = self._root
+        system.invalidate_cache()
+        if not system.exists(root):
+            return []
+        names = [path.rstrip("/").rpartition("/")[2] for path in system.ls(root, detail=False)]
+        return [name for name in names if ATTEMPT.fullmatch(name)]
+
+    def steps(self) -> list[int]:
+        return sorted(self._whole())
+
+    def path(self, step: int) -> str:
+        return f"{self.url.rstrip('/')}/{self._whole()[step]}"
+
+    def begin(self, step: int, maker: int) -> str | None:
+        if step in self._whole():
+            return None
+        attempt = attempt_name(step, maker)
+        system, root = self._root
+        system.makedirs(f"{root}/{attempt}", exist_ok=True)  # nothing where folders are only names
+        return attempt
+
+    @contextmanager
+    def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
+        system, root = self._root
+        with system.open(f"{root}/{attempt}/{name}", "wb") as file:
+            yield file
+
+    def names(self, attempt: str) -> set[str]:
+        system, root = self._root
+        system.invalidate_cache()
+        return {path.rpartition("/")[2] for path in system.ls(f"{root}/{attempt}", detail=False)}
+
+    def read(self, attempt: str, name: str) -> bytes:
+        system, root = self._root
+        return bytes(system.cat_file(f"{root}/{attempt}/{name}"))
+
+    def remove(self, attempt: str, name: str) -> None:
+        system, root = self._root
+        system.rm_file(f"{root}/{attempt}/{name}")
+
+    def commit(self, attempt: str, state: bytes) -> None:
+        with self.create(attempt, STATE) as file:
+            file.write(state)
+
+    def give_up(self, attempt: str) -> None:
+        system, root = self._root
+        if system.exists(f"{root}/{attempt}"):
+            system.rm(f"{root}/{attempt}", recursive=True)
+
+    def sizes(self, step: int) -> dict[str, int]:
+        system, root = self._root
+        system.invalidate_cache()
+        files = {
+            info["name"].rpartition("/")[2]: info for info in system.ls(f"{root}/{self._whole()[step]}", detail=True)
+        }
+        return {name: int(info["size"]) for name, info in sorted(files.items()) if name != STATE}
+
+    def open(self, step: int, name: str) -> IO[bytes]:
+        system, root = self._root
+        file: IO[bytes] = system.open(f"{root}/{self._whole()[step]}/{name}", "rb")
+        return file
+
+    def put_aside(self, step: int) -> str:
+        system, root = self._root
+        aside = self._whole()[step]
+        system.mv(f"{root}/{aside}/{STATE}", f"{root}/{aside}/damaged-{STATE}")
+        return f"{self.url.rstrip('/')}/{aside}"
+
+    def delete(self, step: int) -> None:
+        system, root = self._root
+        doomed = self._whole()[step]
+        system.rm_file(f"{root}/{doomed}/{STATE}")
+        system.rm(f"{root}/{doomed}", recursive=True)
+
+    def clean(self) -> None:
+        system, root = self._root
+        whole = set(self._whole().values())
+        for name in self._attempts():
+            aside = system.exists(f"{root}/{name}/damaged-{STATE}")
+            if name not in whole and not aside and not is_alive(name):
+                system.rm(f"{root}/{name}", recursive=True)
+
+    def pending(self) -> list[int]:
+        whole = set(self._whole().values())
+        return [int(name.split("-")[1]) for name in self._attempts() if name not in whole and is_alive(name)]

@@ -1,0 +1,97 @@
+"""What a run needs to go on, and what is told of its saving and restoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.chunks import Chunk, Held
+from stoker.errors import RunFailed
+
+Where = Literal["disk", "memory"]
+
+
+class DamagedError(RunFailed):
+    """A checkpoint cannot be read back: files of it are missing, cut or altered."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run needs to go on.
+
+    Attributes:
+        step: optimizer steps done.
+        tensors: ``model/<parameter>``, ``optimizer/<parameter>/<moment>`` and ``buffer/<name>``: whole, or what this
+            process holds of them.
+        numbers: everything else, as JSON: samples consumed, loss scale, best held-out loss ...
+    """
+
+    step: int
+    tensors: Mapping[str, Tensor | Sequence[Chunk]]
+    numbers: dict[str, Any]
+
+    @property
+    def held(self) -> Held:
+        """The tensors as chunks."""
+        return {name: [Chunk.whole(t)] if isinstance(t, Tensor) else t for name, t in self.tensors.items()}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor in a checkpoint."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+# Says where the tensors of a checkpoint go, when told what there is.
+Places = Callable[[Mapping[str, Saved]], Held]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the saving of a state ended.
+
+    Attributes:
+        where: on the disk, or in memory.
+        seconds: from its beginning until it was whole.
+        stall: seconds that training stood still for it.
+        bytes: of all that was written; 0 where it was not.
+        every: steps between copies in memory from now on; None for a checkpoint.
+        error: why it was not written.
+    """
+
+    step: int
+    where: Where
+    seconds: float
+    stall: float
+    bytes: int
+    every: int | None = None
+    error: RunFailed | None = None
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A checkpoint that was passed over.
+
+    Attributes:
+        error: what is wrong with it.
+        aside: where it is now.
+    """
+
+    step: int
+    error: DamagedError
+    aside: str
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A state that a run goes on from."""
+
+    step: int
+    numbers: dict[str, Any]
+    where: Where

@@ -1,0 +1,231 @@
+"""Where checkpoints lie: a folder of the file system, or a URL of any store that fsspec knows.
+
+Both make a checkpoint visible in one act, once all of it is there: in a folder, by renaming; where there is no
+renaming, by writing ``state.json`` last. This file needs no torch: the background writers use it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+STATE = "state.json"
+METADATA = ".metadata"  # what tensors there are and where they lie, as torch.distributed.checkpoint reads it
+NAME = re.compile(r"step-(\d{8})")
+ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
+POLL = 0.1  # seconds
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Which checkpoints are kept.
+
+    Attributes:
+        newest: so many of the newest.
+        every: also those of steps that this number divides.
+        best: also the one of this step.
+    """
+
+    newest: int
+    every: int | None = None
+    best: int | None = None
+
+    def doomed(self, steps: list[int]) -> list[int]:
+        """Those of ``steps``, ascending, that are not kept."""
+        return [s for s in steps[: -self.newest] if s != self.best and not (self.every and s % self.every == 0)]
+
+
+class Storage(Protocol):
+    """What is asked of a place for checkpoints. An `attempt` is a checkpoint that is not whole yet."""
+
+    def steps(self) -> list[int]:
+        """Steps with a whole checkpoint, ascending."""
+
+    def path(self, step: int) -> Path | str:
+        """Of a whole checkpoint, as torch.distributed.checkpoint reads it."""
+
+    def begin(self, step: int, maker: int) -> str | None:
+        """Begins an attempt that the process ``maker`` of this machine will finish; None where the step is saved."""
+
+    @contextmanager
+    def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
+        """A new file of an attempt, on the disk when it is left."""
+
+    def names(self, attempt: str) -> set[str]:
+        """The files of an attempt so far, as all machines see them."""
+
+    def read(self, attempt: str, name: str) -> bytes:
+        """A file of an attempt."""
+
+    def remove(self, attempt: str, name: str) -> None:
+        """Deletes a file of an attempt."""
+
+    def commit(self, attempt: str, state: bytes) -> None:
+        """Adds ``state.json`` and makes the checkpoint visible."""
+
+    def give_up(self, attempt: str) -> None:
+        """Deletes an attempt."""
+
+    def sizes(self, step: int) -> dict[str, int]:
+        """Bytes of each file of a checkpoint but ``state.json``."""
+
+    def open(self, step: int, name: str) -> IO[bytes]:
+        """A file of a checkpoint."""
+
+    def put_aside(self, step: int) -> str:
+        """Takes a checkpoint for one no more, but keeps its files; says where."""
+
+    def delete(self, step: int) -> None:
+        """Deletes a checkpoint; one that is half deleted is never visible."""
+
+    def clean(self) -> None:
+        """Deletes what processes left behind that are gone."""
+
+    def pending(self) -> list[int]:
+        """Steps that another process of this machine is still writing."""
+
+
+def storage_of(place: Path | str) -> Storage:
+    """The storage at a folder or a URL.
+
+    Raises:
+        UserError: no library for such a URL is installed.
+    """
+    if isinstance(place, Path):
+        return LocalStorage(place)
+    from stoker.checkpoint.remote import RemoteStorage
+
+    return RemoteStorage(place)
+
+
+def attempt_name(step: int, maker: int) -> str:
+    """Of an attempt that the process ``maker`` of this machine will finish, as no other is named."""
+    return f"step-{step:08d}-{_machine()}.{maker}.{time.time_ns()}"
+
+
+def _machine() -> str:
+    return re.sub(r"[^a-zA-Z0-9]", "", socket.gethostname()) or "host"
+
+
+def is_alive(attempt: str) -> bool:
+    """Whether another process of this machine, which an attempt is named after, is still at it."""
+    import psutil  # not needed by the writers, which are to start in an instant
+
+    match = ATTEMPT.fullmatch(attempt)
+    if match is None or match[2] != _machine() or int(match[3]) == os.getpid():
+        return False
+    try:
+        return psutil.Process(int(match[3])).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@dataclass(frozen=True)
+class LocalStorage:
+    """A folder: attempts are hidden folders that are renamed."""
+
+    folder: Path
+
+    def steps(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        matches = (NAME.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
+
+    def begin(self, step: int, maker: int) -> str | None:
+        if self.path(step).exists():
+            return None
+        attempt = attempt_name(step, maker)
+        self._attempt(attempt).mkdir(parents=True)
+        return attempt
+
+    @contextmanager
+    def create(self, attempt: str, name: str) -> Iterator[IO[bytes]]:
+        with (self._attempt(attempt) / name).open("wb", buffering=0) as file:
+            yield file
+            os.fsync(file.fileno())
+
+    def names(self, attempt: str) -> set[str]:
+        return {path.name for path in self._attempt(attempt).iterdir()}
+
+    def read(self, attempt: str, name: str) -> bytes:
+        return (self._attempt(attempt) / name).read_bytes()
+
+    def remove(self, attempt: str, name: str) -> None:
+        (self._attempt(attempt) / name).unlink()
+
+    def commit(self, attempt: str, state: bytes) -> None:
+        with self.create(attempt, STATE) as file:
+            file.write(state)
+        _flush_folder(self._attempt(attempt))
+        match = ATTEMPT.fullmatch(attempt)
+        assert match is not None
+        self._attempt(attempt).rename(self.path(int(match[1])))
+        _flush_folder(self.folder)
+
+    def give_up(self, attempt: str) -> None:
+        shutil.rmtree(self._attempt(attempt), ignore_errors=True)
+
+    def sizes(self, step: int) -> dict[str, int]:
+        files = sorted(self.path(step).iterdir())
+        return {path.name: path.stat().st_size for path in files if path.name != STATE}
+
+    def open(self, step: int, name: str) -> IO[bytes]:
+        return (self.path(step) / name).open("rb")
+
+    def put_aside(self, step: int) -> str:
+        aside = self.folder / f"damaged-{self.path(step).name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        return str(self.path(step).rename(aside))
+
+    def delete(self, step: int) -> None:
+        doomed = self.folder / f".doomed-{self.path(step).name}-{os.getpid()}"
+        self.path(step).rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def clean(self) -> None:
+        for path in self.folder.glob(".partial-step-*"):
+            if not is_alive(path.name.removeprefix(".partial-")):
+                shutil.rmtree(path, ignore_errors=True)
+        for path in self.folder.glob(".doomed-step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def pending(self) -> list[int]:
+        names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
+        return [int(name.split("-")[1]) for name in names if is_alive(name)]
+
+    def _attempt(self, attempt: str) -> Path:
+        return self.folder / f".partial-{attempt}"
+
+
+def retain(storage: Storage, keep: Keep) -> None:
+    """Deletes the checkpoints that are not kept."""
+    for step in keep.doomed(storage.steps()):
+        storage.delete(step)
+
+
+def read_state(storage: Storage, step: int) -> dict[str, Any]:
+    """What ``state.json`` of a checkpoint holds."""
+    with storage.open(step, STATE) as file:
+        values: dict[str, Any] = json.loads(file.read())
+    return values
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,223 @@
+"""Writes a process' part of a checkpoint, and commits the whole when all parts are there.
+
+``python -m stoker.checkpoint.writer`` is the process that does so in the background: it reads requests, a line of
+JSON each, from its standard input and answers likewise. It needs no torch, so it starts in an instant and takes
+little memory. When its standard input ends, so does it, but not before it has finished what it is writing; it then
+removes the folders that it was given as arguments.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import mmap
+import os
+import select
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.envelope import Envelope
+from stoker.checkpoint.envelope import Part as Span
+from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of
+from stoker.errors import RunFailed
+
+ORPHANED = 30.0  # seconds that the parts of other processes get to arrive when this one's process is gone
+NICE = 5  # training comes first where there are not enough cores for both
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file of a checkpoint, as it was written."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """A part of a checkpoint, to be written from shared memory.
+
+    Attributes:
+        place: folder or URL of the checkpoints; ``remote`` says which of the two.
+        attempt: as `Storage.begin` gave it.
+        data, envelope: files with the tensors' bytes, and with what lies around them.
+        metadata: the file with the whole checkpoint's; empty but on rank 0, which commits.
+        numbers: what ``state.json`` holds beside the files.
+    """
+
+    place: str
+    remote: bool
+    attempt: str
+    step: int
+    rank: int
+    world: int
+    data: str
+    envelope: str
+    metadata: str
+    numbers: dict[str, Any]
+    keep: Keep
+
+    @classmethod
+    def of(cls, line: bytes) -> Request:
+        values = json.loads(line)
+        return cls(**{**values, "keep": Keep(**values["keep"])})
+
+    @property
+    def storage(self) -> Storage:
+        return storage_of(self.place if self.remote else Path(self.place))
+
+
+def write_part(storage: Storage, attempt: str, envelope: Envelope, data: Callable[[Span], memoryview]) -> Written:
+    """Writes a process' file of an attempt, onto the disk."""
+    with storage.create(attempt, envelope.name) as file:
+        sha256 = envelope.write(file, data)
+    return Written(envelope.name, envelope.size, sha256)
+
+
+def commit(
+    storage: Storage, attempt: str, *, step: int, parts: Sequence[Written], metadata: bytes, numbers: Mapping[str, Any]
+) -> int:
+    """Makes a checkpoint visible whose parts have been written; gives its bytes.
+
+    Raises:
+        RunFailed: a part cannot be seen from here.
+    """
+    state = {"step": step, **numbers}
+    if lost := {part.name for part in parts} - storage.names(attempt):
+        raise RunFailed(
+            f"{min(lost)} was written on another machine and cannot be seen on this one: "
+            "checkpoint.to must be a folder that all machines share"
+        )
+    with storage.create(attempt, METADATA) as file:
+        file.write(metadata)
+    files = [*parts, Written(METADATA, len(metadata), hashlib.sha256(metadata).hexdigest())]
+    state["files"] = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}
+    storage.commit(attempt, json.dumps(state).encode())
+    return sum(file.bytes for file in files)
+
+
+class Writer:
+    """The background process."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._lines: list[bytes] = []
+        self._ended = False
+
+    def run(self) -> None:
+        """Serves requests until there are no more."""
+        while (line := self._next()) is not None:
+            if line == b"give up":  # what it is about has ended already
+                continue
+            request = Request.of(line)
+            try:
+                self._serve(request)
+            except Exception as error:
+                self._say(step=request.step, error=str(error), errno=error.errno if isinstance(error, OSError) else 0)
+
+    def _serve(self, request: Request) -> None:
+        storage, attempt = request.storage, request.attempt
+        metadata = Path(request.metadata).read_bytes() if request.metadata else b""
+        try:
+            written = write_part(storage, attempt, Envelope.read(Path(request.envelope)), _Staged(Path(request.data)))
+            with storage.create(attempt, f"done-{request.rank}.json") as file:
+                file.write(json.dumps(asdict(written)).encode())
+        except Exception:
+            if request.rank == 0:
+                storage.give_up(attempt)
+            raise
+        self._say(step=request.step, written=written.bytes)
+        if request.rank == 0:
+            try:
+                self._commit(storage, request, metadata)
+            except BaseException:
+                storage.give_up(attempt)
+                raise
+
+    def _commit(self, storage: Storage, request: Request, metadata: bytes) -> None:
+        missing = {f"done-{rank}.json" for rank in range(request.world)}
+        parts: list[Written] = []
+        since = time.monotonic()
+        while True:
+            for name in missing & storage.names(request.attempt):
+                with suppress(ValueError):  # it is there, but not yet what it says
+                    parts.append(Written(**json.loads(storage.read(request.attempt, name))))
+                    missing.discard(name)
+                    storage.remove(request.attempt, name)
+            if not missing:
+                break
+            if self._asked_to_give_up():
+                raise RunFailed("another process could not write its part")
+            if self._ended and time.monotonic() - since > ORPHANED:
+                raise RunFailed("another process has not written its part")
+            time.sleep(POLL)
+        try:
+            size = commit(
+                storage, request.attempt, step=request.step, parts=parts, metadata=metadata, numbers=request.numbers
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            storage.give_up(request.attempt)  # another one has committed the same step
+            size = 0
+        at = time.time()
+        with suppress(OSError):  # what could not be deleted is, after the next checkpoint
+            retain(storage, request.keep)
+        self._say(step=request.step, committed=size, at=at)
+
+    # -- lines in and out ------------------------------------------------------------------------------------
+
+    def _next(self) -> bytes | None:
+        while not self._lines and not self._ended:
+            self._read(None)
+        return self._lines.pop(0) if self._lines else None
+
+    def _asked_to_give_up(self) -> bool:
+        self._read(0.0)
+        if self._lines[:1] != [b"give up"]:
+            return False
+        self._lines.pop(0)
+        return True
+
+    def _read(self, timeout: float | None) -> None:
+        if self._ended or not select.select([0], [], [], timeout)[0]:
+            return
+        data = os.read(0, 1 << 20)
+        self._ended = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._lines += lines
+
+    @staticmethod
+    def _say(**values: Any) -> None:
+        with suppress(BrokenPipeError):  # whoever asked is gone
+            os.write(1, json.dumps({"at": time.time(), **values}).encode() + b"\n")
+
+
+class _Staged:
+    """The bytes of tensors in shared memory; of a copy that does not change while it is written."""
+
+    def __init__(self, path: Path) -> None:
+        self._map: mmap.mmap | None = None
+        if size := path.stat().st_size:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+
+    def __call__(self, span: Span) -> memoryview:
+        assert self._map is not None
+        return memoryview(self._map)[span.at : span.at + span.length]
+
+
+if __name__ == "__main__":
+    with suppress(OSError):
+        os.nice(NICE)
+    Writer().run()
+    for folder in sys.argv[1:]:
+        shutil.rmtree(folder, ignore_errors=True)

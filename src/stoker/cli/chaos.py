@@ -1,0 +1,193 @@
+"""Train while faults happen, and compare the end with an undisturbed run. Exit code 0 if they are equal, 1 if not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.preflight import open_job, planned
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.launch.chaos import Rehearsal, Trial
+    from stoker.resilience.chaos import Fault
+    from stoker.runs.folder import RunFolder
+
+PLACE = re.compile(r"(\d+)@(\d+)")
+PLACE_AND_FACTOR = re.compile(r"(\d+)@(\d+):(\d+(?:\.\d+)?)")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker chaos``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    for option, metavar, what in (
+        ("--kill", "RANK@STEP", "kill -9 this process at this step"),
+        ("--hang", "RANK@STEP", "it stops, and answers nobody"),
+        ("--slow", "RANK@STEP:FACTOR", "from then on it takes so much longer, for some steps"),
+        ("--nan", "STEP", "loss and gradient are not finite, once"),
+    ):
+        parser.add_argument(option, action="append", default=[], metavar=metavar, help=what)
+    parser.add_argument(
+        "--corrupt-checkpoint",
+        action="append_const",
+        const=None,
+        default=[],
+        help="the newest checkpoint changes on the disk, copies in memory are lost, and rank 0 dies, behind the second "
+        "checkpoint",
+    )
+    parser.add_argument(
+        "--corrupt-at", action="append", default=[], metavar="RANK@STEP", help="the same at this step, and this process"
+    )
+    parser.add_argument(
+        "--fill-disk",
+        action="append_const",
+        const=None,
+        default=[],
+        help="what rank 0 writes of the first checkpoint does not fit on the disk",
+    )
+    parser.add_argument(
+        "--fill-at",
+        action="append",
+        default=[],
+        metavar="RANK@STEP",
+        help="the same of the next checkpoint after this step, and this process",
+    )
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many faults of all kinds")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --random")
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Rehearse; returns 0 where the run with faults ended as the one without, else 1."""
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    faults = _stated(arguments)  # before anything is trained
+    loaded = planned(open_job(arguments.job, arguments.overrides))
+    from stoker.launch.chaos import Rehearsal
+
+    say: Callable[[str], None] = _silent if arguments.json else _say
+    rehearsal = Rehearsal(loaded, arguments.job, arguments.overrides, base=Path.cwd(), say=say)
+    rehearsal.check(faults)
+    calm = rehearsal.undisturbed()
+    every = _save_every(calm)
+    faults = _placed(faults, every) + _drawn(arguments, rehearsal, calm, every)
+    trial = rehearsal.disturbed(calm, sorted(faults, key=lambda fault: fault.step))
+    if arguments.json:
+        print(json.dumps(_answer(trial), indent=2))
+    else:
+        _print(trial)
+    return 0 if trial.survived else 1
+
+
+def _stated(arguments: argparse.Namespace) -> list[Fault]:
+    """The faults of the command line; step 0 of those whose step is not said."""
+    from stoker.resilience.chaos import Fault
+
+    faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
+    faults += [Fault("hang", step, rank) for rank, step in (_place("--hang", text) for text in arguments.hang)]
+    for text in arguments.slow:
+        match = PLACE_AND_FACTOR.fullmatch(text)
+        if match is None or float(match[3]) <= 1:
+            raise UserError(Problem(f"--slow {text}: this is no RANK@STEP:FACTOR", "write it as 1@20:3"))
+        faults.append(Fault("slow", int(match[2]), int(match[1]), float(match[3])))
+    for text in arguments.nan:
+        if not text.isdecimal():
+            raise UserError(Problem(f"--nan {text}: this is no step", "write it as --nan 20"))
+        faults.append(Fault("nan", int(text)))
+    faults += [Fault("corrupt", 0) for _ in arguments.corrupt_checkpoint]
+    faults += [Fault("corrupt", step, rank) for rank, step in (_place("--corrupt-at", t) for t in arguments.corrupt_at)]
+    faults += [Fault("fill-disk", 0) for _ in arguments.fill_disk]
+    faults += [Fault("fill-disk", step, rank) for rank, step in (_place("--fill-at", t) for t in arguments.fill_at)]
+    if not faults and arguments.random < 1:
+        raise UserError(Problem("no fault is named", "write --kill 0@20, say, or --random 5"))
+    return faults
+
+
+def _place(option: str, text: str) -> tuple[int, int]:
+    match = PLACE.fullmatch(text)
+    if match is None:
+        raise UserError(Problem(f"{option} {text}: this is no RANK@STEP", f"write it as {option} 1@20"))
+    return int(match[1]), int(match[2])
+
+
+def _save_every(calm: RunFolder) -> int:
+    started = next(event for event in calm.read_events() if event["event"] == "started")
+    return int(started["plan"]["save_every"])
+
+
+def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
+    """With the steps that were left open."""
+    from dataclasses import replace
+
+    usual = {"corrupt": 2 * save_every + 1, "fill-disk": save_every}
+    return [fault if fault.step else replace(fault, step=usual[fault.kind]) for fault in faults]
+
+
+def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder, save_every: int) -> list[Fault]:
+    if arguments.random < 1:
+        return []
+    from stoker.resilience.draw import draw
+
+    steps = len(calm.read_metrics())
+    try:
+        return draw(
+            arguments.random,
+            seed=arguments.seed,
+            steps=steps,
+            world=rehearsal.world,
+            save_every=save_every,
+            kinds=rehearsal.kinds,
+        )
+    except ValueError as error:
+        raise UserError(Problem(f"--random {arguments.random}: {error}", "ask for fewer, or train for more")) from error
+
+
+def _silent(_: str) -> None:
+    pass
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _answer(trial: Trial) -> dict[str, Any]:
+    split = trial.goodput
+    return {
+        "survived": trial.survived,
+        "undisturbed": str(trial.calm.path),
+        "run": str(trial.disturbed.path),
+        "exit_code": trial.exit_code,
+        "message": trial.message if trial.exit_code else "",
+        "faults": [asdict(account) for account in trial.accounts],
+        "equality": {**asdict(trial.equality), "holds": trial.equality.holds},
+        "goodput": split and {"effective": split.effective, "wall": split.wall, "parts": split.parts},
+    }
+
+
+def _print(trial: Trial) -> None:
+    for account in trial.accounts:
+        print(f"  {account.describe()}")
+    same = trial.equality
+    if trial.exit_code:
+        print(f"the run ended at step {same.reached} of {same.steps}: {trial.message}", file=sys.stderr)
+    print(f"losses   {_words(same.loss, same.tolerance)}", end="")
+    print(f", from step {same.first_difference} on" if same.first_difference else "")
+    print(f"weights  {_words(same.weight, same.tolerance)}")
+    print("samples  each exactly once" if same.samples else "samples  not those of the undisturbed run")
+    if trial.goodput is not None:
+        print(f"goodput  {trial.goodput.effective:.1%} of {trial.goodput.wall:.0f} s")
+    print("survived" if trial.survived else "NOT survived")
+
+
+def _words(difference: float, tolerance: float) -> str:
+    if difference == 0:
+        return "equal to the bit"
+    return f"{difference:.1e} apart, {'within' if difference <= tolerance else 'beyond'} {tolerance:.0e}"

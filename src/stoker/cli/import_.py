@@ -1,0 +1,175 @@
+"""Turn files of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job; say what is lost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from stoker.errors import Problem, UserError
+from stoker.job.importers import FORMATS, Imported, import_files
+from stoker.job.importers.ledger import NOT_SET
+from stoker.job.importers.write import origin
+from stoker.job.render import scalar
+
+LONGEST = 44  # characters of a value in the table
+PIPED = 200  # characters of a line where there is no terminal
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker import``."""
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a file to import, and those that belong to it (an Accelerate or DeepSpeed file); key=value of the job",
+    )
+    parser.add_argument("--from", dest="format", metavar="FORMAT", help=f"of the first FILE: {', '.join(FORMATS)}")
+    parser.add_argument("--data-info", metavar="FILE", help="LLaMA-Factory's dataset_info.json, or its folder")
+    parser.add_argument("--processes", type=int, metavar="N", help="on how many it was run, where no FILE says it")
+    parser.add_argument("-o", "--output", default="-", metavar="JOB", help="the job file to write; else it is printed")
+    parser.add_argument("--json", action="store_true", help="print the job and the report as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import the files. Raises UserError for what cannot be read, and for a job file that exists."""
+    overrides = [word for word in arguments.files if _is_override(word)]
+    files = [word for word in arguments.files if not _is_override(word)]
+    if not files:
+        raise UserError(Problem("no file is named", "write `stoker import FILE`"))
+    if arguments.processes is not None and arguments.processes < 1:
+        raise UserError(Problem(f"--processes {arguments.processes}: at least one process trains", "write 1 or more"))
+    if arguments.output != "-" and Path(arguments.output).exists():
+        raise _exists(arguments.output)
+    try:
+        imported = import_files(
+            files,
+            format=arguments.format,
+            data_info=arguments.data_info,
+            processes=arguments.processes,
+            overrides=overrides,
+        )
+    except UserError as error:
+        if not arguments.json:
+            raise
+        print(json.dumps({"job": None, "errors": [_problem(problem) for problem in error.problems]}, indent=2))
+        return error.exit_code
+    if arguments.output != "-":
+        _write(arguments.output, imported.text)
+    if arguments.json:
+        print(json.dumps(_answer(imported), indent=2))
+        return 0
+    if arguments.output == "-":
+        sys.stdout.write(imported.text)
+    _report(imported)
+    if arguments.output != "-":
+        print(f"{arguments.output} written; next: stoker check {arguments.output}")
+    return 0
+
+
+def _is_override(word: str) -> bool:
+    key, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in key and not Path(word).exists()
+
+
+def _write(name: str, text: str) -> None:
+    try:
+        with Path(name).open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise _exists(name) from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(Problem(f"cannot be written ({reason})", "name another with `-o JOB`", file=name)) from error
+
+
+def _exists(name: str) -> UserError:
+    hint = "name another file with `-o JOB`, or remove this one"
+    return UserError(Problem("the file exists already", hint, file=name))
+
+
+def _answer(imported: Imported) -> dict[str, Any]:
+    carried = [item for item in imported.carried if item.key]
+    defaults = [item for item in imported.carried if not item.key and item.tool]
+    return {
+        "tools": list(imported.tools),
+        "job": imported.job,
+        "yaml": imported.text,
+        "carried": [
+            {
+                "key": item.key,
+                "value": item.given,
+                "to": item.target,
+                "as": item.value,
+                "note": item.note.strip(),
+                "where": item.where,
+            }
+            for item in carried
+        ],
+        "defaults": [
+            {"to": item.target, "as": item.value, "of": item.tool, "note": item.note.strip()} for item in defaults
+        ],
+        "dropped": [
+            {"key": item.key, "value": item.value, "why": item.why, "matters": item.matters, "where": item.where}
+            for item in imported.dropped
+        ],
+        "unknown": [
+            {"key": item.key, "value": item.value, "near": item.near, "where": item.where} for item in imported.unknown
+        ],
+        "missing": list(imported.missing),
+    }
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    return {
+        "file": problem.file,
+        "line": problem.line,
+        "column": problem.column,
+        "key": problem.key,
+        "message": problem.message,
+        "suggestion": problem.suggestion,
+    }
+
+
+def _report(imported: Imported) -> None:
+    """The table on stderr: every key of the files, and what became of it."""
+    terminal = sys.stderr.isatty()
+    console = Console(stderr=True, highlight=False, width=None if terminal else PIPED)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head in ("key", "value", "became", "why"):
+        table.add_column(head, overflow="fold")
+    for item in imported.carried:
+        if item.key:
+            note = item.note.strip()
+            became = f"{item.target}: {_short(item.value)}"
+            table.add_row(*map(escape, (item.key, _short(item.given), became, note)))
+    for item in imported.carried:
+        if not item.key and item.tool:
+            table.add_row("", "", escape(f"{item.target}: {_short(item.value)}"), escape(origin(item)))
+    for dropped in imported.dropped:
+        if dropped.why != NOT_SET:
+            became = "[red]lost[/red]" if dropped.matters else "[dim]no line[/dim]"
+            table.add_row(escape(dropped.key), escape(_short(dropped.value)), became, escape(dropped.why))
+    for unknown in imported.unknown:
+        near = f"near: {unknown.near}" if unknown.near else ""
+        table.add_row(escape(unknown.key), escape(_short(unknown.value)), "[red]unknown[/red]", escape(near))
+    console.print(table)
+    carried = sum(1 for item in imported.carried if item.key)
+    lost = sum(1 for item in imported.dropped if item.matters)
+    console.print(
+        f"{' + '.join(imported.tools)}: {carried} carried over, {len(imported.dropped) - lost} need no line, "
+        f"{lost} lost, {len(imported.unknown)} unknown"
+    )
+    for key in imported.missing:
+        console.print(f"no file says `{key}`: an example stands there; write your own", style="bold")
+
+
+def _short(value: Any) -> str:
+    text = scalar(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."

@@ -1,0 +1,219 @@
+"""Axolotl's YAML: its own names for model, adapter, sequences and training, data sets by prompt type."""
+
+from __future__ import annotations
+
+from stoker.job.document import Document
+from stoker.job.importers.axolotl_data import read_data
+from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import carry_optimizer, carry_schedule, task_of, tuning_of
+from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
+from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
+from stoker.job.importers.trl import PEFT_TARGETS
+
+OF_EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
+FREE = {
+    "transformers finds the classes": "model_type tokenizer_type processor_type base_model_config cls_model_config "
+    "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model tokenizer_use_fast "
+    "tokenizer_legacy tokenizer_use_mistral_common tokenizer_save_jinja_files base_model_ignore_patterns",
+    "a job of Stoker is always strict": "strict",
+    "the model is built without memory": "low_cpu_mem_usage embeddings_skip_upcast peft_autocast_adapter_dtype",
+    "Stoker streams by a source's size": "streaming",
+    "a checkpoint of Stoker fits every layout": "fsdp_final_state_dict_type",
+    "Stoker caches by content, and tokenises in parallel by itself": "dataset_prepared_path dataset_processes "
+    "dataset_num_proc dataset_keep_in_memory skip_prepare_dataset dataset_shard_num dataset_shard_idx "
+    "push_dataset_to_hub hf_use_auth_token sample_packing_group_size sample_packing_bin_size "
+    "sample_packing_sequentially eval_sample_packing pad_to_sequence_len pad_to_multiple_of multipack_real_batches "
+    "batch_flattening pretrain_multipack_buffer_size pretrain_multipack_attn streaming_multipack_buffer_size "
+    "pretraining_sample_concatenation sample_packing_eff_est total_num_tokens total_supervised_tokens "
+    "is_preprocess preprocess_iterable axolotl_config_path",
+    "rows are always shuffled": "shuffle_merged_datasets shuffle_before_merging_datasets",
+    "Stoker uses PyTorch's attention and kernels": "flash_attention xformers_attention sdp_attention flex_attention "
+    "eager_attention sage_attention attn_implementation flash_attn_cross_entropy flash_attn_rms_norm "
+    "flash_attn_fuse_qkv flash_attn_fuse_mlp flash_optimum flex_attn_compile_kwargs unsloth_cross_entropy_loss "
+    "unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rms_norm unsloth_rope lora_mlp_kernel lora_qkv_kernel "
+    "lora_o_kernel use_kernels liger_rope liger_rms_norm liger_glu_activation liger_layer_norm "
+    "liger_fused_linear_cross_entropy cut_cross_entropy ring_attn_func heads_k_stride experimental_skip_move_to_device",
+    "a tracker that Stoker does not feed": "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id "
+    "wandb_log_model wandb_mode use_wandb mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_mlflow "
+    "hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name use_otel_metrics "
+    "trackio_project_name use_trackio use_swanlab swanlab_project hub_model_id hub_strategy",
+    "processes and devices are Stoker's or the launcher's to start": "world_size local_rank device device_map ddp "
+    "max_memory gpu_memory_limit use_ray ray_run_name ray_num_workers resources_per_worker ddp_timeout",
+    "`stoker eval` and `stoker chat` are for this": "eval_table_size eval_max_new_tokens do_causal_lm_eval "
+    "eval_causal_lm_metrics do_bench_eval bench_dataset bench_split eval_batch_size gradio_title gradio_share",
+    "every step is logged": "logging_steps debug profiler_steps include_tokens_per_second include_tkps gc_steps",
+    "the same command goes on where the run stopped": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "`faults.spike` watches the loss by its own past": "loss_watchdog_threshold loss_watchdog_patience",
+    "a checkpoint is always whole": "save_only_model save_safetensors save_first_step",
+    "exporting is `stoker export`": "merge_lora merge_method lora_on_cpu",
+    "transposed weights are found by the model's kind": "lora_fan_in_fan_out",
+    "double quantisation and nf4 are what 4 bits mean here": "bnb_config_kwargs.* qlora_sharded_model_loading",
+    "idle: of a method that is not asked for": "relora_prune_ratio relora_prune_method relora_cpu_offload "
+    "loraplus_lr_embedding lisa_step_interval lisa_layers_attr vllm.* trl.* orpo_alpha rpo_alpha simpo_gamma cpo_alpha "
+    "kto_desirable_weight kto_undesirable_weight rl_beta max_prompt_len dpo_use_weighting "
+    "dpo_use_logits_to_keep num_labels gptq jagged_restart_steps jagged_restart_warmup_steps",
+    "a plugin of Axolotl": "plugins",
+    "padding never counts": "special_tokens.pad_token",
+}
+LOST = {
+    "training begins from the model alone: merge the adapter first": "lora_model_dir",
+    "the adapter's matrices are trained alone": "lora_modules_to_save lora_target_parameters "
+    "peft_trainable_token_indices",
+    "an adapter's variant that Stoker has not": "loraplus_lr_ratio relora peft_layers_to_transform peft_layers_pattern "
+    "peft_layer_replication peft_init_lora_weights peft.* peft_ensure_weight_tying lisa_n_layers",
+    "all weights or an adapter's": "unfrozen_parameters",
+    "the tokenizer's own special tokens stay": "special_tokens.* tokens added_tokens_overrides eot_tokens "
+    "fix_untrained_tokens resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings",
+    "rows are shuffled, and short ones kept": "curriculum_sampling min_sample_len dataset_exact_deduplication",
+    "a base that is quantised already": "model_quantization_config model_quantization_config_kwargs.*",
+    "the model's code stays as transformers has it": "s2_attention overrides_of_model_config.* rope_scaling.* use_pose "
+    "pose_split_on_token_ids pose_max_context_len pose_num_chunks llama4_linearized_experts "
+    "overrides_of_model_kwargs.*",
+    "one learning rate and its plain schedule": "embedding_lr embedding_lr_scale lr_groups lr_quadratic_warmup "
+    "cosine_constant_lr_ratio lr_div_factor adam_beta3 adam_epsilon2 torchdistx_path",
+    "Stoker computes in bf16, fp16 or fp32": "fp8 qat.* quantization.*",
+    "no system message is added": "default_system_message",
+    "only answers are trained": "train_on_inputs",
+    "activations are recomputed, not offloaded": "activation_offloading",
+}
+
+
+def read_axolotl(document: Document) -> Ledger:
+    """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
+    ledger = Ledger(document, "Axolotl")
+    refused = False
+    for key in ("rl", "reward_model", "process_reward_model"):
+        word = ledger.text(key)
+        if word is not None and word.lower() not in ("false", "no"):
+            task_of(ledger, key, word if key == "rl" else "reward")
+            refused = True
+    ledger.text_to("base_model", "model.name")
+    ledger.text_to("tokenizer_config", "model.tokenizer")
+    ledger.text_to("revision_of_model", "model.revision")
+    ledger.text_to("output_dir", "output")
+    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+    _tuning(ledger)
+    read_data(ledger, tell_task=not refused)
+    _training(ledger)
+    _precision(ledger)
+    _saving(ledger)
+    _layout(ledger)
+    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    return ledger
+
+
+def _tuning(ledger: Ledger) -> None:
+    adapter, four = ledger.text("adapter"), ledger.flag("load_in_4bit")
+    if adapter is None:
+        ledger.default("tune.method", "full")
+        keys = "lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules peft_use_rslora peft_use_dora"
+        ledger.idle("idle without an adapter", *keys.split(), "load_in_4bit", "load_in_8bit")
+        return
+    tuning_of(ledger, "adapter", "qlora" if adapter == "lora" and four else adapter)
+    if ledger.flag("load_in_8bit") and adapter != "qlora":
+        ledger.carry("load_in_8bit", "model.quantise", "8bit")
+    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
+    ledger.idle("off", "load_in_8bit")
+    ledger.whole_to("lora_r", "tune.rank")
+    ledger.number_to("lora_alpha", "tune.alpha")
+    ledger.number_to("lora_dropout", "tune.dropout")
+    ledger.flag_to("peft_use_rslora", "tune.rslora")
+    ledger.flag_to("peft_use_dora", "tune.dora")
+    targets = ledger.words("lora_target_modules")
+    if ledger.flag("lora_target_linear"):
+        ledger.carry("lora_target_linear", "tune.targets", "all-linear")
+    elif targets:
+        ledger.carry("lora_target_modules", "tune.targets", targets)
+    else:
+        ledger.default("tune.targets", "all-linear", PEFT_TARGETS.replace("TRL", "Axolotl"))
+    ledger.idle("off", "lora_target_linear")
+
+
+def _training(ledger: Ledger) -> None:
+    lr = ledger.number_to("learning_rate", "train.lr")
+    batch = ledger.whole_to("batch_size", "train.batch")
+    ledger.whole_to("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
+    ledger.whole_to("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
+    if (ledger.whole("max_steps") or 0) > 0:
+        ledger.whole_to("max_steps", "steps")
+        ledger.idle("max_steps wins, there as here", "num_epochs")
+    else:
+        ledger.number_to("num_epochs", "epochs", 1.0)
+    carry_schedule(ledger, "lr_scheduler", lr=lr)
+    ledger.number_to("cosine_min_lr_ratio", "train.min_lr")
+    ratio = ledger.number("warmup_ratio")
+    if ledger.whole_to("warmup_steps", "train.warmup") is not None:
+        ledger.idle("warmup_steps wins, there as here", "warmup_ratio")
+    elif ratio is not None:
+        ledger.carry("warmup_ratio", "train.warmup", float(ratio) if ratio else 0)
+    else:
+        ledger.default("train.warmup", 0.03, "at most 100 steps there")
+    carry_optimizer(ledger, "optimizer")
+    ledger.number_to("weight_decay", "train.weight_decay", 0.0)
+    ledger.number_to("adam_beta1", "train.beta1")
+    ledger.number_to("adam_beta2", "train.beta2", 0.999)
+    ledger.number_to("adam_epsilon", "train.eps")
+    ledger.number_to("max_grad_norm", "train.clip")
+    ledger.whole_to("seed", "seed", 42)
+
+
+def _precision(ledger: Ledger) -> None:
+    bf16 = ledger.value("bf16")
+    if bf16 in ("auto", "full") or ledger.value("bfloat16") is True or (bf16 is not None and ledger.flag("bf16")):
+        key = "bf16" if bf16 not in (None, False) else "bfloat16"
+        ledger.carry(key, "train.precision", "auto" if bf16 == "auto" else "bf16")
+        others = "the precision is bf16's to say"
+    elif ledger.flag("fp16") or ledger.flag("float16"):
+        ledger.carry("fp16" if ledger.flag("fp16") else "float16", "train.precision", "fp16")
+        others = "off: fp16 is on"
+    elif bf16 is None and ledger.value("fp16") is None:
+        ledger.default("train.precision", "auto", "bf16 where the device is fast at it")
+        others = "the precision is bf16's to say"
+    else:
+        ledger.default("train.precision", "fp32", "neither bf16 nor fp16 is on")
+        others = "off"
+    for key in ("bf16", "fp16", "bfloat16", "float16", "float32"):
+        if ledger.value(key) is not None and not ledger.handled(key):
+            ledger.drop(key, others)
+
+
+def _saving(ledger: Ledger) -> None:
+    for word, home, part in (("eval", "evaluate", "a tenth of all"), ("save", "checkpoint", "a fifth, at most 500")):
+        steps = ledger.number(f"{word}_steps")
+        if steps is not None and steps >= 1:
+            ledger.carry(f"{word}_steps", f"{home}.every", int(steps))
+        elif steps is not None:
+            ledger.drop(f"{word}_steps", "a share of all steps, which are known once the data is counted")
+        for key in (f"{word}s_per_epoch", f"{word}_strategy", "evaluation_strategy" * (word == "eval")):
+            if key and ledger.value(key) is not None:
+                ledger.drop(key, "said by its steps" if steps else f"{OF_EPOCH} {part}")
+    ledger.whole_to("save_total_limit", "checkpoint.keep", 4)
+    ledger.flag_to("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+    ledger.flag_to("use_tensorboard", "train.tensorboard")
+
+
+def _layout(ledger: Ledger) -> None:
+    recompute = ledger.value("gradient_checkpointing")
+    if recompute is not None:
+        note = "recomputed, not offloaded" if isinstance(recompute, str) and "offload" in recompute else ""
+        asked = bool(note) or recompute == "unsloth" or ledger.flag("gradient_checkpointing")
+        ledger.carry("gradient_checkpointing", "parallel.recompute", "full" if asked else "none", note)
+    if ledger.value("torch_compile") == "auto":
+        ledger.carry("torch_compile", "train.compile", "auto")
+    else:
+        ledger.flag_to("torch_compile", "train.compile")
+    ledger.whole_to("tensor_parallel_size", "parallel.tensor")
+    ledger.whole_to("context_parallel_size", "parallel.context")
+    ledger.whole_to("sequence_parallel_degree", "parallel.context")
+    if (experts := ledger.whole("expert_parallel_size")) is not None:
+        ledger.drop("expert_parallel_size", "experts are spread as `tensor`", matters=experts > 1)
+    shard, replicate = ledger.whole("dp_shard_size"), ledger.whole("dp_replicate_size")
+    if shard is not None:
+        ledger.carry("dp_shard_size", "parallel.data", shard * (replicate or 1), "dp_shard_size x dp_replicate_size")
+        ledger.also("parallel.shard_size", shard)
+        if replicate is not None:
+            ledger.drop("dp_replicate_size", "`data` holds it")
+    elif replicate is not None:
+        ledger.carry("dp_replicate_size", "parallel.data", replicate)
+    read_engine_keys(ledger)

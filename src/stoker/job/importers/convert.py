@@ -1,0 +1,236 @@
+"""From foreign files to one job: each is recognised and read, what they say is merged, and the job is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.errors import Problem, UserError
+from stoker.job.document import Document, parse_document
+from stoker.job.importers.accelerate import read_accelerate
+from stoker.job.importers.axolotl import read_axolotl
+from stoker.job.importers.deepspeed import read_deepspeed
+from stoker.job.importers.layout import settle_layout
+from stoker.job.importers.ledger import ENGINE, OVERRIDE, WRITTEN, Carried, Dropped, Ledger, Unknown
+from stoker.job.importers.llama_factory import read_llama_factory
+from stoker.job.importers.recognise import format_of, recognise
+from stoker.job.importers.source import read_source
+from stoker.job.importers.torchtune import read_torchtune
+from stoker.job.importers.trl import read_trl
+from stoker.job.importers.write import plain, write_job
+from stoker.job.keys import KeyPath, block_at, block_of, dotted, field_at
+from stoker.job.load import check_document
+from stoker.job.messages import findings
+from stoker.job.overrides import apply_overrides
+from stoker.job.schema import Job
+from stoker.job.shorthand import expand_shorthands
+from stoker.job.suggest import suggest_key
+
+READERS: dict[str, Callable[[Document], Ledger]] = {
+    "axolotl": read_axolotl,
+    "trl": read_trl,
+    "torchtune": read_torchtune,
+    "deepspeed": read_deepspeed,
+    "accelerate": read_accelerate,
+}
+# What a job cannot be without; DeepSpeed's and Accelerate's files do not say it.
+EXAMPLES = {"task": "sft", "model.name": "smollm2-135m", "data[0].path": "chatterbot-corpus"}
+# Blocks whose keys may be left out where Stoker refuses them beside the others, the first to go first.
+OPTIONAL = ("parallel", "checkpoint", "evaluate", "train", "tune", "model")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A job made of foreign files.
+
+    Attributes:
+        text: the job's YAML, with the report as comments.
+        job: the job's values, nested.
+        carried: what was written in the files, and what their tools do by default.
+        missing: the job's blocks that hold examples.
+        tools: of the files, for people.
+    """
+
+    text: str
+    job: dict[str, Any]
+    carried: tuple[Carried, ...]
+    dropped: tuple[Dropped, ...]
+    unknown: tuple[Unknown, ...]
+    missing: tuple[str, ...]
+    tools: tuple[str, ...]
+
+
+def import_files(
+    paths: Sequence[str | Path],
+    *,
+    format: str | None = None,
+    data_info: str | None = None,
+    processes: int | None = None,
+    overrides: Sequence[str] = (),
+) -> Imported:
+    """Read foreign files as one job.
+
+    Args:
+        format: of the first file; by default by its keys, as of the others.
+        data_info: LLaMA-Factory's register of data sets, or its folder.
+        processes: on how many the files were run, where they do not say it.
+        overrides: ``key=value`` of the job, which win over all files.
+
+    Raises:
+        UserError: with every problem of the files, at its place.
+    """
+    ledgers = [_read(read_source(path), format if index == 0 else None, data_info) for index, path in enumerate(paths)]
+    trainers = [ledger for ledger in ledgers if not ledger.engine]
+    if len(trainers) > 1:
+        tools = " and ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in trainers)
+        raise UserError(Problem(f"{tools} both say what is trained", "import them one by one"))
+    problems = [problem for ledger in ledgers for problem in ledger.problems]
+    if problems:
+        raise UserError(*problems)
+    values, dropped = _merged([item for ledger in ledgers for item in ledger.carried])
+    dropped = [item for ledger in ledgers for item in ledger.dropped] + dropped
+    said = processes or next((ledger.processes for ledger in ledgers if ledger.processes), None)
+    said_by = "--processes" if processes else "of the processes that the files name"
+    values |= _written_over(overrides)
+    if any(target.startswith("data[") and entry.strength == OVERRIDE for target, entry in values.items()):
+        values = {t: e for t, e in values.items() if not t.startswith("data[") or e.strength == OVERRIDE}
+    missing = tuple(key for key in EXAMPLES if key not in values)
+    values |= {key: Carried(key, EXAMPLES[key], "", None, "", "", "", ENGINE) for key in missing}
+    values, asides, lost = settle_layout(_lengths(values, dropped), said, said_by)
+    values, refused = _accepted(values)
+    dropped += [*lost, *refused]
+    unknown = tuple(item for ledger in ledgers for item in ledger.unknown)
+    blocks = tuple(key.split(".")[0].split("[")[0] for key in missing)
+    names = ", ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in ledgers)
+    text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
+    shown = {(item.target, item.key) for item in values.values()}
+    carried = tuple(
+        item
+        for item in (*(one for ledger in ledgers for one in ledger.carried), *values.values())
+        if (item.target, item.key) in shown and not shown.discard((item.target, item.key))  # type: ignore[func-returns-value]
+    )
+    return Imported(
+        text, plain(values), carried, tuple(dropped), unknown, blocks, tuple(ledger.tool for ledger in ledgers)
+    )
+
+
+def _read(document: Document, format: str | None, data_info: str | None) -> Ledger:
+    found = recognise(document) if format is None else format_of(format)
+    if found == "llama-factory":
+        return read_llama_factory(document, data_info)
+    return READERS[found](document)
+
+
+def _merged(carried: Iterable[Carried]) -> tuple[dict[str, Carried], list[Dropped]]:
+    """One value for each key of the job: the strongest; of equals the last. What is written and loses is told."""
+    values: dict[str, Carried] = {}
+    dropped: list[Dropped] = []
+    for entry in carried:
+        other = values.get(entry.target)
+        if other is None:
+            values[entry.target] = entry
+            continue
+        winner, loser = (entry, other) if entry.strength >= other.strength else (other, entry)
+        values[entry.target] = winner
+        if loser.key and loser.value != winner.value:
+            why = f"{winner.key or 'the default'} of {winner.tool} wins: `{entry.target}` is {winner.value}"
+            dropped.append(Dropped(loser.key, loser.given, why, loser.where, winner.strength >= ENGINE))
+    return values, dropped
+
+
+def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
+    document, problems = apply_overrides(Document("command line", {}, {}), overrides)
+    values: dict[str, Carried] = {}
+    for path, value in _leaves((), document.data):
+        key = dotted(path)
+        if field_at(path)[1] != path:
+            near = suggest_key(path[:-1], str(path[-1]))
+            problems.append(Problem(f"unknown key `{key}`", near.text, key=key, file="command line"))
+        values[key] = Carried(key, value, key, value, "", "command line", "", OVERRIDE)
+    if problems:
+        raise UserError(*problems)
+    return values
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Every key of the schema in what was written, with its value; unknown keys as they stand."""
+    field, _ = field_at(path)
+    if isinstance(value, dict) and block_at(path) is not None:
+        for name, inner in value.items():
+            yield from _leaves((*path, name), inner)
+    elif isinstance(value, list) and field is not None and block_of(field.annotation)[1]:
+        for index, inner in enumerate(value):
+            yield from _leaves((*path, index), inner)
+    else:
+        yield path, value
+
+
+def _lengths(values: dict[str, Carried], dropped: list[Dropped]) -> dict[str, Carried]:
+    """Steps and epochs both say how long; the stronger of them stays, of equals the steps."""
+    steps, epochs = values.get("steps"), values.get("epochs")
+    if steps is None or epochs is None:
+        return values
+    loser, winner = (epochs, steps) if steps.strength >= epochs.strength else (steps, epochs)
+    if loser.key:
+        dropped.append(Dropped(loser.key, loser.given, f"`{winner.target}` says how long", loser.where, True))
+    return {target: entry for target, entry in values.items() if target != loser.target}
+
+
+def _accepted(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Dropped]]:
+    """The values that Stoker accepts together, and those it refuses beside the others, with its reason.
+
+    Raises:
+        UserError: a value is wrong by itself, or a conflict is none that an optional key can end.
+    """
+    values = dict(values)
+    refused: list[Dropped] = []
+    _each_well(values)
+    while True:
+        document = parse_document(write_job(values, (), (), (), (), "Imported."), "job.yaml")
+        try:
+            check_document(document)
+            return values, refused
+        except UserError as error:
+            options = [problem for problem in error.problems if problem.key in values]
+            options = [problem for problem in options if _block(problem.key) in OPTIONAL]
+            options = [problem for problem in options if problem.key not in ("model.name", "tune.method")]
+            if not options:
+                raise UserError(*(_at_source(problem, values) for problem in error.problems)) from error
+            weakest = min(
+                options,
+                key=lambda problem: (values[problem.key].strength >= WRITTEN, OPTIONAL.index(_block(problem.key))),
+            )
+            entry = values.pop(weakest.key)
+            why = f"Stoker refuses it: {weakest.message}".split(" (see also")[0]
+            refused.append(Dropped(entry.key or f"({entry.target})", entry.given, why, entry.where, True))
+
+
+def _block(key: str) -> str:
+    return key.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
+
+
+def _each_well(values: dict[str, Carried]) -> None:
+    document = parse_document(write_job(values, (), (), (), (), "Imported."), "job.yaml")
+    document = expand_shorthands(document)
+    try:
+        Job.model_validate(document.data)
+    except ValidationError as error:
+        wrong = [Problem(f.message, f.suggestion, key=dotted(f.path)) for f in findings(error, document)]
+        raise UserError(*(_at_source(problem, values) for problem in wrong)) from error
+
+
+def _at_source(problem: Problem, values: dict[str, Carried]) -> Problem:
+    """The problem at the place in the foreign file that its value is from."""
+    entry = values.get(problem.key)
+    if entry is None or not entry.where:
+        return Problem(problem.message, problem.suggestion, key=problem.key)
+    file, line, column = entry.where, 0, 0
+    parts = entry.where.rsplit(":", maxsplit=2)
+    if len(parts) == 3 and parts[1].isdigit():
+        file, line, column = parts[0], int(parts[1]), int(parts[2])
+    what = f"`{entry.key}`: {problem.message}" if entry.key else problem.message
+    return Problem(what, problem.suggestion, key=problem.key, file=file, line=line, column=column)

@@ -1,0 +1,125 @@
+"""LLaMA-Factory's register of data sets, ``dataset_info.json``: from a name to a source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.document import Document
+from stoker.job.importers.ledger import Dropped, Ledger
+from stoker.job.importers.source import read_source
+from stoker.job.importers.sources import Found, from_here
+from stoker.job.keys import dotted
+from stoker.job.suggest import nearest
+
+FILE = "dataset_info.json"
+# Tags by which a sharegpt-shaped set is one of messages.
+_MESSAGES = {"role_tag": "role", "content_tag": "content"}
+_USUAL_TAGS = {
+    "sharegpt": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
+    "messages": {**_MESSAGES, "user_tag": "user", "assistant_tag": "assistant", "system_tag": "system"},
+}
+JOINED = "an input follows its instruction after a blank line, in LLaMA-Factory on the next line"
+
+
+def find_register(ledger: Ledger, given: str | None) -> Document | None:
+    """The register: as given, or in ``dataset_dir`` (by default ``data``), or beside the file. None if nowhere."""
+    if given is not None:
+        path = Path(given)
+        return read_source(path / FILE if path.is_dir() else path)
+    here = Path(ledger.document.file).resolve().parent
+    folder = str(ledger.value("dataset_dir") or "data")
+    for base in (Path.cwd(), here, *here.parents):
+        if (base / folder / FILE).is_file():
+            return read_source(from_here(base / folder / FILE))
+    return read_source(from_here(here / FILE)) if (here / FILE).is_file() else None
+
+
+def source_of(name: str, register: Document, ledger: Ledger, key: str) -> Found:
+    """The source that a name stands for; keeps a problem where it is not registered."""
+    entry = register.data.get(name)
+    if not isinstance(entry, dict):
+        near = nearest(name, map(str, register.data))
+        message = f"`{name}` is not in {register.file}"
+        ledger.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
+        return Found(name)
+    found = Found(*_path(name, entry, register))
+    if entry.get("split") not in (None, "train"):
+        found.split = str(entry["split"])
+    for word, why in (
+        ("subset", "Stoker reads a hub data set whole: name its files as `path` where subsets lie in folders"),
+        ("folder", "write org/name's folder as the data's own path"),
+        ("num_samples", "sampled there with repetition: write `split` or `weight`"),
+        ("revision", "Stoker reads the main branch"),
+    ):
+        if entry.get(word) is not None:
+            _lost(ledger, register, (name, word), why)
+    columns = entry.get("columns") or {}
+    if not isinstance(columns, dict):
+        raise UserError(register.problem((name, "columns"), "`columns` must be a block"))
+    if entry.get("formatting", "alpaca") == "alpaca":
+        _instruction(found, columns, ranking=bool(entry.get("ranking")))
+    else:
+        _conversation(found, columns, entry, ranking=bool(entry.get("ranking")))
+    for modality in ("images", "videos", "audios", "kto_tag"):
+        if modality in columns:
+            _lost(ledger, register, (name, "columns", modality), "Stoker trains on text")
+    tags = entry.get("tags") or {}
+    usual = _USUAL_TAGS.get(found.format or "", {})
+    for tag, value in tags.items() if isinstance(tags, dict) else ():
+        if tag in usual and usual[tag] != value:
+            _lost(ledger, register, (name, "tags", tag), f"Stoker reads `{usual[tag]}` there")
+    return found
+
+
+def as_text(found: Found) -> Found:
+    """The source for continued pre-training, which reads the column of the prompts only."""
+    if found.format == "instruction":
+        column = found.columns.get("instruction", "instruction")
+        found.format, found.columns = "text", {} if column == "text" else {"text": column}
+        found.notes.pop("format", None)
+    return found
+
+
+def _path(name: str, entry: dict[str, Any], register: Document) -> tuple[str]:
+    for hub in ("hf_hub_url", "ms_hub_url"):
+        if entry.get(hub):
+            return (str(entry[hub]),)
+    file = entry.get("file_name")
+    if not file:
+        what = "a loading script" if "script_url" in entry else "no file"
+        message = f"`{name}` names {what}, and Stoker reads files and hub data sets"
+        raise UserError(Problem(message, "write `file_name`", file=register.file, line=register.marks[(name,)].key[0]))
+    beside = Path(register.file).parent / str(file)
+    return (from_here(beside),)
+
+
+def _instruction(found: Found, columns: dict[str, Any], *, ranking: bool) -> None:
+    ours = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
+    found.format = "instruction"
+    if ranking:
+        ours = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+        found.format = "preference"
+    elif not columns or "query" in columns:
+        found.notes["format"] = JOINED
+    found.columns = {
+        mine: str(columns[theirs]) for mine, theirs in ours.items() if columns.get(theirs) not in (None, mine)
+    }
+
+
+def _conversation(found: Found, columns: dict[str, Any], entry: dict[str, Any], *, ranking: bool) -> None:
+    tags = entry.get("tags") or {}
+    openai = entry.get("formatting") == "openai" or all(tags.get(tag) == word for tag, word in _MESSAGES.items())
+    found.format = "messages" if openai else "sharegpt"
+    mine = "messages" if openai else "conversations"
+    ours = {mine: "messages", "system": "system", "tools": "tools"}
+    if ranking:
+        found.format = "preference"
+        ours = {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}
+    given = {"messages": "conversations", **columns}
+    found.columns = {mine: str(given[theirs]) for mine, theirs in ours.items() if given.get(theirs) not in (None, mine)}
+
+
+def _lost(ledger: Ledger, register: Document, path: tuple[str, ...], why: str) -> None:
+    ledger.dropped.append(Dropped(dotted(path), register.at(path), why, register.where(path), True))

@@ -1,0 +1,235 @@
+"""DeepSpeed's JSON: ZeRO stages, offloading, the batch, precision, optimizer, scheduler, clipping."""
+
+from __future__ import annotations
+
+from stoker.job.document import Document
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import carry_optimizer
+from stoker.job.keys import KeyPath
+from stoker.job.messages import shown
+
+AUTO = "auto: what the trainer's own file says"
+WHY_ZERO = "Stoker cuts and overlaps its traffic by itself"
+FREE = {
+    WHY_ZERO: "zero_optimization.contiguous_gradients zero_optimization.overlap_comm zero_optimization.reduce_scatter "
+    "zero_optimization.reduce_bucket_size zero_optimization.allgather_partitions "
+    "zero_optimization.allgather_bucket_size zero_optimization.sub_group_size "
+    "zero_optimization.use_multi_rank_bucket_allreduce zero_optimization.round_robin_gradients "
+    "zero_optimization.stage3_prefetch_bucket_size zero_optimization.prefetch_bucket_size "
+    "zero_optimization.stage3_param_persistence_threshold zero_optimization.param_persistence_threshold "
+    "zero_optimization.stage3_max_live_parameters zero_optimization.max_live_parameters "
+    "zero_optimization.stage3_max_reuse_distance zero_optimization.max_reuse_distance "
+    "zero_optimization.model_persistence_threshold zero_optimization.stage3_module_granularity_threshold "
+    "zero_optimization.stage3_use_all_reduce_for_fetch_params zero_optimization.stage3_allgather_sequential "
+    "zero_optimization.memory_efficient_linear zero_optimization.ignore_unused_parameters "
+    "zero_optimization.legacy_stage1 zero_optimization.parameter_alignment zero_optimization.leaf_module.* "
+    "zero_optimization.compute_grad_norm zero_optimization.override_module_apply "
+    "zero_optimization.log_trace_cache_warnings zero_optimization.enable_sanity_checks "
+    "zero_optimization.cpu_offload_use_pin_memory zero_optimization.stage3_gather_fp16_weights_on_model_save "
+    "zero_optimization.offload_optimizer.* zero_optimization.offload_param.* "
+    "zero_optimization.pipeline_loading_checkpoint",
+    "a checkpoint of Stoker holds whole tensors, whatever the layout": "checkpoint.* "
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save zero_optimization.gather_16bit_weights_on_model_save "
+    "zero_optimization.elastic_checkpoint zero_optimization.load_from_fp32_weights",
+    "every optimizer of Stoker is sharded alike": "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer",
+    "every step is logged": "steps_per_print wall_clock_breakdown memory_breakdown dump_state flops_profiler.* "
+    "comms_logger.* tensorboard.* wandb.* csv_monitor.* comet.* monitor_config.*",
+    "the scaler of fp16 sets itself": "fp16.loss_scale fp16.initial_scale_power fp16.loss_scale_window fp16.hysteresis "
+    "fp16.consecutive_hysteresis fp16.min_loss_scale fp16.auto_cast fp16.fp16_master_weights_and_grads "
+    "fp16.fp16_opt_level bf16.check_overflow bf16.immediate_grad_update bf16.bf16_master_weights_and_grads "
+    "bf16.bf16_optimizer_states bf16.auto_cast",
+    "gradients are reduced exactly": "prescale_gradients gradient_predivide_factor communication_data_type "
+    "seq_parallel_communication_data_type disable_allgather sparse_gradients gradient_allreduce_op "
+    "data_types.grad_accum_dtype",
+    "removed from DeepSpeed itself, or never read by it": "amp.* elasticity.* nebula.* compression_training.* "
+    "eigenvalue.* sparse_attention.* quantize_training.* graph_harvesting "
+    "zero_optimization.zero_quantized_nontrainable_weights",
+    "Stoker's own": "aio.* autotuning.* dataloader_drop_last use_data_before_expert_parallelism seed vocabulary_size "
+    "managed_gradient_accumulation disable_python_gc log_level tag_validation load_universal compile.* hybrid_engine.*",
+    "write `recompute` under `parallel:` where the model's code asks for it": "activation_checkpointing.*",
+    "the optimizer's own way of computing": "optimizer.params.torch_adam optimizer.params.adam_w_mode "
+    "optimizer.params.bias_correction optimizer.params.freeze_step optimizer.params.cuda_aware "
+    "optimizer.params.comm_backend_name optimizer.legacy_fusion",
+    "the end of the warm-up is `lr`, its beginning near 0": "scheduler.params.warmup_min_lr "
+    "scheduler.params.warmup_min_ratio scheduler.params.last_batch_iteration",
+}
+LOST = {
+    "no counterpart: Stoker's traffic is not quantised": "zero_optimization.zero_quantized_weights "
+    "zero_optimization.zero_quantized_gradients zero_optimization.zenflow.*",
+    "one sharding for forward and backward pass": "zero_optimization.zero_hpz_partition_size",
+    "no curriculum: rows are shuffled": "curriculum_learning.* data_efficiency.* progressive_layer_drop.*",
+    "a torch_autocast block: precision says it": "torch_autocast.*",
+}
+STAGES = {0: "none", 1: "zero1", 2: "zero2", 3: "zero3"}
+SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def read_deepspeed(document: Document) -> Ledger:
+    """Reads a DeepSpeed file. ``auto`` stands for what the trainer that uses the file says."""
+    ledger = Ledger(document, "DeepSpeed", engine=True)
+    for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):
+        if not isinstance(ledger.value(block), dict | None):
+            ledger.problem(block, f"`{block}` must be a block of keys, not {shown(ledger.value(block))}")
+    _drop_autos(ledger, (), document.data)
+    _zero(ledger)
+    _batch(ledger)
+    _precision(ledger)
+    _optimizer(ledger)
+    _scheduler(ledger)
+    _axes(ledger)
+    ledger.sweep(FREE, matters=LOST)
+    return ledger
+
+
+def _drop_autos(ledger: Ledger, path: KeyPath, value: object) -> None:
+    if value == "auto":
+        ledger.drop(path, AUTO)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _drop_autos(ledger, (*path, key), inner)
+
+
+def _number(ledger: Ledger, key: str) -> float | None:
+    return None if ledger.handled(key) or isinstance(ledger.value(key), dict) else ledger.number(key)
+
+
+def _whole(ledger: Ledger, key: str) -> int | None:
+    return None if _number(ledger, key) is None else ledger.whole(key)
+
+
+def _zero(ledger: Ledger) -> None:
+    stage = _whole(ledger, "zero_optimization.stage")
+    if stage is not None and stage not in STAGES:
+        ledger.problem("zero_optimization.stage", f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
+    elif stage is not None:
+        ledger.carry("zero_optimization.stage", "parallel.shard", STAGES[stage])
+    for part in ("param", "optimizer"):
+        carry_offload(ledger, f"zero_optimization.offload_{part}.device", part)
+    for key, target in (("cpu_offload_param", "params"), ("cpu_offload", "optimizer")):
+        if ledger.flag(f"zero_optimization.{key}"):
+            ledger.carry(f"zero_optimization.{key}", "parallel.offload", target)
+        elif ledger.value(f"zero_optimization.{key}") is not None:
+            ledger.drop(f"zero_optimization.{key}", "nothing is offloaded, as by Stoker's default")
+    size = _whole(ledger, "zero_optimization.mics_shard_size")
+    if size and size > 0:
+        ledger.carry("zero_optimization.mics_shard_size", "parallel.shard_size", size)
+    elif size is not None:
+        ledger.drop("zero_optimization.mics_shard_size", "-1: one copy over all")
+    if ledger.value("zero_optimization.mics_hierarchical_params_gather") is not None:
+        ledger.drop("zero_optimization.mics_hierarchical_params_gather", WHY_ZERO)
+
+
+def carry_offload(ledger: Ledger, key: str, part: str) -> None:
+    """Carries where parameters (``param``) or the optimizer's states (``optimizer``) are kept."""
+    device = ledger.text(key)
+    if device == "cpu" and any(item.target == "parallel.offload" for item in ledger.carried):
+        ledger.drop(key, "`offload: params` holds the optimizer's states too")
+    elif device == "cpu":
+        both = part == "param"
+        ledger.carry(key, "parallel.offload", "params" if both else part, "optimizer states too" if both else "")
+    elif device == "nvme":
+        ledger.drop(key, "Stoker offloads to the host's memory only", matters=True)
+    elif device is not None:
+        ledger.drop(key, "nothing is offloaded, as by Stoker's default")
+
+
+def _batch(ledger: Ledger) -> None:
+    corners: dict[str, int] = {}
+    for key, target in (
+        ("train_batch_size", "train.batch"),
+        ("train_micro_batch_size_per_gpu", "train.micro_batch"),
+        ("gradient_accumulation_steps", "train.accumulation"),
+    ):
+        value = _whole(ledger, key)
+        if value is not None:
+            ledger.carry(key, target, value)
+            corners[key] = value
+    if len(corners) == 3:
+        batch, micro, accumulation = corners.values()
+        if batch % (micro * accumulation) == 0:
+            ledger.processes = batch // (micro * accumulation)
+
+
+def _precision(ledger: Ledger) -> None:
+    for block, precision in (("fp16", "fp16"), ("bf16", "bf16"), ("bfloat16", "bf16")):
+        key = f"{block}.enabled"
+        if ledger.value(block) is None or ledger.handled(key) or ledger.value(key) is None:
+            continue
+        if ledger.flag(key):
+            ledger.carry(key, "train.precision", precision)
+        else:
+            ledger.drop(key, "off")
+    if not any(ledger.value(block) for block in ("fp16", "bf16", "bfloat16", "torch_autocast")):
+        ledger.default("train.precision", "fp32")
+    clip = _number(ledger, "gradient_clipping")
+    if clip is not None:
+        ledger.carry("gradient_clipping", "train.clip", float(clip))
+    elif ledger.value("gradient_clipping") is None:
+        ledger.default("train.clip", 0.0, "no clipping")
+
+
+def _optimizer(ledger: Ledger) -> None:
+    if not isinstance(ledger.value("optimizer"), dict):
+        return
+    carry_optimizer(ledger, "optimizer.type")
+    params = "optimizer.params"
+    for name, target in (("lr", "train.lr"), ("eps", "train.eps"), ("weight_decay", "train.weight_decay")):
+        value = _number(ledger, f"{params}.{name}")
+        if value is not None:
+            ledger.carry(f"{params}.{name}", target, float(value))
+    betas = ledger.value(f"{params}.betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas):
+        ledger.carry(f"{params}.betas", "train.beta1", float(betas[0]))
+        ledger.also("train.beta2", float(betas[1]))
+    elif betas not in (None, "auto"):
+        ledger.problem(f"{params}.betas", "`betas` must be two numbers", "[0.9, 0.999]")
+    momentum = _number(ledger, f"{params}.momentum")
+    if momentum is not None:
+        ledger.carry(f"{params}.momentum", "train.beta1", float(momentum))
+
+
+def _scheduler(ledger: Ledger) -> None:
+    name = ledger.text("scheduler.type")
+    if name is None:
+        return
+    if name not in SCHEDULERS:
+        ledger.drop("scheduler.type", f"Stoker has {', '.join(SCHEDULERS.values())} and wsd", matters=True)
+        ledger.drop("scheduler.params", f"of {name}")
+        return
+    ledger.carry("scheduler.type", "train.schedule", SCHEDULERS[name])
+    params = "scheduler.params"
+    warmup = _whole(ledger, f"{params}.warmup_num_steps")
+    if warmup is not None:
+        ledger.carry(f"{params}.warmup_num_steps", "train.warmup", warmup)
+    elif ledger.value(f"{params}.warmup_num_steps") is None:
+        ledger.default("train.warmup", 1000)
+    shape = ledger.value(f"{params}.warmup_type")
+    if shape == "linear":
+        ledger.drop(f"{params}.warmup_type", "always linear here")
+    else:
+        ledger.drop(f"{params}.warmup_type", "logarithmic there (its default), linear here", matters=True)
+    end = _number(ledger, f"{params}.cos_min_ratio")
+    if end is not None:
+        ledger.carry(f"{params}.cos_min_ratio", "train.min_lr", float(end))
+    elif name == "WarmupCosineLR" and ledger.value(f"{params}.cos_min_ratio") is None:
+        ledger.default("train.min_lr", 1e-4)
+    peak, total = _number(ledger, f"{params}.warmup_max_lr"), _whole(ledger, f"{params}.total_num_steps")
+    if peak is not None:
+        ledger.carry(f"{params}.warmup_max_lr", "train.lr", float(peak), "the scheduler's lr replaces the optimizer's")
+    if total is not None:
+        ledger.carry(f"{params}.total_num_steps", "steps", total)
+
+
+def _axes(ledger: Ledger) -> None:
+    for key in ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.tp_size"):
+        size = _whole(ledger, key)
+        if size is not None:
+            ledger.carry(key, "parallel.tensor", max(1, size))
+    size = _whole(ledger, "sequence_parallel_size")
+    if size is not None:
+        ledger.carry("sequence_parallel_size", "parallel.context", size)
+        if size > 1:
+            ledger.also("parallel.context_by", "ulysses")
+    stages = _whole(ledger, "pipeline.stages")
+    if stages is not None:
+        ledger.carry("pipeline.stages", "parallel.pipeline", stages)

@@ -1,0 +1,217 @@
+"""LLaMA-Factory's YAML: flat keys of its own beside those of transformers' trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.job.document import Document
+from stoker.job.importers.dataset_info import as_text, find_register, source_of
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import task_of, tuning_of
+from stoker.job.importers.sources import Found, carry_source, template_of
+from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
+from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
+from stoker.job.importers.trainer_arguments import TrainerDefaults, read_trainer_arguments
+
+FREE = {
+    "read: the register of the data sets": "dataset_dir",
+    "Stoker caches by content, and tokenises in parallel by itself": "overwrite_cache preprocessing_num_workers "
+    "preprocessing_batch_size tokenized_path cache_dir buffer_size data_shared_file_system",
+    "for images, sound and video, which Stoker has not": "media_dir image_max_pixels image_min_pixels video_max_pixels "
+    "video_min_pixels video_fps video_maxlen image_do_pan_and_scan crop_to_patches use_audio_in_video "
+    "audio_sampling_rate freeze_vision_tower freeze_multi_modal_projector",
+    "for generating and serving: `stoker chat` has options of its own": "do_sample temperature top_p top_k num_beams "
+    "max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens default_system infer_backend "
+    "infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank vllm_config "
+    "sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config sglang_lora_backend offload_folder eval_num_beams "
+    "predict_with_generate generation_max_length generation_num_beams generation_config",
+    "exporting is `stoker export`": "export_dir export_size export_device export_legacy_format export_hub_model_id "
+    "export_quantization_bit export_quantization_dataset export_quantization_nsamples export_quantization_maxlen",
+    "Stoker uses PyTorch's attention, and its own order of memory": "flash_attn use_unsloth use_unsloth_gc "
+    "use_v1_kernels low_cpu_mem_usage upcast_layernorm upcast_lmhead_output",
+    "fast tokenizers only": "use_fast_tokenizer",
+    "no effect beside the other keys": "template mask_history max_samples mix_strategy interleave_probs",
+    "Stoker streams by a source's size": "streaming",
+    "padding never counts": "ignore_pad_token_for_loss",
+    "double quantisation is on where there are 4 bits": "double_quantization quantization_type quantization_method "
+    "quantization_device_map",
+    "tokens are never shared, and the hub is asked as its library is set up": "hf_hub_token ms_hub_token om_hub_token "
+    "use_modelscope_hub",
+    "printed anyway, by `stoker check` and `stoker plan`": "print_param_status include_effective_tokens_per_second "
+    "include_tokens_per_second compute_accuracy eval_on_each_dataset",
+    "a tracker that Stoker does not feed": "use_swanlab swanlab_project swanlab_workspace swanlab_run_name "
+    "swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret",
+    "Ray's: processes are Stoker's or the launcher's to start": "ray_run_name ray_storage_path ray_storage_filesystem "
+    "ray_num_workers resources_per_worker placement_strategy ray_init_kwargs master_addr master_port",
+    "idle: of an optimizer or a method that is not asked for": "galore_target galore_rank galore_update_interval "
+    "galore_scale galore_proj_type galore_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale "
+    "apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block "
+    "badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose pissa_iter "
+    "pissa_convert loraplus_lr_embedding oft_rank oft_block_size oft_target module_dropout freeze_trainable_layers "
+    "freeze_trainable_modules freeze_extra_modules fp8_backend fp8_enable_fsdp_float8_all_gather kt_optimize_rule "
+    "cpu_infer chunk_size mode kt_maxlen kt_use_cuda_graph kt_mode kt_force_think",
+    "idle: of a task that is not asked for": "pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing "
+    "kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
+    "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters "
+    "reward_model_quantization_bit reward_model_type ld_alpha",
+}
+LOST = {
+    "Stoker has no such optimizer": "use_galore use_apollo use_badam use_adam_mini use_muon",
+    "Stoker begins adapters as peft does": "pissa_init",
+    "one learning rate for both matrices": "loraplus_lr_ratio",
+    "training begins from the model alone: merge the adapter first": "adapter_name_or_path adapter_folder "
+    "create_new_adapter",
+    "the adapter's matrices are trained alone": "additional_target",
+    "the vocabulary stays as the tokenizer has it": "resize_vocab add_tokens add_special_tokens "
+    "new_special_tokens_config init_special_tokens split_special_tokens",
+    "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef "
+    "use_llama_pro",
+    "rows are always shuffled": "disable_shuffling",
+    "the loss is plain cross entropy": "use_dft_loss use_eaft_loss use_asft_loss",
+    "Stoker computes in bf16, fp16 or fp32": "fp8",
+    "an engine of its own": "use_mca use_kt",
+    "write a name of the catalogue that begins from random weights (llama-10m)": "train_from_scratch",
+    "only answers are trained": "train_on_prompt",
+    "all of the language model or its adapter": "freeze_language_model",
+    "tools are written as the tokenizer's template has them": "tool_format",
+    "thinking is written as the tokenizer's template has it": "enable_thinking",
+}
+
+
+def read_llama_factory(document: Document, data_info: str | None = None) -> Ledger:
+    """Reads a training file of LLaMA-Factory.
+
+    Args:
+        data_info: the register of its data sets, or the folder it lies in; by default looked for.
+    """
+    ledger = Ledger(document, "LLaMA-Factory")
+    task = "sft"
+    if stage := ledger.text("stage"):
+        task = task_of(ledger, "stage", stage) or ""
+    else:
+        ledger.default("task", "sft")
+    _model(ledger)
+    _tuning(ledger)
+    _data(ledger, task, data_info)
+    if disabled := ledger.flag("disable_gradient_checkpointing"):
+        ledger.carry("disable_gradient_checkpointing", "parallel.recompute", "none")
+    elif disabled is not None:
+        ledger.drop("disable_gradient_checkpointing", "off: recomputation is on by LLaMA-Factory's default")
+    read_trainer_arguments(ledger, TrainerDefaults(recompute=not disabled))
+    if ledger.flag("pure_bf16"):
+        ledger.carry("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
+    elif ledger.value("pure_bf16") is not None:
+        ledger.drop("pure_bf16", "off")
+    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    return ledger
+
+
+def _model(ledger: Ledger) -> None:
+    ledger.text_to("model_name_or_path", "model.name")
+    revision = ledger.text("model_revision")
+    if revision not in (None, "main"):
+        ledger.carry("model_revision", "model.revision", revision)
+    elif revision is not None:
+        ledger.drop("model_revision", "main is the default")
+    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+
+
+def _tuning(ledger: Ledger) -> None:
+    bits, method = ledger.whole("quantization_bit"), ledger.text("finetuning_type")
+    if bits not in (None, 4, 8):
+        ledger.problem("quantization_bit", f"Stoker quantises to 4 or 8 bits, not {bits}", "write 4 or 8")
+    tuned: str | None = "lora"
+    if bits == 4 and method in (None, "lora"):
+        ledger.carry("quantization_bit", "tune.method", "qlora", "nf4 with double quantisation")
+        ledger.idle("`tune: qlora` holds it", "finetuning_type")
+    elif method is None:
+        ledger.default("tune.method", "lora")
+    else:
+        tuned = tuning_of(ledger, "finetuning_type", method)
+    if bits in (4, 8) and not ledger.handled("quantization_bit"):
+        ledger.carry("quantization_bit", "model.quantise", f"{bits}bit")
+    if tuned != "lora":
+        keys = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora")
+        ledger.idle("idle: finetuning_type is not lora", *keys)
+        return
+    rank = ledger.whole_to("lora_rank", "tune.rank", 8) or 8
+    ledger.number_to("lora_alpha", "tune.alpha", 2.0 * rank, "" if ledger.value("lora_alpha") else "twice the rank")
+    ledger.number_to("lora_dropout", "tune.dropout")
+    if targets := ledger.words("lora_target"):
+        ledger.carry("lora_target", "tune.targets", "all-linear" if targets == ["all"] else targets)
+    ledger.flag_to("use_rslora", "tune.rslora")
+    ledger.flag_to("use_dora", "tune.dora")
+
+
+def _data(ledger: Ledger, task: str, data_info: str | None) -> None:
+    ledger.whole_to("cutoff_len", "train.seq_len", 2048)
+    if ledger.flag("neat_packing"):
+        ledger.carry("neat_packing", "train.pack", True)
+        ledger.idle("neat_packing says it", "packing")
+    else:
+        note = "documents see each other there, never here" if ledger.flag("packing") else ""
+        ledger.flag_to("packing", "train.pack", task == "pretrain", note)
+        ledger.idle("packed documents never see each other here", "neat_packing")
+    _sources(ledger, "dataset", "data", task, data_info)
+    _sources(ledger, "eval_dataset", "evaluate.data", task, data_info)
+    held = ledger.number("val_size")
+    if ledger.value("eval_dataset"):
+        ledger.idle("eval_dataset says it", "val_size")
+    elif held and held >= 1:
+        why = f"{held:g} rows; Stoker holds out a share: write `fraction` under `evaluate:`"
+        ledger.drop("val_size", why, matters=True)
+    else:
+        ledger.number_to("val_size", "evaluate.fraction", 0.0)
+        if held:
+            ledger.also("evaluate.rows", "all")
+
+
+def _sources(ledger: Ledger, key: str, home: str, task: str, data_info: str | None) -> None:
+    names = ledger.words(key)
+    if not names:
+        return
+    online = ledger.value("dataset_dir") == "ONLINE"
+    register = None if online else find_register(ledger, data_info)
+    weights = _weights(ledger, len(names)) if home == "data" else []
+    for index, name in enumerate(names):
+        if register is None and not online and "/" not in name and not Path(name).exists():
+            message = f"`{name}` is a name of dataset_info.json, which is not found"
+            ledger.problem(key, message, "name it: `--data-info FILE`")
+            return
+        found = Found(name) if register is None or "/" in name else source_of(name, register, ledger, key)
+        found = as_text(found) if task == "pretrain" else found
+        _of_all(ledger, found, task)
+        if weights:
+            found.weight, found.keys["weight"] = weights[index], "interleave_probs"
+        carry_source(ledger, key, found, f"{home}[{index}]")
+
+
+def _of_all(ledger: Ledger, found: Found, task: str) -> None:
+    """What the file says of all its data sets at once."""
+    template, limit = ledger.text("template"), ledger.whole("max_samples")
+    if template is not None and task != "pretrain":
+        found.template, found.notes["template"] = template_of(template)
+        found.keys["template"] = "template"
+    if limit is not None:
+        found.split, found.keys["split"] = f"{found.split or ''}[:{limit}]", "max_samples"
+    if ledger.flag("mask_history"):
+        found.train_on, found.keys["train_on"] = "last", "mask_history"
+
+
+def _weights(ledger: Ledger, count: int) -> list[float]:
+    strategy, written = ledger.text("mix_strategy") or "concat", ledger.words("interleave_probs")
+    if strategy != "concat" and written and len(written) == count:
+        try:
+            weights = [float(word) for word in written]
+        except ValueError:
+            ledger.problem("interleave_probs", "`interleave_probs` must be numbers with commas")
+            return []
+        if ledger.value("mix_strategy") is not None:
+            ledger.drop("mix_strategy", "sources with a `weight` are interleaved")
+        return weights
+    if ledger.value("mix_strategy") is not None:
+        why = "sources are mixed in proportion to their rows"
+        ledger.drop("mix_strategy", why, matters=strategy != "concat")
+    if written:
+        ledger.drop("interleave_probs", "idle: mix_strategy is concat" if strategy == "concat" else "not one a source")
+    return []

@@ -1,0 +1,223 @@
+"""torchtune's YAML: blocks whose ``_component_`` names what is built, with its arguments beside it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+from stoker.job.document import Document
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import carry_optimizer, task_of
+from stoker.job.importers.torchtune_data import read_sources
+
+COMPONENT = "_component_"
+FREE = {
+    "the model folder says its kind, its files and its tokenizer": "tokenizer.* checkpointer.*",
+    "every step is logged": "metric_logger.* log_every_n_steps log_peak_memory_stats log_level",
+    "Stoker measures every run by itself": "profiler.*",
+    "the device is what there is": "device dataset_num_workers num_workers dataloader.* seed_dataset",
+    "the same command goes on where the run stopped": "resume_from_checkpoint",
+    "a checkpoint is always whole, and written while training goes on": "save_adapter_weights_only "
+    "enable_async_checkpointing save_last_epoch_only epochs_to_save",
+    "Stoker's head and loss are chunked already": "loss.*",
+    "Stoker shards block by block, always": "custom_sharded_layers use_loss_parallel_ctx_manager",
+    "rows are always shuffled": "shuffle",
+    "held-out sequences go through as training's do": "batch_size_val",
+    "PyTorch decides": "optimizer.fused optimizer.foreach cudnn_deterministic_mode",
+    "names of this file alone": "model_type model_name checkpoint_dir dtype_val",
+    "the step is one": "optimizer.amsgrad",
+}
+LOST = {
+    "activations are recomputed, not offloaded": "enable_activation_offloading activation_offloading",
+    "the step is taken after the whole backward pass: more memory, the same result": "optimizer_in_bwd",
+    "Stoker trains in bf16, fp16 or fp32": "quantizer.* enable_fp8_training fp8_recipe_name",
+    "one rate for all": "lr_scheduler.num_cycles",
+    "an optimizer's argument that Stoker has not": "optimizer.*",
+    "a schedule's argument that Stoker has not": "lr_scheduler.*",
+    "a model's argument that Stoker has not": "model.*",
+}
+ATTENTION = {"output_proj": "o_proj"}
+MLP = ["gate_proj", "up_proj", "down_proj"]
+DISTRIBUTED = (
+    "data_parallel_shard_dim", "data_parallel_replicate_dim", "tensor_parallel_dim", "context_parallel_dim",
+    "fsdp_cpu_offload", "fsdp_reshard_after_forward", "custom_sharded_layers", "tensor_parallel_plan",
+)  # fmt: skip
+
+
+def read_torchtune(document: Document) -> Ledger:
+    """Reads a training file of torchtune. ``${key}`` stands for another key's value."""
+    ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
+    formats = read_sources(ledger)
+    _task(ledger, formats)
+    _model(ledger)
+    _training(ledger)
+    _optimizer(ledger)
+    _layout(ledger)
+    if output := ledger.text("output_dir"):
+        ledger.carry("output_dir", "output", output)
+    if "TensorBoard" in str(ledger.value(("metric_logger", COMPONENT))):
+        ledger.carry(("metric_logger", COMPONENT), "train.tensorboard", True)
+    ledger.sweep(FREE, matters=LOST)
+    return ledger
+
+
+def _resolved(value: Any, root: dict[str, Any], depth: int = 0) -> Any:
+    if isinstance(value, dict):
+        return {key: _resolved(inner, root, depth) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_resolved(inner, root, depth) for inner in value]
+    if not isinstance(value, str) or "${" not in value or depth > 4:
+        return value
+    return _resolved(re.sub(r"\$\{([\w.]+)\}", lambda name: _at(root, name), value), root, depth + 1)
+
+
+def _at(root: dict[str, Any], name: re.Match[str]) -> str:
+    value: Any = root
+    for part in name[1].split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return name[0] if value is None or isinstance(value, dict | list) else str(value)
+
+
+def _task(ledger: Ledger, formats: list[str]) -> None:
+    loss = str(ledger.value(("loss", COMPONENT)) or "")
+    for key, word, found in (
+        ("loss", "dpo", "DPO" in loss or "RSO" in loss or "SimPO" in loss),
+        ("teacher_model", "kd", ledger.value("teacher_model") is not None),
+        ("policy_model", "ppo", ledger.value("policy_model") is not None),
+        ("reward_model", "ppo", ledger.value("reward_model") is not None),
+        ("loss", "grpo", "GRPO" in loss),
+        ("dataset", "dpo", "preference" in formats),
+    ):
+        if found:
+            task_of(ledger, key, word)
+            return
+    ledger.default("task", "pretrain" if set(formats) == {"text"} else "sft", "by the data set's builder")
+
+
+def _model(ledger: Ledger) -> None:
+    ledger.text_to("checkpointer.checkpoint_dir", "model.name")
+    path, component = ("model", COMPONENT), str(ledger.value(("model", COMPONENT)) or "")
+    name = component.rsplit(".", maxsplit=1)[-1]
+    method = "lora" if name.startswith("lora") else "full"
+    if name.startswith("qlora") or ledger.flag("model.quantize_base"):
+        method = "qlora"
+    if not component:
+        return
+    note = "the weights are read from the folder; the name tells the method only"
+    ledger.carry(path, "tune.method", method, note)
+    ledger.idle("`tune: qlora` holds it" if method == "qlora" else "off", "model.quantize_base")
+    if method != "full":
+        _adapter(ledger)
+
+
+def _adapter(ledger: Ledger) -> None:
+    ledger.whole_to("model.lora_rank", "tune.rank", 8)
+    ledger.number_to("model.lora_alpha", "tune.alpha", 16.0)
+    ledger.number_to("model.lora_dropout", "tune.dropout")
+    ledger.flag_to("model.use_dora", "tune.dora")
+    modules = ledger.words("model.lora_attn_modules")
+    targets = list(dict.fromkeys(ATTENTION.get(module, module) for module in modules))
+    if ledger.flag("model.apply_lora_to_mlp"):
+        targets += MLP
+    if modules:
+        ledger.carry("model.lora_attn_modules", "tune.targets", targets, "in transformers' names")
+    ledger.idle("`targets`", "model.apply_lora_to_mlp")
+    head = ledger.flag("model.apply_lora_to_output")
+    if head is not None:
+        ledger.drop("model.apply_lora_to_output", "no adapter on the head" if head else "off", matters=head)
+
+
+def _training(ledger: Ledger) -> None:
+    if ledger.whole_to("tokenizer.max_seq_len", "train.seq_len") is None:
+        ledger.drop("tokenizer.max_seq_len", "no limit there; Stoker cuts at 1024: write `seq_len`", matters=True)
+    ledger.whole_to("batch_size", "train.micro_batch")
+    ledger.whole_to("gradient_accumulation_steps", "train.accumulation")
+    if ledger.whole_to("seed", "seed") is None:
+        ledger.drop("seed", "a new one every time there, 0 here")
+    limit = ledger.whole("max_steps_per_epoch")
+    if limit:
+        steps = max(1, round(limit * (ledger.number("epochs") or 1)))
+        ledger.carry("max_steps_per_epoch", "steps", steps, "times the epochs, at most")
+        ledger.idle("`steps` holds them", "epochs")
+    else:
+        ledger.number_to("epochs", "epochs")
+    precision = ledger.text("dtype")
+    if precision in ("bf16", "fp32", "fp16"):
+        note = "the weights that are trained stay in fp32; there they are bf16 too" if precision == "bf16" else ""
+        ledger.carry("dtype", "train.precision", precision, note)
+    elif precision is not None:
+        ledger.problem("dtype", f"Stoker does not compute in `{precision}`", "write bf16, fp16 or fp32")
+    compiled = ledger.value("compile")
+    if isinstance(compiled, dict):
+        ledger.carry("compile", "train.compile", any(map(bool, compiled.values())))
+    else:
+        ledger.flag_to("compile", "train.compile")
+    ledger.whole_to("run_val_every_n_steps", "evaluate.every")
+    ledger.whole_to("save_every_n_steps", "checkpoint.every")
+    ledger.whole_to("keep_last_n_checkpoints", "checkpoint.keep")
+    ledger.whole_to("checkpointer.keep_last_n_checkpoints", "checkpoint.keep")
+
+
+def _optimizer(ledger: Ledger) -> None:
+    component = ledger.text(f"optimizer.{COMPONENT}")
+    if component is not None:
+        carry_optimizer(ledger, f"optimizer.{COMPONENT}")
+        ledger.number_to("optimizer.lr", "train.lr", 1e-3)
+        decay = 0.01 if component.endswith("AdamW") else 0.0  # as in PyTorch
+        ledger.number_to("optimizer.weight_decay", "train.weight_decay", decay)
+    betas = ledger.value("optimizer.betas")
+    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas):
+        ledger.carry("optimizer.betas", "train.beta1", float(betas[0]))
+        ledger.also("train.beta2", float(betas[1]))
+    elif component is not None:
+        ledger.default("train.beta2", 0.999)
+    ledger.number_to("optimizer.eps", "train.eps")
+    ledger.number_to("optimizer.momentum", "train.beta1")
+    schedule = ledger.text(f"lr_scheduler.{COMPONENT}")
+    if schedule is None:
+        ledger.default("train.schedule", "constant")
+        ledger.default("train.warmup", 0)
+    elif schedule.endswith("cosine_schedule_with_warmup"):
+        ledger.carry(f"lr_scheduler.{COMPONENT}", "train.schedule", "cosine")
+        ledger.whole_to("lr_scheduler.num_warmup_steps", "train.warmup")
+    else:
+        ledger.drop(f"lr_scheduler.{COMPONENT}", "Stoker has linear, cosine, wsd and constant", matters=True)
+    ledger.number_to("clip_grad_norm", "train.clip", 0.0)
+
+
+def _layout(ledger: Ledger) -> None:
+    recompute = ledger.flag("enable_activation_checkpointing")
+    if ledger.text("ac_mode") == "selective":
+        ledger.carry("ac_mode", "parallel.recompute", "selective")
+        ledger.idle("ac_mode says it", "enable_activation_checkpointing")
+    elif recompute is not None:
+        ledger.carry("enable_activation_checkpointing", "parallel.recompute", "full" if recompute else "none")
+    ledger.idle("enable_activation_checkpointing says it", "ac_mode")
+    if ledger.value("ac_option") is not None:
+        ledger.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
+    ledger.whole_to("tensor_parallel_dim", "parallel.tensor")
+    ledger.whole_to("context_parallel_dim", "parallel.context")
+    ledger.idle("the model's family says which matrix is split how", "tensor_parallel_plan")
+    if any(ledger.value(key) is not None for key in DISTRIBUTED):
+        _sharding(ledger)
+
+
+def _sharding(ledger: Ledger) -> None:
+    reshard = ledger.flag("fsdp_reshard_after_forward")
+    if reshard is not None:
+        ledger.carry("fsdp_reshard_after_forward", "parallel.shard", "zero3" if reshard else "zero2")
+    else:
+        ledger.default("parallel.shard", "zero3", "the distributed recipes shard by FSDP")
+    offload = ledger.flag("fsdp_cpu_offload")
+    if offload:
+        ledger.carry("fsdp_cpu_offload", "parallel.offload", "params", "optimizer states too")
+    ledger.idle("off", "fsdp_cpu_offload")
+    shard, replicate = ledger.whole("data_parallel_shard_dim"), ledger.whole("data_parallel_replicate_dim")
+    if shard is not None and shard > 0:
+        ledger.carry("data_parallel_shard_dim", "parallel.data", shard * max(1, replicate or 1), "shard x replicate")
+        ledger.also("parallel.shard_size", shard)
+    elif shard is not None:
+        ledger.drop("data_parallel_shard_dim", "-1: what the other axes leave of all processes")
+    if replicate is not None:
+        ledger.drop("data_parallel_replicate_dim", "`data` holds it" if shard and shard > 0 else "over all processes")

@@ -1,0 +1,206 @@
+"""The arguments of transformers' Trainer, which LLaMA-Factory and TRL share; defaults as of transformers 5."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import carry_optimizer, carry_schedule
+
+EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
+TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
+
+
+@dataclass(frozen=True)
+class TrainerDefaults:
+    """What a tool's trainer does where its file says nothing."""
+
+    lr: float = 5e-5
+    recompute: bool = False
+    precision: str = "fp32"
+
+
+# Done always, never, or elsewhere: nothing is lost.
+FREE = {
+    "`stoker train` trains": "do_train do_eval do_predict prediction_loss_only",
+    "every step is logged": "logging_steps logging_strategy logging_first_step logging_dir logging_nan_inf_filter "
+    "log_level log_level_replica log_on_each_node disable_tqdm plot_loss include_num_input_tokens_seen "
+    "include_tokens_per_second",
+    TRACKER: "run_name project trackio_space_id trackio_bucket_id trackio_static_space_id push_to_hub hub_token "
+    "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
+    "the same command goes on where the run stopped": "resume_from_checkpoint ignore_data_skip "
+    "restore_callback_states_from_checkpoint",
+    "give each run its own `output`": "overwrite_output_dir",
+    "a checkpoint is always whole, and written while training goes on": "save_only_model save_safetensors "
+    "save_on_each_node enable_jit_checkpoint",
+    "held-out sequences go through as training's do": "per_device_eval_batch_size eval_accumulation_steps "
+    "eval_do_concat_batches eval_use_gather_object batch_eval_metrics include_for_metrics eval_on_start eval_delay "
+    "bf16_full_eval fp16_full_eval",
+    "Stoker tokenises ahead and in parallel by itself": "dataloader_num_workers dataloader_pin_memory "
+    "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
+    "dataloader_drop_last remove_unused_columns label_names",
+    "the loss is always normalised by the tokens of the whole step": "average_tokens_across_devices",
+    "processes are Stoker's or the launcher's to start": "local_rank ddp_backend ddp_timeout ddp_bucket_cap_mb "
+    "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph accelerator_config use_cpu",
+    "recomputation has no variants here": "gradient_checkpointing_kwargs activation_checkpointing_kwargs "
+    "use_reentrant_gc",
+    "the order, the weights and dropout all come from `seed`": "data_seed full_determinism",
+    "PyTorch decides": "tf32 torch_empty_cache_steps torch_compile_backend torch_compile_mode "
+    "skip_memory_metrics debug use_cache greater_is_better",
+    "Stoker's head and loss are chunked already": "use_liger_kernel liger_kernel_config enable_liger_kernel",
+    "the plan says what fits": "auto_find_batch_size",
+    "the lowest held-out loss is what `best` means": "metric_for_best_model",
+}
+# Without a counterpart: what is learnt differs unless it is switched off.
+LOST = {
+    "Stoker adds no noise to embeddings": "neftune_noise_alpha",
+    "Stoker's loss has no label smoothing": "label_smoothing_factor",
+    "axes of the layout: give them in an Accelerate file": "parallelism_config parallelism_config.*",
+    "Stoker trains all weights or an adapter's": "optim_target_modules",
+    "PyTorch's defaults are used": "optim_args",
+    "rows are shuffled, not grouped by length": "group_by_length train_sampling_strategy "
+    "sortish_sampler length_column_name",
+    "a schedule's arguments beyond its end": "lr_scheduler_kwargs.*",
+    "Stoker does not stop early; `best` keeps the best": "early_stopping_steps early_stopping_patience",
+}
+
+
+def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
+    """Reads every key of the trainer, with the tool's defaults for those that were not written."""
+    lr = ledger.number_to("learning_rate", "train.lr", defaults.lr)
+    ledger.whole_to("per_device_train_batch_size", "train.micro_batch", 8)
+    ledger.whole_to("gradient_accumulation_steps", "train.accumulation", 1)
+    _length(ledger)
+    _schedule(ledger, lr or defaults.lr)
+    _optimizer(ledger)
+    _precision(ledger, defaults.precision)
+    _evaluation(ledger)
+    _checkpoints(ledger)
+    recompute = next(
+        (key for key in ("gradient_checkpointing", "activation_checkpointing") if ledger.value(key) is not None), ""
+    )
+    if recompute:
+        ledger.carry(recompute, "parallel.recompute", "full" if ledger.flag(recompute) else "none")
+    elif defaults.recompute:
+        ledger.default("parallel.recompute", "full")
+    if ledger.flag("torch_compile"):
+        ledger.carry("torch_compile", "train.compile", True)
+    trackers = ledger.words("report_to")
+    if "tensorboard" in trackers:
+        ledger.carry("report_to", "train.tensorboard", True)
+    elif trackers:
+        ledger.drop("report_to", TRACKER)
+    ledger.text_to("output_dir", "output")
+    read_engine_keys(ledger)
+
+
+def _length(ledger: Ledger) -> None:
+    steps = ledger.whole("max_steps")
+    if steps is not None and steps > 0:
+        ledger.carry("max_steps", "steps", steps)
+        ledger.idle("max_steps wins, there as here", "num_train_epochs")
+        return
+    if steps is not None:
+        ledger.drop("max_steps", "-1 leaves the length to the epochs")
+    ledger.number_to("num_train_epochs", "epochs", 3.0)
+
+
+def _schedule(ledger: Ledger, lr: float) -> None:
+    carry_schedule(ledger, "lr_scheduler_type", lr=lr)
+    name = (ledger.text("lr_scheduler_type") or "linear").lower()
+    if ledger.value("lr_scheduler_type") is None:
+        ledger.default("train.schedule", "linear")
+    steps, ratio = ledger.number("warmup_steps"), ledger.number("warmup_ratio")
+    if name == "constant":
+        for key in ("warmup_steps", "warmup_ratio"):
+            if ledger.value(key) is not None:
+                ledger.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
+        ledger.default("train.warmup", 0, "`constant` begins at lr")
+    elif steps:
+        ledger.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps))
+        if ratio is not None:
+            ledger.drop("warmup_ratio", "warmup_steps wins, there as here")
+    elif ratio is not None:
+        ledger.carry("warmup_ratio", "train.warmup", float(ratio) if ratio else 0)
+        if steps is not None:
+            ledger.drop("warmup_steps", "warmup_ratio says it")
+    elif steps is not None:
+        ledger.carry("warmup_steps", "train.warmup", 0)
+    else:
+        ledger.default("train.warmup", 0)
+
+
+def _optimizer(ledger: Ledger) -> None:
+    carry_optimizer(ledger, "optim")
+    ledger.number_to("weight_decay", "train.weight_decay", 0.0)
+    ledger.number_to("adam_beta1", "train.beta1")
+    ledger.number_to("adam_beta2", "train.beta2", 0.999)
+    ledger.number_to("adam_epsilon", "train.eps")
+    ledger.number_to("max_grad_norm", "train.clip")
+    ledger.whole_to("seed", "seed", 42)
+
+
+def _precision(ledger: Ledger, default: str) -> None:
+    bf16, fp16 = ledger.flag("bf16"), ledger.flag("fp16")
+    chosen = "bf16" if bf16 else "fp16" if fp16 else ""
+    for key, value in (("bf16", bf16), ("fp16", fp16)):
+        if value is None:
+            continue
+        if value and key == chosen:
+            ledger.carry(key, "train.precision", key)
+        elif not chosen and key == "bf16":
+            ledger.carry(key, "train.precision", "fp32", "neither bf16 nor fp16")
+        else:
+            ledger.drop(key, f"off: {chosen} is on" if chosen else "off")
+    if not chosen and bf16 is None:
+        ledger.default("train.precision", default)
+
+
+def _evaluation(ledger: Ledger) -> None:
+    keys = ("eval_strategy", "evaluation_strategy")
+    key = next((key for key in keys if ledger.value(key) is not None), "eval_strategy")
+    strategy = (ledger.text(key) or "no").lower()
+    strategy = "no" if strategy == "false" else strategy
+    every = ledger.number("eval_steps")
+    if strategy == "steps" and every is not None and every >= 1:
+        ledger.carry("eval_steps", "evaluate.every", int(every))
+    elif every is not None:
+        _fraction_of_steps(ledger, "eval_steps", "evaluate.every", every, f"idle: {key} is {strategy}", strategy)
+    if ledger.value(key) is not None:
+        why = {"steps": "held-out data is evaluated every so many steps, always", "epoch": f"{EPOCH} a tenth of all"}
+        ledger.drop(key, why.get(strategy, "`fraction: 0` says it"))
+
+
+def _checkpoints(ledger: Ledger) -> None:
+    strategy, every = (ledger.text("save_strategy") or "steps").lower(), ledger.number("save_steps")
+    if strategy == "steps" and (every is None or every >= 1):
+        if every is None:
+            ledger.default("checkpoint.every", 500)
+        else:
+            ledger.carry("save_steps", "checkpoint.every", int(every))
+    elif every is not None:
+        _fraction_of_steps(
+            ledger, "save_steps", "checkpoint.every", every, f"idle: save_strategy is {strategy}", strategy
+        )
+    if ledger.value("save_strategy") is not None:
+        why = {"steps": "a checkpoint is saved every so many steps, always", "epoch": f"{EPOCH} a fifth, at most 500"}
+        ledger.drop("save_strategy", why.get(strategy, "Stoker always saves, or it could not go on"))
+    keep = ledger.whole("save_total_limit")
+    if keep:
+        ledger.carry("save_total_limit", "checkpoint.keep", keep)
+    elif keep is None and ledger.value("save_total_limit") is None:
+        ledger.drop(
+            "save_total_limit", "by default all checkpoints stay there, here the newest 2: `keep` says how many"
+        )
+    ledger.flag_to("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+
+
+def _fraction_of_steps(ledger: Ledger, key: str, target: str, share: float, idle: str, strategy: str) -> None:
+    steps = ledger.whole("max_steps")
+    if strategy != "steps":
+        ledger.drop(key, idle)
+    elif steps and steps > 0:
+        ledger.carry(key, target, max(1, round(share * steps)), f"{share:g} of {steps} steps")
+    else:
+        ledger.drop(key, "a share of all steps, which are known once the data is counted; `auto` is one as well")

@@ -1,0 +1,223 @@
+"""TRL's YAML or command line: the arguments of its trainers, of the model, and of the data sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from stoker.job.document import Document
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.names import task_of
+from stoker.job.importers.source import SUBCOMMAND
+from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local
+from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
+from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
+from stoker.job.importers.trainer_arguments import TrainerDefaults, read_trainer_arguments
+
+PEFT_TARGETS = (
+    "TRL leaves them to peft, which takes them by the model's kind: write [q_proj, v_proj] for the same in Llama, "
+    "Mistral, Qwen"
+)
+SUBSET = "Stoker reads a hub data set whole: name the subset's files as `path`"
+FREE = {
+    "Stoker uses PyTorch's attention": "attn_implementation",
+    "Stoker tokenises ahead and in parallel by itself": "dataset_num_proc dataset_batch_size pad_to_multiple_of "
+    "dataset_kwargs.* padding_free eval_packing max_seq_len_pad",
+    "rows are always shuffled": "shuffle_dataset",
+    "causal language models, always": "lora_task_type",
+    "double quantisation and nf4 are what 4 bits mean here": "use_bnb_nested_quant bnb_4bit_quant_type "
+    "bnb_4bit_quant_storage bnb_4bit_compute_dtype",
+    "the only way": "truncation_mode",
+    "the weights' own precision when they are loaded; `precision` says how is computed": "dtype torch_dtype",
+    "set by the launcher": "config env.* ignore_bias_buffers accelerate_config num_processes",
+    "padding never counts": "pad_token",
+    "an evaluation's split is named in its own source": "dataset_test_split",
+    "idle: of a task that is not asked for": "beta loss_weights max_prompt_length max_completion_length "
+    "num_generations "
+    "temperature top_p top_k use_vllm vllm_mode vllm_gpu_memory_utilization reward_model_name_or_path reward_funcs "
+    "ref_model_mixup_alpha ref_model_sync_steps sync_ref_model precompute_ref_log_probs disable_dropout "
+    "label_smoothing rpo_alpha",
+    "no effect without `dataset_name`": "dataset_config dataset_train_split",
+}
+LOST = {
+    "the model's code and loading stay as transformers has them": "model_init_kwargs.* router_aux_loss_coef",
+    "the stop token is the template's": "eos_token",
+    "the adapter's matrices are trained alone": "lora_modules_to_save lora_target_parameters",
+    "activations are recomputed, not offloaded": "activation_offloading",
+    "Stoker packs whole documents, longest first": "packing_strategy",
+    "the loss is plain cross entropy": "loss_type",
+    "Stoker streams local files by their size": "streaming dataset_streaming",
+}
+
+
+def read_trl(document: Document) -> Ledger:
+    """Reads a file of ``trl sft --config``, or a command line; other trainers of TRL are refused by name."""
+    ledger = Ledger(document, "TRL")
+    if ledger.value(SUBCOMMAND) is not None:
+        task_of(ledger, SUBCOMMAND, str(ledger.value(SUBCOMMAND)))
+    else:
+        _task_by_keys(ledger)
+    _model(ledger)
+    _tuning(ledger)
+    _sequences(ledger)
+    _data(ledger)
+    _loss(ledger)
+    read_trainer_arguments(ledger, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
+    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    return ledger
+
+
+# Keys that only another trainer than SFT's has.
+_OF_TASKS = {
+    "grpo": "num_generations max_completion_length reward_funcs vllm_mode use_vllm",
+    "dpo": "ref_model_mixup_alpha precompute_ref_log_probs max_prompt_length rpo_alpha sync_ref_model beta",
+    "reward": "center_rewards_coefficient",
+    "kto": "desirable_weight undesirable_weight",
+}
+
+
+def _task_by_keys(ledger: Ledger) -> None:
+    for task, keys in _OF_TASKS.items():
+        for key in keys.split():
+            if key in ledger.document.data:
+                task_of(ledger, key, task)
+                return
+    ledger.default("task", "sft", "the file does not name its trainer")
+
+
+def _model(ledger: Ledger) -> None:
+    ledger.text_to("model_name_or_path", "model.name")
+    revision = ledger.text("model_revision")
+    if revision not in (None, "main"):
+        ledger.carry("model_revision", "model.revision", revision)
+    elif revision is not None:
+        ledger.drop("model_revision", "main is the default")
+    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+    implementation = ledger.value("model_init_kwargs.attn_implementation")
+    if implementation is not None:
+        ledger.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
+
+
+def _tuning(ledger: Ledger) -> None:
+    peft, four, eight = ledger.flag("use_peft"), ledger.flag("load_in_4bit"), ledger.flag("load_in_8bit")
+    if not peft:
+        if peft is not None:
+            ledger.carry("use_peft", "tune.method", "full")
+        else:
+            ledger.default("tune.method", "full")
+        idle = "lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit load_in_8bit"
+        ledger.idle("idle: use_peft is off", *idle.split())
+        return
+    ledger.carry("use_peft", "tune.method", "qlora" if four else "lora")
+    if eight:
+        ledger.carry("load_in_8bit", "model.quantise", "8bit")
+    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
+    ledger.idle("off", "load_in_8bit")
+    ledger.whole_to("lora_r", "tune.rank", 16)
+    ledger.number_to("lora_alpha", "tune.alpha", 32.0)
+    ledger.number_to("lora_dropout", "tune.dropout", 0.05)
+    ledger.flag_to("use_rslora", "tune.rslora")
+    ledger.flag_to("use_dora", "tune.dora")
+    if targets := ledger.words("lora_target_modules"):
+        ledger.carry("lora_target_modules", "tune.targets", "all-linear" if targets == ["all-linear"] else targets)
+    else:
+        ledger.default("tune.targets", "all-linear", PEFT_TARGETS)
+
+
+def _sequences(ledger: Ledger) -> None:
+    old = ledger.value("max_length") is None and ledger.value("max_seq_length") is not None
+    ledger.whole_to("max_seq_length" if old else "max_length", "train.seq_len", 1024)
+    ledger.flag_to("packing", "train.pack", False)
+
+
+def _data(ledger: Ledger) -> None:
+    common = _common(ledger)
+    mixture = ledger.value("datasets")
+    if isinstance(mixture, list) and mixture:
+        ledger.idle("`datasets` wins, there as here", "dataset_name", "dataset_config")
+        for index, entry in enumerate(mixture):
+            _of_mixture(ledger, index, entry, common)
+    elif name := ledger.text("dataset_name"):
+        found = _with(common, local(name, ledger.document.file))
+        carry_source(ledger, "dataset_name", found, "data[0]")
+        ledger.text_to("dataset_train_split", "data[0].split")
+        if ledger.value("dataset_config") is not None:
+            ledger.drop("dataset_config", SUBSET, matters=True)
+    ledger.idle("`text` is the default", "dataset_text_field")
+    _held_out(ledger)
+
+
+def _common(ledger: Ledger) -> Found:
+    """What the file says of all its data sets."""
+    common = Found()
+    template, column = ledger.text("chat_template_path"), ledger.text("dataset_text_field")
+    if template is not None and template.endswith((".jinja", ".jinja2")):
+        common.template = local(template, ledger.document.file)
+        common.keys["template"] = "chat_template_path"
+    elif template is not None:
+        ledger.drop("chat_template_path", "a tokenizer's folder: write its template to a .jinja file", matters=True)
+    if column not in (None, "text"):
+        common.columns, common.keys["columns"] = {"text": str(column)}, "dataset_text_field"
+    return common
+
+
+def _with(common: Found, path: str) -> Found:
+    return replace(common, path=path)
+
+
+def _of_mixture(ledger: Ledger, index: int, entry: Any, common: Found) -> None:
+    home = ("datasets", index)
+    if not isinstance(entry, dict) or not entry.get("path"):
+        ledger.problem(home, f"`datasets[{index}]` names no path", "write `path: org/name`")
+        return
+    path, files = str(entry["path"]), data_files(entry.get("data_files"))
+    if path in LOADERS and files:
+        path = files[0]
+        if len(files) > 1:
+            ledger.drop(
+                (*home, "data_files"), "Stoker takes one path or glob a source: the first is written", matters=True
+            )
+        else:
+            ledger.drop((*home, "data_files"), "`path`")
+    elif files:
+        ledger.drop((*home, "data_files"), "a hub data set is read by its splits: `split`", matters=True)
+    found = _with(common, local(path, ledger.document.file))
+    carry_source(ledger, (*home, "path"), found, f"data[{index}]")
+    for key, value in entry.items():
+        if key == "split" and value is not None:
+            ledger.carry((*home, key), f"data[{index}].split", str(value))
+        elif key == "fraction" and value is not None:
+            share = ledger.number((*home, key))
+            ledger.carry((*home, key), f"data[{index}].weight", share, "Stoker may repeat a source; TRL cuts them all")
+        elif key in ("name", "data_dir", "columns"):
+            why = "Stoker takes the columns it needs" if key == "columns" else SUBSET
+            ledger.drop((*home, key), why, matters=key != "columns")
+
+
+def _held_out(ledger: Ledger) -> None:
+    share, strategy = ledger.number("test_split_size"), ledger.text("eval_strategy") or "no"
+    if share and share < 1:
+        ledger.carry("test_split_size", "evaluate.fraction", float(share))
+        ledger.also("evaluate.rows", "all")
+    elif share:
+        ledger.drop(
+            "test_split_size", "rows; Stoker holds out a share: write `fraction` under `evaluate:`", matters=True
+        )
+    elif strategy in ("steps", "epoch") and (name := ledger.text("dataset_name")):
+        split = ledger.text("dataset_test_split") or "test"
+        ledger.carry("eval_strategy", "evaluate.data[0].path", local(name, ledger.document.file), "TRL's test split")
+        ledger.also("evaluate.data[0].split", split)
+    else:
+        ledger.default("evaluate.fraction", 0.0)
+
+
+def _loss(ledger: Ledger) -> None:
+    if ledger.flag("assistant_only_loss"):
+        ledger.drop("assistant_only_loss", "only answers are trained, always")
+    else:
+        why = "off (TRL's default), conversations are trained whole there; in task sft only answers are trained"
+        ledger.drop("assistant_only_loss", why, matters=True)
+    completion = ledger.flag("completion_only_loss")
+    if completion is not None:
+        why = "only answers are trained" + ("" if completion else "; TRL would train the prompts too")
+        ledger.drop("completion_only_loss", why, matters=not completion)

@@ -1,0 +1,37 @@
+"""The time that a scheduler grants between SIGTERM and the end: what is not saved by then is given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+from stoker.job.schema import FaultsBlock
+
+SPARE = 1.0  # seconds before the deadline in which processes are ended, and have ended
+SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the command
+
+
+def exit_code(number: int, faults: FaultsBlock) -> int:
+    """Of a run that signal ``number`` ended: after SIGTERM the one that the scheduler starts it again on."""
+    asked_for = faults.requeue if number == signal.SIGTERM else None
+    return SIGNAL_EXIT + number if asked_for is None else asked_for
+
+
+def seconds_left(faults: FaultsBlock) -> float:
+    """From SIGTERM on."""
+    return max(0.0, faults.deadline - SPARE)
+
+
+def end_in_time(faults: FaultsBlock) -> threading.Timer:
+    """From now on this process ends within the deadline, whatever it is at; the newest checkpoint counts then."""
+    timer = threading.Timer(seconds_left(faults), _end, [exit_code(signal.SIGTERM, faults)])
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _end(code: int) -> None:
+    print("the deadline has come: what was saved before counts", file=sys.stderr, flush=True)
+    os._exit(code)

@@ -1,0 +1,162 @@
+"""Signs of life: each process writes what it is at into shared memory, and whoever started it reads that there.
+
+Eight bytes are written at once, so a reader sees the old number or the new one; no lock, no message, no system call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# In the order in which a process goes through them; those of a step are `STEP`.
+PHASES = ("start", "prepare", "restore", "data", "train", "optimizer", "evaluate", "save", "end")
+STEP = ("data", "train", "optimizer")
+FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "evaluate", "save")
+SIZE = 8 * len(FIELDS)
+RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for one; and the turns
+
+Injector = Callable[[str, int], None]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a process was at when it last gave a sign of life.
+
+    Attributes:
+        beat: of the last sign, seconds of the machine's monotonic clock.
+        phase: that began then; see `PHASES`.
+        step: it belongs to; during `evaluate` and `save` the last one done.
+        done: the last step that was finished; -1 where the process has not yet said from where it goes on.
+        steps: steps that this process has finished itself.
+        own: seconds that it was at work in them, without waiting for others.
+        slowest: the longest of them, seconds.
+        evaluate, save: the longest evaluation and the longest save, seconds; 0 before the first.
+    """
+
+    beat: float
+    phase: str
+    step: int
+    done: int
+    steps: int
+    own: float
+    slowest: float
+    evaluate: float
+    save: float
+
+
+def heart_file(folder: Path, rank: int) -> Path:
+    """Where a process leaves its signs of life, in the run's folder in shared memory."""
+    return folder / f"heart-{rank}"
+
+
+def pulse_of(folder: Path, rank: int) -> Pulse | None:
+    """The newest sign of life; None where there was none yet."""
+    with suppress(OSError, struct.error):
+        values = dict(zip(FIELDS, struct.unpack(f"{len(FIELDS)}d", heart_file(folder, rank).read_bytes()), strict=True))
+        if values["beat"]:
+            whole = {name: int(values[name]) for name in ("step", "done", "steps")}
+            rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
+            return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
+    return None
+
+
+class Heart:
+    """Writes this process' signs of life.
+
+    Args:
+        folder: the run's in shared memory; None for a process that nobody watches.
+        device_seconds: what a device was busy with this process' own work since it was last asked, where the time on
+            the processor does not tell.
+
+    Attributes:
+        inject: called with the phase and the step before each sign: faults that are to happen. The time that it
+            takes counts as the process' own.
+    """
+
+    def __init__(self, folder: Path | None = None, rank: int = 0, *, device_seconds: Clock | None = None) -> None:
+        self.inject: Injector | None = None
+        self._device_seconds = device_seconds
+        self._cells: memoryview[float] | None = None if folder is None else _cells(heart_file(folder, rank))
+        self._phase, self._step = "start", 0
+        self._wall = self._busy = self._step_began = 0.0
+        self._own = 0.0  # in the step that is being done
+        if self._cells is not None:
+            self._set("done", -1)
+        self.beat("start")
+
+    @property
+    def watched(self) -> bool:
+        """Whether whoever started this process reads the signs, and tells the user what becomes of it."""
+        return self._cells is not None
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        """A phase begins, of the step ``step``."""
+        if self._cells is None:
+            if self.inject is not None:
+                self.inject(phase, step)
+            return
+        now, busy = time.monotonic(), _busy()
+        if self._phase == "data":  # no other process is waited for while samples are read
+            self._own += now - self._wall
+        elif self._phase in STEP:
+            self._own += self._device_seconds() if self._device_seconds else busy - self._busy
+        if self.inject is not None:
+            self.inject(phase, step)
+            after, busy = time.monotonic(), _busy()
+            self._own += after - now if phase in STEP else 0.0
+            now = after
+        self._ended(now, phase)
+        self._phase, self._step, self._wall, self._busy = phase, step, now, busy
+        self._set("step", step)
+        self._set("phase", PHASES.index(phase))
+        self._set("beat", now)
+
+    def goes_on_after(self, step: int) -> None:
+        """The state of this step was restored; 0 at the start of a run."""
+        if self._cells is not None:
+            self._set("done", step)
+
+    def _ended(self, now: float, phase: str) -> None:
+        """Accounts for the phase that was going on until now."""
+        if self._phase in ("evaluate", "save"):
+            self._set(self._phase, max(self._get(self._phase), now - self._wall))
+        if self._phase == "optimizer":
+            self._set("slowest", max(self._get("slowest"), now - self._step_began))
+            self._set("own", self._get("own") + self._own)
+            self._set("steps", self._get("steps") + 1)
+            self._set("done", self._step)
+            self._own = 0.0
+        if phase == "data":
+            self._step_began = now
+
+    def _set(self, field: str, value: float) -> None:
+        assert self._cells is not None
+        self._cells[FIELDS.index(field)] = value
+
+    def _get(self, field: str) -> float:
+        assert self._cells is not None
+        return self._cells[FIELDS.index(field)]
+
+
+UNWATCHED = Heart()
+
+
+def _cells(path: Path) -> memoryview[float]:
+    path.write_bytes(bytes(SIZE))
+    with path.open("r+b") as file:
+        return memoryview(mmap.mmap(file.fileno(), SIZE)).cast("d")
+
+
+def _busy() -> float:
+    """Seconds that this thread has computed, or wanted to: what it waits for others is not in it."""
+    try:
+        on, waiting, _ = RUN_DELAY.read_bytes().split()
+    except (OSError, ValueError):  # no Linux
+        return time.thread_time()
+    return (int(on) + int(waiting)) / 1e9

@@ -1,0 +1,266 @@
+"""Whether a device computes right and as fast as it should: a second before training, instead of days after it.
+
+Products of whole numbers small enough to be exact in float32 (and in TF32) are compared with the same products in
+another order in float64 (Freivalds' check, 1977): a wrong bit anywhere shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median_low
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.errors import UserError
+from stoker.hardware.calibration import kept_calibration
+from stoker.hardware.process import processor_name
+
+WHOLE = 8  # numbers of -8 to 8: a product of 4096 of them stays below 2^24, where float32 is exact
+WIDTH = {"cpu": 384, "cuda": 4096}  # of the matrices
+MEMORY = {"cpu": 32 * 2**20, "cuda": 2**30}  # bytes that are written and read back
+ROUNDS = 3
+SLOW = 2.0  # times slower than it should be: such a GPU is left out
+REDUCED = 2**20  # float32 numbers
+CLOCK = 5.0  # seconds that the nodes' clocks may differ: logs and events would tell a false order
+DISK_TEST = 8 * 2**20  # bytes
+
+Multiply = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found of one process' device and machine.
+
+    Attributes:
+        wrong: what the device does wrong; empty where it works.
+        rate: FLOP/s of its matrix products.
+        expected: the rate that was measured for such a device before; None where none was.
+        reduce: bytes/s of an all-reduce; 0 for one process.
+        clock: seconds since 1970, at a moment that all processes shared.
+        code: fingerprint of the code that runs.
+        seconds: that the tests took.
+    """
+
+    rank: int
+    host: str
+    device: str
+    is_cpu: bool
+    wrong: str
+    rate: float
+    expected: float | None
+    reduce: float
+    clock: float
+    code: str
+    seconds: float
+
+    @property
+    def where(self) -> str:
+        """For the reader."""
+        return f"{self.device} of {self.host} (rank {self.rank})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong with a process' device or machine.
+
+    Attributes:
+        out: whether training without it is better.
+    """
+
+    rank: int
+    words: str
+    out: bool
+
+
+def check_device(device: torch.device, rank: int) -> Report:
+    """Tests this process' device, and the way to the others where there are any; a collective then."""
+    begin = time.perf_counter()
+    wrong = _memory_problem(device) or product_problem(device, torch.matmul)
+    rate = _product_rate(device)
+    reduce = 0.0
+    if dist.is_initialized():
+        problem, reduce = _reduced(device)
+        wrong = wrong or problem
+        dist.barrier()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
+    numbered = f"{name} {device.index}" if device.index is not None else name
+    expected = _expected(device, name)
+    return Report(
+        rank,
+        socket.gethostname(),
+        numbered,
+        device.type != "cuda",
+        wrong,
+        rate,
+        expected,
+        reduce,
+        time.time(),
+        code_fingerprint(),
+        time.perf_counter() - begin,
+    )
+
+
+def shared(mine: Report) -> list[Report]:
+    """The reports of all processes, by rank; a collective where there are several."""
+    if not dist.is_initialized():
+        return [mine]
+    reports: list[Report | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(reports, mine)
+    return [report for report in reports if report is not None]
+
+
+def findings(reports: Sequence[Report]) -> list[Finding]:
+    """What is wrong with any of them.
+
+    A GPU that computes wrong, or at less than half of the rate that was measured for it before or that the others
+    reach, is left out. A processor's rate depends on what else runs on it, and is only told.
+    """
+    found = [Finding(r.rank, f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
+    usual = median_low(r.rate for r in reports)
+    for r in reports:
+        reference = r.expected or usual
+        if not r.wrong and r.rate * SLOW < reference:
+            words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s, and should at {reference / 1e9:,.0f}"
+            found.append(Finding(r.rank, f"{r.where} {words}", not r.is_cpu))
+    clock = median_low(r.clock for r in reports)
+    for r in reports:
+        if abs(r.clock - clock) > CLOCK:
+            found.append(Finding(r.rank, f"the clock of {r.host} is {r.clock - clock:+.0f} s off", False))
+    return found
+
+
+def code_differs(reports: Sequence[Report]) -> Report | None:
+    """The first process that runs other code than rank 0."""
+    return next((r for r in reports if r.code != reports[0].code), None)
+
+
+def data_differs(mine: Mapping[str, str]) -> tuple[int, str] | None:
+    """The first rank whose data is not that of rank 0, and the name of its source; a collective.
+
+    Args:
+        mine: fingerprint by source.
+    """
+    if not dist.is_initialized():
+        return None
+    everybody: list[Mapping[str, str]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everybody, dict(mine))
+    for rank, theirs in enumerate(everybody):
+        for name in sorted({*theirs, *everybody[0]}):
+            if theirs.get(name) != everybody[0].get(name):
+                return rank, name
+    return None
+
+
+def disk(folder: Path) -> tuple[int, float]:
+    """Bytes that are free where a folder is or will be, and the bytes per second that can be written to it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    path = folder / f".disk-test-{socket.gethostname()}"
+    begin = time.perf_counter()
+    try:
+        with path.open("wb") as file:
+            file.write(bytes(min(DISK_TEST, free // 2)))
+            file.flush()
+            os.fsync(file.fileno())
+    finally:
+        path.unlink(missing_ok=True)
+    return free, DISK_TEST / (time.perf_counter() - begin)
+
+
+@cache
+def code_fingerprint() -> str:
+    """Of Stoker's own files and of what computes."""
+    digest = hashlib.sha256(f"{platform.python_version()} {torch.__version__}".encode())
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _memory_problem(device: torch.device) -> str:
+    """Writes a pattern and its opposite into a part of the memory and reads them back."""
+    size = MEMORY.get(device.type, MEMORY["cpu"])
+    if device.type == "cuda":
+        size = min(size, torch.cuda.mem_get_info(device)[0] // 4)
+    cells = torch.empty(size // 8, dtype=torch.int64, device=device)
+    for pattern in (0x5555555555555555, -0x5555555555555556):
+        cells.fill_(pattern)
+        wrong = int((cells != pattern).sum())
+        if wrong:
+            return f"gives back {wrong} of {cells.numel()} memory cells other than they were written"
+    return ""
+
+
+def product_problem(device: torch.device, multiply: Multiply) -> str:
+    """What is wrong with a device's matrix products; empty where they are exact."""
+    a, b = _factors(device)
+    v = torch.arange(a.shape[1], device=device, dtype=torch.float64).remainder(2 * WHOLE + 1)[:, None] - WHOLE
+    if not torch.equal(multiply(a, b).double() @ v, a.double() @ (b.double() @ v)):
+        return "multiplies matrices wrong"
+    return ""
+
+
+def _factors(device: torch.device) -> tuple[Tensor, Tensor]:
+    width = WIDTH.get(device.type, WIDTH["cpu"])
+    made = torch.Generator(device).manual_seed(0)
+    shape = (2, width, width)
+    numbers = torch.randint(-WHOLE, WHOLE + 1, shape, generator=made, device=device, dtype=torch.float32)
+    return numbers[0], numbers[1]
+
+
+def _product_rate(device: torch.device) -> float:
+    """FLOP/s."""
+    a, b = _factors(device)
+    product = a @ b  # the first one loads what multiplies
+    return 2 * a.shape[0] ** 3 / min(_timed(device, lambda: torch.matmul(a, b, out=product)) for _ in range(ROUNDS))
+
+
+def _reduced(device: torch.device) -> tuple[str, float]:
+    """What is wrong with an all-reduce over all processes, and its rate, bytes/s."""
+    world = dist.get_world_size()
+    mine = torch.full((REDUCED,), float(dist.get_rank() + 1), device=device)
+    dist.all_reduce(mine.clone())  # the first one connects
+    dist.barrier()
+    summed = mine.clone()
+    seconds = _timed(device, lambda: dist.all_reduce(summed))
+    wrong = not torch.equal(summed, torch.full_like(summed, world * (world + 1) / 2))
+    return "receives other sums than were sent" if wrong else "", 4 * REDUCED / seconds
+
+
+def _timed(device: torch.device, work: Callable[[], Tensor | None]) -> float:
+    _wait(device)
+    begin = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - begin
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _expected(device: torch.device, name: str) -> float | None:
+    """FLOP/s that `stoker plan --calibrate` measured for such a device."""
+    width = WIDTH.get(device.type, WIDTH["cpu"])
+    try:
+        kept = kept_calibration(name, 0 if device.type == "cuda" else torch.get_num_threads())
+        return kept.matmul_rate(width, width, width) if kept else None
+    except UserError:  # stale, or of another device
+        return None

@@ -1,0 +1,132 @@
+"""Where every thread of a process stood when it stopped: asked for with a signal, written even where Python waits.
+
+A process on a GPU also has the flight recorder of NCCL: the collectives that it began, and which of them ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+SIGNAL = signal.SIGUSR2  # Slurm's users often have SIGUSR1 sent before the end
+RECORDED = 2000  # collectives that the flight recorder keeps
+PATIENCE = 2.0  # seconds that a process gets to write its stack
+LOOK_EVERY = 0.5  # seconds
+# Where a process stands that waits for others: in a collective, in the backward pass whose hooks call them.
+WAITS = ("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/")
+THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
+FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in ', re.MULTILINE)
+
+
+def stack_file(logs: Path, rank: int) -> Path:
+    """Where a process' stacks are written, in the folder of the run's logs."""
+    return logs / f"stack-{rank}.txt"
+
+
+def collectives_file(logs: Path, rank: int) -> Path:
+    """Where a process' last collectives on a GPU are written: a pickle, as PyTorch's flight recorder makes it."""
+    return logs / f"collectives-{rank}.pickle"
+
+
+def write_stacks_when_asked(logs: Path, rank: int) -> None:
+    """From now on this process writes its stacks when it gets `SIGNAL`, below those of earlier starts."""
+    file = stack_file(logs, rank).open("a")
+    faulthandler.register(SIGNAL, file=file, all_threads=True)  # keeps the file open
+
+
+def record_collectives() -> None:
+    """Has NCCL record its collectives; before the first group is made."""
+    os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(RECORDED))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(RECORDED))  # its newer name
+
+
+def write_collectives_when_asked(folder: Path, logs: Path, rank: int) -> None:
+    """From now on a thread of this process writes the flight recorder's contents when `ask_for_stacks` asks.
+
+    Args:
+        folder: the run's in shared memory.
+    """
+    threading.Thread(target=_record, args=(folder, logs, rank), daemon=True, name="flight-recorder").start()
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Where processes stood.
+
+    Attributes:
+        texts: what each of them wrote, by rank.
+        files: that were written.
+    """
+
+    texts: dict[int, str]
+    files: list[Path]
+
+
+def ask_for_stacks(pids: Mapping[int, int], *, folder: Path, logs: Path, collectives: bool) -> Stacks:
+    """Has the processes write where they stand.
+
+    Args:
+        pids: process id by rank.
+        folder: the run's in shared memory.
+        collectives: whether they keep a flight recorder.
+    """
+    before = {rank: _size(stack_file(logs, rank)) for rank in pids}
+    recorders = [collectives_file(logs, rank) for rank in pids] if collectives else []
+    for path in recorders:
+        path.unlink(missing_ok=True)
+    _request(folder).touch()
+    for pid in pids.values():
+        with suppress(ProcessLookupError):
+            os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        missing = [rank for rank, size in before.items() if _size(stack_file(logs, rank)) == size]
+        if not missing and all(path.is_file() for path in recorders):
+            break
+        time.sleep(0.02)
+    time.sleep(0.05)  # for the last lines
+    _request(folder).unlink(missing_ok=True)
+    texts = {rank: _after(stack_file(logs, rank), size) for rank, size in before.items()}
+    files = [stack_file(logs, rank) for rank, text in texts.items() if text]
+    return Stacks(texts, files + [path for path in recorders if path.is_file()])
+
+
+def waits_for_others(stack: str) -> bool:
+    """Whether the main thread, which faulthandler writes last, stands in a collective."""
+    main = THREAD.split(stack)[-1]
+    innermost = FRAME.search(main)
+    return innermost is not None and any(place in innermost["file"] for place in WAITS)
+
+
+def _request(folder: Path) -> Path:
+    return folder / "collectives-wanted"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _after(path: Path, size: int) -> str:
+    return path.read_bytes()[size:].decode(errors="replace") if path.is_file() else ""
+
+
+def _record(folder: Path, logs: Path, rank: int) -> None:
+    recorder = importlib.import_module("torch._C._distributed_c10d")  # only PyTorch with NCCL has one
+    while True:
+        time.sleep(LOOK_EVERY)
+        if _request(folder).exists():
+            path = collectives_file(logs, rank)
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(recorder._dump_nccl_trace())
+            partial.replace(path)
+            while _request(folder).exists():
+                time.sleep(LOOK_EVERY)

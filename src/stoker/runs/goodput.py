@@ -1,0 +1,142 @@
+"""Goodput: what every second of a run went into, from its metrics and events, over all of its starts.
+
+Effective training time is productive step time over wall time, as Llama 3's report has it (Grattafiori et al., 2024,
+section 3.3.4). The seconds between two records are shared out among what the later one says it took; what is left
+belongs to what the run was about then. So the parts always add up to the wall time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stoker.runs.folder import RunFolder, read_lines
+
+Cause = Literal[
+    "productive", "data", "checkpoint", "evaluation", "start_up", "recovery", "recomputation", "left_out", "other"
+]
+WORDS: dict[Cause, str] = {
+    "productive": "steps that count",
+    "data": "reading samples",
+    "checkpoint": "waiting for checkpoints",
+    "evaluation": "held-out evaluation",
+    "start_up": "starting",
+    "recovery": "from faults to the first step after them",
+    "recomputation": "steps that were done again",
+    "left_out": "steps that were left out",
+    "other": "between the steps",
+}
+STARTS = ("started", "resumed")
+ENDS = ("done", "stopped")  # on purpose: what is not running then costs nothing
+# What events say they took. What a checkpoint took is said by the step after it, or by the end of the run.
+TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
+    "evaluated": lambda event: {"evaluation": event.get("seconds", 0.0)},
+    "sampled": lambda _: {"evaluation": math.inf},
+    "not_finite": lambda event: {"recomputation": event.get("seconds", 0.0)},
+    "done": lambda event: {"checkpoint": event.get("stall", 0.0)},
+    "stopped": lambda event: {"checkpoint": event.get("stall", 0.0)},
+}
+FAULTS = ("failed", "interrupted", "fault", "hung", "rolled_back")  # after which training recovers
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Where a run's time went.
+
+    Attributes:
+        wall: seconds from its first start to its newest record, without those in which it was stopped on purpose.
+        parts: seconds by cause; they add up to ``wall``.
+    """
+
+    wall: float
+    parts: dict[Cause, float]
+
+    @property
+    def effective(self) -> float:
+        """Productive step time over wall time."""
+        return self.parts["productive"] / self.wall if self.wall else 0.0
+
+
+@dataclass(frozen=True)
+class _Record:
+    """Something that was over at a time, and the seconds that it says it took since the record before."""
+
+    time: float
+    name: str
+    took: dict[Cause, float] = field(default_factory=dict)
+    began: float | None = None  # of a start: when its process did
+
+
+def goodput(folder: RunFolder) -> Goodput | None:
+    """The split of a run's time; None where it has done no step yet, or its metrics bear no times."""
+    records = sorted(_records(folder), key=lambda record: record.time)
+    return _split(records) if any(record.name == "step" for record in records) else None
+
+
+class Running:
+    """The effective training time of a run while it trains, of all of its starts; made as a start begins to train."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        records = sorted(_records(folder), key=lambda record: record.time)
+        split = _split(records) if records else Goodput(0.0, {"productive": 0.0})
+        self._productive = split.parts["productive"]
+        self._begin = (records[-1].time if records else time.time()) - split.wall
+
+    def after(self, productive: float) -> float:
+        """Productive step time over wall time, after a step of so many productive seconds."""
+        self._productive += productive
+        return self._productive / max(time.time() - self._begin, self._productive, 1e-9)
+
+
+def _split(records: Sequence[_Record]) -> Goodput:
+    parts: dict[Cause, float] = dict.fromkeys(WORDS, 0.0)
+    rest: Cause = "start_up"
+    begin = at = _began(records)
+    away, ended, started = 0.0, False, False
+    for index, record in enumerate(records):
+        if ended:
+            begins = max(at, _began(records[index:]))
+            away, at, rest, ended = away + begins - at, begins, "start_up", False
+        elif record.name in FAULTS or (record.name in STARTS and started):
+            rest = "recovery"
+        left = max(0.0, record.time - at)
+        for cause, seconds in record.took.items():
+            share = min(left, seconds)
+            parts[cause] += share
+            left -= share
+        parts[rest] += left
+        at = max(at, record.time)
+        started = started or record.name in STARTS
+        ended = record.name in ENDS
+        if record.name == "step":
+            rest = "other"
+    return Goodput(at - begin - away, parts)
+
+
+def _began(records: Sequence[_Record]) -> float:
+    """When the first of the starts among records did."""
+    start = next((record for record in records if record.name in STARTS), records[0])
+    return min(records[0].time, start.began or start.time)
+
+
+def _records(folder: RunFolder) -> Iterator[_Record]:
+    for line in folder.read_metrics():
+        if line.get("time"):
+            yield _step(line)
+    for line in read_lines(folder.repeated):
+        if line.get("time"):
+            yield _Record(line["time"], "step", {"checkpoint": line["stall"], "recomputation": line["seconds"]})
+    for event in folder.read_events():
+        name = event.get("event", "")
+        if name in TOOK or name in (*STARTS, *FAULTS):
+            took = TOOK.get(name, lambda _: {})(event)
+            yield _Record(event["time"], name, took, event.get("began"))
+
+
+def _step(line: dict[str, Any]) -> _Record:
+    computing = line["seconds"] - line["data_seconds"]
+    kind: Cause = "productive" if line["loss"] is not None else "left_out"
+    return _Record(line["time"], "step", {"checkpoint": line["stall"], "data": line["data_seconds"], kind: computing})

@@ -1,0 +1,81 @@
+"""How a run saves itself: in the background while it goes on, for good at its end; what became of it, as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.state import Damaged, Places, Restored, State
+from stoker.checkpoint.storage import Keep
+from stoker.errors import RunFailed
+
+StateOf = Callable[[], State]
+
+
+class Saving:
+    """Saves and restores a run, and records it.
+
+    Args:
+        event: records what happened, once for all processes.
+        note: tells the user.
+    """
+
+    def __init__(self, saver: Saver, event: Callable[..., None], note: Callable[[str], None]) -> None:
+        self._saver, self._event, self._note = saver, event, note
+        self._saved: int | None = None  # newest step whose checkpoint is there, or is being written
+
+    def restore(self, places: Places, *, before: int | None = None) -> Restored | None:
+        """Restores the newest state of a step before another; None where there is none.
+
+        A damaged checkpoint is put aside, and the one before it is taken.
+
+        Raises:
+            RunFailed: none of the checkpoints can be read.
+        """
+        restored = self._saver.restore_newest(places, before=before, on_damage=self._tell_damaged)
+        self._saved = restored.step if restored is not None and restored.where == "disk" else None
+        return restored
+
+    def save(self, state: State, keep: Keep) -> None:
+        """Saves in the background. What goes wrong does not end the run: the next checkpoint may be written again."""
+        try:
+            self._saver.save_in_background(state, keep)
+            self._saved = state.step
+        except RunFailed as error:
+            self._tell_unsaved(state.step, error)
+
+    def save_last(self, step: int, state: StateOf, keep: Keep) -> None:
+        """Saves the state that the run ends with, unless that has been done.
+
+        Raises:
+            RunFailed: it could not be written; earlier checkpoints are untouched.
+        """
+        self.wait()
+        if self._saved != step:
+            self._saver.save(state(), keep)
+            self._saved = step
+            self.tell()
+
+    def wait(self) -> None:
+        """Until what is being written is there, or has failed."""
+        self._saver.wait()
+        self.tell()
+
+    def tell(self) -> None:
+        """Records what has been saved since, or could not be."""
+        for done in self._saver.finished():
+            if done.error is not None:
+                self._tell_unsaved(done.step, done.error)
+                continue
+            values = {"seconds": round(done.seconds, 4), "stall": round(done.stall, 4), "bytes": done.bytes}
+            every = {"every": done.every} if done.every is not None else {}
+            self._event("saved", step=done.step, **values, where=done.where, **every)
+
+    def _tell_unsaved(self, step: int, error: RunFailed) -> None:
+        self._saved = None if self._saved == step else self._saved
+        self._event("save_failed", step=step, error=str(error))
+        self._note(f"{error}. Training goes on; it is tried again with the next checkpoint")
+
+    def _tell_damaged(self, damaged: Damaged) -> None:
+        self._event("damaged", step=damaged.step, error=str(damaged.error), aside=damaged.aside)
+        self._note(f"{damaged.error}; it is now {damaged.aside}, and the one before it is taken")

@@ -1,0 +1,138 @@
+"""One optimizer step: samples -> parts -> gradients -> the step, where all numbers are finite."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from stoker.data.order import stream_key
+from stoker.train.finite import Found, Guard
+from stoker.train.passed import Span
+from stoker.train.passes import Counts, Passes
+from stoker.train.plan import Plan
+from stoker.train.task import Task
+
+Beat = Callable[[str, int], None]
+Spoil = Callable[[int, Tensor, Sequence[nn.Parameter]], Tensor]
+
+
+def untouched(_step: int, loss: Tensor, _parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The loss as it is."""
+    return loss
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step that has been taken, or left out because of its numbers.
+
+    Attributes:
+        span: its samples.
+        loss: mean over its targets.
+        grad_norm: L2 norm of the gradient before clipping.
+        wrong: whether it was left out for another reason than an overflow of float16, which the loss scale answers.
+        asked: whether a process was asked to stop.
+        data_seconds: spent on reading samples, of ``seconds`` in all.
+    """
+
+    step: int
+    span: Span
+    counts: Counts
+    loss: float
+    grad_norm: float
+    lr: float
+    wrong: bool
+    asked: bool
+    data_seconds: float
+    seconds: float
+
+    @property
+    def what_is_wrong(self) -> str:
+        """In words."""
+        if not math.isfinite(self.loss):
+            return f"the loss is {self.loss}"
+        return f"the gradient's norm is {self.grad_norm}"
+
+
+class Stepper:
+    """Takes the steps of a run.
+
+    Args:
+        beat: called as a phase of a step begins.
+        spoil: what happens to a loss on purpose; see `stoker.resilience.chaos`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler,
+        passes: Passes,
+        buffers: Sequence[Tensor] = (),
+        beat: Beat = lambda _phase, _step: None,
+        spoil: Spoil = untouched,
+    ) -> None:
+        self._task, self._optimizer, self._scaler, self._passes = task, optimizer, scaler, passes
+        self._beat, self._spoil = beat, spoil
+        self._guard = Guard(optimizer, scaler, passes, buffers)
+
+    def take(self, step: int, span: Span, *, plan: Plan, lr: float, asked: Callable[[], bool]) -> Taken:
+        """One step on the samples of ``span``.
+
+        Args:
+            asked: whether this process has been asked to stop by now.
+        """
+        begin = time.perf_counter()
+        self._beat("data", step)
+        self._seed(plan.seed, step)
+        mine = self._passes.share(*span, plan.batch)
+        micro_batches = [
+            self._task.parts(i, min(i + plan.micro_batch, mine[1])) for i in range(*mine, plan.micro_batch)
+        ]
+        parts = [part for micro_batch in micro_batches for part in micro_batch]
+        read = time.perf_counter()
+        self._beat("train", step)
+        # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
+        counts = self._passes.count(parts)
+        self._optimizer.zero_grad(set_to_none=True)
+        self._guard.begin()
+        total = self._passes.train(parts, counts, self._scaler)
+        groups = self._optimizer.param_groups
+        total = self._spoil(step, total, [parameter for group in groups for parameter in group["params"]])
+        self._beat("optimizer", step)
+        for group in groups:
+            group["lr"] = lr
+        self._scaler.unscale_(self._optimizer)
+        norm = self._passes.clip(plan.clip)
+        found = self._guard.step(total, norm, asked=asked())
+        return Taken(
+            step,
+            span,
+            counts,
+            found.loss / max(1, counts.targets),
+            found.grad_norm,
+            lr,
+            self._is_wrong(found),
+            found.asked,
+            read - begin,
+            time.perf_counter() - begin,
+        )
+
+    def _is_wrong(self, found: Found) -> bool:
+        return not found.taken and not (self._scaler.is_enabled() and found.loss_is_finite)
+
+    def _seed(self, seed: int, step: int) -> None:
+        """The random state is a function of (seed, step, process), so a resumed run draws the same numbers."""
+        seat = self._passes.seat()
+        key = stream_key(seed, 7, step, *([seat] if seat else []))
+        random.seed(key)
+        np.random.seed(key % 2**32)
+        torch.manual_seed(key % 2**63)

@@ -1,0 +1,229 @@
+"""Copies in memory: a group of processes goes on from them under any layout, if they are whole."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from states import assert_saved, state
+
+from stoker.checkpoint.cadence import Cadence
+from stoker.checkpoint.chunks import Chunk, Held
+from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.memory import remembered
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.slots import copies_in
+from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.state import State
+from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.store import Store
+from stoker.checkpoint.together import rank
+from stoker.launch.pool import Pool
+from stoker.runs.shared import shared_folder, shared_memory
+
+SHAPE = (8, 12)
+# How many processes cut the rows, and how many the columns.
+CUTS = {1: (1, 1), 2: (2, 1), 3: (1, 3), 4: (2, 2)}
+
+
+def whole(step: int) -> torch.Tensor:
+    return torch.arange(96, dtype=torch.float64).view(SHAPE) + 1000 * step
+
+
+def held(step: int | None, *, replicated: bool = False) -> Held:
+    """What this process has of two tensors: its box of one, all of the other; nothing in them without a step."""
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    rows, columns = (1, 1) if replicated else CUTS[world]
+    at = (0, 0) if replicated else divmod(rank(), columns)
+    sizes = SHAPE[0] // rows, SHAPE[1] // columns
+    offsets = at[0] * sizes[0], at[1] * sizes[1]
+    box = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+    cut = whole(step)[box].clone() if step is not None else torch.zeros(sizes, dtype=torch.float64)
+    counter = torch.tensor(float(step if step is not None else -1))
+    return {"model/a": [Chunk(cut, offsets, SHAPE)], "optimizer/a/step": [Chunk.whole(counter)]}
+
+
+def saver_of(run: Path) -> Saver:
+    return Saver(Store(run / "checkpoints"), Staging(run), memory=1)
+
+
+def remember(run: Path, steps: list[int], *, replicated: bool = False, torn: int | None = None) -> None:
+    """Copies of some steps; then rank ``torn``, if any, dies while it makes another."""
+    saver = saver_of(run)
+    for step in steps:
+        saver.remember(State(step, held(step, replicated=replicated), {"progress": {"step": step}}))
+    if torn == rank():
+        assert saver.staging is not None
+        slot = saver.staging.free()
+        assert slot is not None
+        slot.header.unlink()  # as before the bytes change
+    elif torn is not None:
+        saver.staging.copy(steps[-1] + 1, held(steps[-1] + 1), {"progress": {}})  # type: ignore[union-attr]
+    saver.close()
+
+
+def restored(run: Path, before: int | None = None, replicated: bool = False) -> tuple[int, str, dict, dict] | None:
+    """What is restored, and the whole tensors then."""
+    saver = saver_of(run)
+    target = held(None, replicated=replicated)
+    found = saver.restore_newest(lambda saved: target, before=before)
+    saver.close()
+    return (found.step, found.where, found.numbers, gather_whole(target)) if found else None
+
+
+def assert_restored(found: tuple[int, str, dict, dict] | None, step: int, where: str = "memory") -> None:
+    assert found is not None and found[:3] == (step, where, {"progress": {"step": step}})
+    assert torch.equal(found[3]["model/a"], whole(step)) and found[3]["optimizer/a/step"] == step
+
+
+@pytest.mark.parametrize("made", CUTS)
+@pytest.mark.parametrize("read", CUTS)
+def test_copies_of_any_layout_are_read_under_any_other(made: int, read: int, tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path):
+        pool.run(remember, tmp_path, [1, 2, 3], world=made)
+        found = pool.run(restored, tmp_path, world=read)
+        assert_restored(found[0], 3)
+        assert all(other is not None and other[0] == 3 for other in found)
+
+
+def test_what_all_hold_is_copied_once(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as folder:
+        pool.run(_remember_replicas, tmp_path, world=3)
+        sizes = [path.stat().st_size for path in folder.glob("rank-*/slot-0")]
+        assert len(sizes) == 3 and sum(sizes) <= 8 * 96 + 2 * 64
+        assert_restored(pool.run(restored, tmp_path, None, True, world=2)[0], 2)
+
+
+def _remember_replicas(run: Path) -> None:
+    remember(run, [1, 2], replicated=True)
+
+
+def _remember_torn(run: Path) -> None:
+    remember(run, [5, 6, 7], torn=1)
+
+
+def test_a_copy_that_one_process_could_not_finish_is_none(tmp_path: Path, pool: Pool) -> None:
+    """The others have one of step 8; the one of step 7 is there on all."""
+    with shared_memory(tmp_path) as folder:
+        pool.run(_remember_torn, tmp_path, world=2)
+        assert 8 in {copy.step for copy in copies_in(folder)}
+        assert_restored(pool.run(restored, tmp_path, world=2)[0], 7)
+        assert {copy.step for copy in copies_in(folder)} == {7}  # step 8 will be taken another time
+
+
+def test_a_process_whose_memory_is_gone_leaves_the_disk(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as folder:
+        pool.run(_save_and_remember, tmp_path, world=2)
+        for path in (folder / "rank-1").glob("slot-*"):
+            path.unlink()
+        assert_restored(pool.run(restored, tmp_path, world=2)[0], 2, "disk")
+
+
+def _save_and_remember(run: Path) -> None:
+    saver = saver_of(run)
+    saver.save(State(2, held(2), {"progress": {"step": 2}}), Keep(2))
+    saver.close()
+    remember(run, [3, 4])
+
+
+def test_back_to_before_a_step_and_what_came_after_is_forgotten(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as folder:
+        pool.run(remember, tmp_path, [3, 4], world=2)
+        assert_restored(pool.run(restored, tmp_path, 4, world=2)[0], 3)
+        assert {copy.step for copy in copies_in(folder)} == {3}
+        assert pool.run(restored, tmp_path, 3, world=2) == [None, None]
+
+
+def test_the_copies_of_another_group_are_not_mixed_in(tmp_path: Path, pool: Pool) -> None:
+    """Two processes go on from copies of four; a fault comes before both have made theirs."""
+    with shared_memory(tmp_path):
+        pool.run(remember, tmp_path, [5, 6], world=4)
+        pool.run(_one_copy_of_two, tmp_path, world=2)
+        assert_restored(pool.run(restored, tmp_path, world=1)[0], 6)
+
+
+def _one_copy_of_two(run: Path) -> None:
+    saver = saver_of(run)
+    assert saver.restore_newest(lambda saved: held(None)) is not None
+    assert saver.staging is not None
+    saver.staging.agreed(held(7))
+    if rank() == 0:
+        saver.staging.copy(7, held(7), {"progress": {}})
+    saver.close()
+
+
+def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as folder:
+        pool.run(remember, tmp_path, [1], world=4)
+        pool.run(remember, tmp_path, [2], world=2)
+        assert sorted(path.name for path in folder.glob("rank-*")) == ["rank-0", "rank-1"]
+
+
+def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:
+    saver = saver_of(tmp_path)
+    assert not shared_folder(tmp_path).exists() and not saver.due(1)
+    assert remembered(None, None) == []
+    saver.close()
+
+
+DYING = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from states import state
+from test_memory import saver_of
+saver = saver_of(Path(sys.argv[1]))
+for step in (1, 2, 3):
+    saver.remember(state(step))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_copy_outlives_its_process(tmp_path: Path) -> None:
+    with shared_memory(tmp_path):
+        command = [sys.executable, "-c", DYING, str(tmp_path), str(Path(__file__).parent)]
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+        saver = saver_of(tmp_path)
+        target = state(0)
+        found = saver.restore_newest(lambda saved: target.held)
+        assert found is not None and (found.step, found.where) == (3, "memory")
+        saver.save(State(3, target.tensors, found.numbers), Keep(1))
+        assert_saved(saver.store, 3)
+        saver.close()
+
+
+# -- how often ---------------------------------------------------------------------------------------------------
+
+
+def test_copies_take_a_fiftieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of 0.29 s beside steps of 1 s: every 15 steps."""
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    cadence = Cadence(None)
+    copied = []
+    for step in range(1, 61):
+        cadence.begin_step()
+        now += 1.0
+        if cadence.due(step):
+            copied.append(step)
+            cadence.made(step, [(0.29 if len(copied) > 1 else None, cadence.step_seconds)])
+            now += 0.29  # no part of a step
+    assert copied == [1, 2, 17, 32, 47]
+
+
+@pytest.mark.parametrize(("asked", "steps"), [(0, []), (4, [4, 8]), (1, list(range(1, 9)))])
+def test_copies_are_made_as_often_as_asked(asked: int, steps: list[int]) -> None:
+    cadence = Cadence(asked)
+    assert [step for step in range(1, 9) if cadence.due(step)] == steps
+
+
+def test_what_costs_nothing_is_done_every_step() -> None:
+    cadence = Cadence(None)
+    cadence.made(1, [(1e-5, 1.0), (2e-5, 1.0)])
+    assert cadence.every == 1
+    assert cadence.made(2, [(0.05, 1.0), (0.1, 1.0)]) and cadence.every == 5  # the slowest process counts

@@ -1,0 +1,105 @@
+"""Checkpoints at URLs: visible once they are whole, kept, put aside and cleaned up like those in folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from states import assert_saved, state
+
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.state import DamagedError
+from stoker.checkpoint.storage import STATE, Keep, attempt_name
+from stoker.checkpoint.store import Store, place_of
+from stoker.errors import UserError
+
+ALL = Keep(9)
+
+
+@pytest.fixture(params=["memory", "file"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """In this process' memory, and in a folder that is spoken to as a URL."""
+    path = f"{request.param}://{tmp_path / 'deep' / 'checkpoints'}"
+    yield path
+    if request.param == "memory":
+        fsspec.filesystem("memory").store.clear()
+
+
+def files(url: str) -> list[str]:
+    system, root = fsspec.core.url_to_fs(url)
+    return [path.removeprefix(root) for path in system.find(root)]
+
+
+def test_saved_loaded_and_kept(url: str) -> None:
+    store = Store(url)
+    assert store.steps() == []
+    store.clean()
+    for step in (1, 2, 3, 4):
+        assert store.save(state(step)).bytes > 0
+    assert store.save(state(4)).bytes == 0
+    for step in store.steps():
+        assert_saved(store, step)
+    assert store.numbers(3) == state(3).numbers
+    store.retain(Keep(1, best=2))
+    assert store.steps() == [2, 4] and len(files(url)) == 2 * len((STATE, ".metadata", "__0_0.distcp"))
+
+
+def test_what_is_not_whole_is_no_checkpoint(url: str) -> None:
+    store = Store(url)
+    store.save(state(1))
+    before = files(url)
+    attempt = store.storage.begin(2, 2**22 + 1)  # by a process that cannot be
+    assert attempt is not None
+    with store.storage.create(attempt, "__0_0.distcp") as file:
+        file.write(b"half of it")
+    assert store.steps() == [1] and len(files(url)) == len(before) + 1
+    store.clean()
+    assert files(url) == before
+    assert attempt_name(2, 0).startswith("step-00000002-")
+
+
+def test_damage_is_found_and_put_aside(url: str) -> None:
+    store = Store(url)
+    store.save(state(1))
+    store.save(state(2))
+    system, _ = fsspec.core.url_to_fs(url)
+    (data,) = (path for path in system.find(store.storage.path(2)) if path.endswith(".distcp"))
+    content = bytearray(system.cat_file(data))
+    content[len(content) // 2] ^= 1
+    system.pipe_file(data, bytes(content))
+    with pytest.raises(DamagedError, match=r"__0_0\.distcp has other contents"):
+        store.load(2)
+    aside = store.put_aside(2)
+    assert store.steps() == [1]
+    store.clean()
+    assert system.exists(aside)  # it can be looked at
+    store.save(state(2))
+    assert_saved(store, 2)
+
+
+def test_in_the_background(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path / 'checkpoints'}")
+    with Saver(store, Staging()) as saver:
+        for step in range(1, 7):
+            saver.save_in_background(state(step), Keep(2, every=3))
+        saver.wait()
+        assert [outcome.error for outcome in saver.finished()] == [None] * 6
+    assert store.steps() == [3, 5, 6]
+    for step in store.steps():
+        assert_saved(store, step)
+
+
+def test_a_url_without_its_library_is_the_users_error() -> None:
+    with pytest.raises(UserError, match=r"checkpoint|nowhere") as caught:
+        Store("nowhere://bucket/run").steps()
+    assert caught.value.exit_code == 2
+
+
+def test_where_a_job_puts_them() -> None:
+    base, run = Path("/base"), Path("/base/run/checkpoints")
+    assert place_of(None, base=base, otherwise=run) == run
+    assert place_of("there", base=base, otherwise=run) == base / "there"
+    assert place_of("s3://bucket/run", base=base, otherwise=run) == "s3://bucket/run"

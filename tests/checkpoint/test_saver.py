@@ -1,0 +1,216 @@
+"""Saving in the background: as whole as saving with training standing still, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from states import assert_saved, state, visible, wait_for_writers
+
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.state import Saved
+from stoker.checkpoint.storage import Keep, attempt_name
+from stoker.checkpoint.store import Store
+from stoker.errors import RunFailed
+from stoker.runs.shared import PREFIX
+
+ALL = Keep(9)
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[Saver]:
+    with Saver(Store(tmp_path / "checkpoints"), Staging()) as saver:
+        yield saver
+
+
+def test_what_is_saved_in_the_background_is_loaded_to_the_bit(saver: Saver, tmp_path: Path) -> None:
+    changing = state(1)
+    saver.save_in_background(changing, ALL)
+    for tensor in changing.tensors.values():  # as the next step does
+        assert isinstance(tensor, torch.Tensor)
+        tensor.add_(1)
+    for step in range(2, 5):
+        saver.save_in_background(state(step), ALL)
+    saver.wait()
+    assert saver.store.steps() == [1, 2, 3, 4]
+    for step in saver.store.steps():
+        assert_saved(saver.store, step)
+    outcomes = saver.finished()
+    assert [(o.step, o.where, o.error) for o in outcomes] == [(step, "disk", None) for step in range(1, 5)]
+    assert all(0 < o.stall <= o.seconds and o.bytes > 4 * 40 * 30 for o in outcomes[:1])
+    assert saver.finished() == []
+
+
+def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: Path) -> None:
+    saver.save_in_background(state(3), ALL)
+    saver.wait()
+    other = Store(tmp_path / "other")
+    other.save(state(3))
+    names = visible(saver.store.path(3))
+    assert names == visible(other.path(3)) == [".metadata", "__0_0.distcp", "state.json"]
+    file = "__0_0.distcp"
+    assert (saver.store.path(3) / file).read_bytes() == (other.path(3) / file).read_bytes()
+
+
+def test_a_new_tensor_is_agreed_on_anew(saver: Saver) -> None:
+    """The optimizer's states appear with the first step."""
+    first, second = state(1), state(2)
+    first.tensors.pop("optimizer/a/step")  # type: ignore[attr-defined]
+    saver.save_in_background(first, ALL)
+    saver.save_in_background(second, ALL)
+    saver.wait()
+    assert "optimizer/a/step" not in saver.store.load(1).tensors
+    assert_saved(saver.store, 2)
+
+
+def test_the_newest_every_so_many_and_the_best_are_kept(saver: Saver) -> None:
+    for step in range(1, 11):
+        saver.save_in_background(state(step), Keep(2, every=4, best=3))
+    saver.wait()
+    assert saver.store.steps() == [3, 4, 8, 9, 10]
+
+
+def test_a_step_that_is_there_is_not_written_again(saver: Saver) -> None:
+    saver.store.save(state(1))
+    before = (saver.store.path(1) / "state.json").stat().st_mtime_ns
+    saver.save_in_background(state(1), ALL)
+    saver.wait()
+    assert saver.finished() == [] and (saver.store.path(1) / "state.json").stat().st_mtime_ns == before
+
+
+def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stoker.checkpoint import agreement
+
+    monkeypatch.setattr(agreement, "SPARE", 0.0)
+    saver.save_in_background(state(1), ALL)
+    (outcome,) = saver.finished()  # it is there at once
+    assert outcome.stall == outcome.seconds
+    assert_saved(saver.store, 1)
+
+
+def limit(saver: Saver, size: int) -> None:
+    """No file of the writer may grow beyond this: the system's own error, as of a full disk."""
+    assert saver.staging is not None
+    resource.prlimit(saver.staging.writer.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("size", [0, 1024], ids=["nothing can be written", "the tensors do not fit"])
+def test_a_full_disk_leaves_what_was_there_and_the_next_is_tried(size: int, saver: Saver) -> None:
+    saver.save_in_background(state(1), ALL)
+    saver.wait()
+    limit(saver, size)
+    saver.save_in_background(state(2), ALL)
+    saver.wait()
+    first, failed = saver.finished()
+    assert first.error is None and isinstance(failed.error, RunFailed)
+    assert "the disk is full: the checkpoint of step 2 was not written" in str(failed.error)
+    assert "step 1 is whole" in str(failed.error)
+    assert isinstance(saver.store.folder, Path) and visible(saver.store.folder) == ["step-00000001"]
+
+    limit(saver, resource.RLIM_INFINITY)  # somebody makes room
+    saver.save_in_background(state(3), ALL)
+    saver.wait()
+    assert_saved(saver.store, 3)
+
+
+def test_a_writer_that_is_killed_is_told_of_and_another_is_started(saver: Saver) -> None:
+    assert saver.staging is not None
+    os.kill(saver.staging.writer.pid, signal.SIGSTOP)
+    saver.save_in_background(state(1), ALL)
+    os.kill(saver.staging.writer.pid, signal.SIGKILL)
+    saver.wait()
+    (failed,) = saver.finished()
+    assert failed.error is not None and "writer ended with exit code -9" in str(failed.error)
+    assert saver.store.steps() == []
+    saver.save_in_background(state(2), ALL)
+    saver.wait()
+    assert_saved(saver.store, 2)
+    saver.store.clean()
+    assert isinstance(saver.store.folder, Path) and visible(saver.store.folder) == ["step-00000002"]
+
+
+SAVING = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from states import state
+from stoker.checkpoint.saver import Saver
+from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.store import Store
+saver = Saver(Store(Path(sys.argv[1])), Staging())
+for step in range(1, 10_000):
+    saver.save_in_background(state(step), Keep(3))
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: Path) -> None:
+    """Again and again, over the same folder; what the writer was at is finished, and its memory given back."""
+    before = set(Path("/dev/shm").glob(f"{PREFIX}*"))
+    store = Store(tmp_path / "checkpoints")
+    newest = 0
+    for pause in (0.0, 0.013, 0.05, 0.11):
+        command = [sys.executable, "-c", SAVING, str(store.folder), str(Path(__file__).parent)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        begun = 0
+        while begun <= newest + 2:  # the steps that are there already are passed over
+            begun = int(process.stdout.readline())
+        time.sleep(pause)
+        process.kill()
+        rest, _ = process.communicate()
+        begun = max([begun, *map(int, rest.split())])
+        wait_for_writers(store)
+        store.clean()
+        steps = store.steps()
+        assert steps and steps[-1] >= begun - 1  # the one before was whole when this one began
+        for step in steps:
+            assert_saved(store, step)
+        assert isinstance(store.folder, Path) and len(visible(store.folder)) == len(steps)
+        newest = steps[-1]
+    deadline = time.monotonic() + 10
+    while set(Path("/dev/shm").glob(f"{PREFIX}*")) - before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not set(Path("/dev/shm").glob(f"{PREFIX}*")) - before
+
+
+def test_an_error_in_training_does_not_stop_the_writer(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ZeroDivisionError), Saver(store, Staging()) as saver:
+        saver.save_in_background(state(1), ALL)
+        raise ZeroDivisionError
+    wait_for_writers(store)
+    assert_saved(store, 1)
+
+
+def test_what_other_processes_are_writing_is_not_cleaned_away(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (tmp_path / f".partial-{attempt_name(3, os.getppid())}").mkdir()
+    (tmp_path / f".partial-{attempt_name(2, 2**22 + 1)}").mkdir()  # of a process that cannot be
+    store.clean()
+    assert store.storage.pending() == [3] and store.storage.steps() == []
+    assert len(visible(tmp_path)) == 1
+
+
+def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> None:
+    def places(saved: dict[str, Saved]) -> dict[str, list[object]]:
+        return state(0).held  # type: ignore[return-value]
+
+    assert saver.restore_newest(places) is None and not saver.has_state()  # type: ignore[arg-type]
+    for step in (2, 4, 6):
+        saver.save_in_background(state(step), ALL)
+    assert saver.has_state()
+    restored = saver.restore_newest(places, before=6)  # type: ignore[arg-type]
+    assert restored is not None and (restored.step, restored.where) == (4, "disk")
+    assert restored.numbers == state(4).numbers
+    assert saver.store.steps() == [2, 4]  # the run is going to take the steps after it another time

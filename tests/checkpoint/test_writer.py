@@ -1,0 +1,98 @@
+"""The background writer by itself: it commits when all parts are there and whole, and not before."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.checkpoint.background import Background
+from stoker.checkpoint.envelope import Envelope
+from stoker.checkpoint.storage import Keep, LocalStorage
+from stoker.checkpoint.writer import Request, Written
+
+
+@pytest.fixture
+def background() -> Iterator[Background]:
+    background = Background(None)
+    yield background
+    background.close(wait=False)
+
+
+def request(tmp_path: Path, background: Background, *, world: int) -> tuple[LocalStorage, Request]:
+    """Rank 0's part of a checkpoint of step 3, without any tensor."""
+    Envelope("__0_0.distcp", (), b"words").keep(tmp_path / "envelope")
+    for name in ("data", "metadata"):
+        (tmp_path / name).write_bytes(b"" if name == "data" else b"meta")
+    storage = LocalStorage(tmp_path / "checkpoints")
+    attempt = storage.begin(3, background.pid)
+    assert attempt is not None
+    data, envelope, metadata = (str(tmp_path / name) for name in ("data", "envelope", "metadata"))
+    asked = Request(
+        str(storage.folder), False, attempt, 3, 0, world, data, envelope, metadata, {"progress": {}}, Keep(2)
+    )
+    return storage, asked
+
+
+def answer(background: Background, kind: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for said in background.answers(1.0):
+            if kind in said:
+                return said
+    raise AssertionError(f"it never said {kind}")
+
+
+def other_part(storage: LocalStorage, attempt: str) -> str:
+    """What another rank says of its file, which it has written."""
+    with storage.create(attempt, "__1_0.distcp") as file:
+        file.write(b"other")
+    return json.dumps(asdict(Written("__1_0.distcp", 5, "sum")))
+
+
+def test_it_waits_for_the_others_and_for_whole_words(tmp_path: Path, background: Background) -> None:
+    storage, asked = request(tmp_path, background, world=2)
+    background.ask(asked)
+    answer(background, "written")
+    words = other_part(storage, asked.attempt)
+    marker = tmp_path / "checkpoints" / f".partial-{asked.attempt}" / "done-1.json"
+    for seen in ("", words[:7]):  # of a file system that shows a file before all of it is there
+        marker.write_text(seen)
+        time.sleep(0.3)
+        assert storage.steps() == [] and background.is_alive()
+    marker.write_text(words)
+    assert answer(background, "committed")["committed"] == len(b"words" + b"meta" + b"other")
+    assert storage.steps() == [3]
+    assert set(storage.sizes(3)) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+
+
+def test_it_gives_up_when_asked_to(tmp_path: Path, background: Background) -> None:
+    storage, asked = request(tmp_path, background, world=2)
+    background.ask(asked)
+    answer(background, "written")
+    background.give_up()
+    assert "could not write its part" in answer(background, "error")["error"]
+    assert list(storage.folder.iterdir()) == []
+
+
+def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, background: Background) -> None:
+    storage, asked = request(tmp_path, background, world=2)
+    with storage.create(asked.attempt, "done-1.json") as file:
+        file.write(json.dumps(asdict(Written("__1_0.distcp", 5, "sum"))).encode())
+    background.ask(asked)
+    assert "folder that all machines share" in answer(background, "error")["error"]
+    assert storage.steps() == [] and list(storage.folder.iterdir()) == []
+
+
+def test_it_loads_no_torch() -> None:
+    """It is to start in an instant, beside every process of a run, and to leave the memory to them."""
+    heavy = "[name for name in ('torch', 'numpy', 'psutil', 'pydantic') if name in sys.modules]"
+    code = f"import sys, stoker.checkpoint.writer; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

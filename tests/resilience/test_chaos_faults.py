@@ -1,0 +1,171 @@
+"""Faults on purpose happen where they are to, in the process they are meant for, and once."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stoker.checkpoint.state import DamagedError, State
+from stoker.checkpoint.store import Store
+from stoker.resilience.chaos import SLOW_STEPS, Chaos, Fault, flip, read_faults, write_faults
+from stoker.runs.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    (tmp_path / "run").mkdir()
+    return RunFolder(tmp_path / "run")
+
+
+def chaos_of(folder: RunFolder, *faults: Fault, rank: int = 0) -> Chaos:
+    if faults:
+        write_faults(folder, faults)
+    return Chaos(folder, rank, folder.checkpoints)
+
+
+def step(chaos: Chaos, number: int) -> None:
+    for phase in ("data", "train", "optimizer"):
+        chaos(phase, number)
+
+
+def happened(folder: RunFolder) -> list[tuple[str, int, int]]:
+    return [(e["kind"], e["rank"], e["step"]) for e in folder.read_events() if e["event"] == "chaos"]
+
+
+def test_faults_are_read_back(folder: RunFolder) -> None:
+    faults = [Fault("kill", 7, 1), Fault("slow", 9, 0, 2.5)]
+    write_faults(folder, faults)
+    assert read_faults(folder) == faults and [str(f) for f in faults] == ["kill 1@7", "slow 0@9:2.5"]
+
+
+def test_without_any_nothing_happens(folder: RunFolder) -> None:
+    chaos = chaos_of(folder)
+    step(chaos, 1)
+    loss = torch.tensor(2.0)
+    assert chaos.spoil(1, loss, []) is loss and not list(folder.path.iterdir())
+
+
+def test_a_loss_is_spoilt_once_and_on_its_rank_only(folder: RunFolder) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    write_faults(folder, [Fault("nan", 4, 1)])
+    for rank, number in ((0, 4), (1, 3), (1, 5)):
+        assert chaos_of(folder, rank=rank).spoil(number, torch.tensor(2.0), [parameter]) == 2.0
+    assert chaos_of(folder, rank=1).spoil(4, torch.tensor(2.0), [parameter]).isnan()
+    assert parameter.grad.isnan().all() and happened(folder) == [("nan", 1, 4)]
+    assert chaos_of(folder, rank=1).spoil(4, torch.tensor(2.0), [parameter]) == 2.0  # as when it has been restarted
+
+
+def _train(path: str, last: int) -> None:
+    chaos = Chaos(RunFolder(Path(path)), 0, Path(path) / "checkpoints")
+    for number in range(1, last + 1):
+        step(chaos, number)
+
+
+def test_a_process_is_killed_once(folder: RunFolder) -> None:
+    write_faults(folder, [Fault("kill", 2)])
+    context = multiprocessing.get_context("spawn")
+    codes = []
+    for _ in range(2):
+        process = context.Process(target=_train, args=(str(folder.path), 3))
+        process.start()
+        process.join(60)
+        codes.append(process.exitcode)
+    assert codes == [-signal.SIGKILL, 0] and happened(folder) == [("kill", 0, 2)]
+
+
+def test_a_process_hangs(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    chaos = chaos_of(folder, Fault("hang", 2))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    step(chaos, 1)
+    assert not slept
+    step(chaos, 2)
+    assert slept == [1e6]
+
+
+def test_a_slow_process_takes_so_much_longer_for_some_steps(folder: RunFolder) -> None:
+    chaos = chaos_of(folder, Fault("slow", 5, 0, 3.0))
+    seconds = []
+    for number in range(1, 5 + SLOW_STEPS + 3):
+        begin = time.perf_counter()
+        step(chaos, number)
+        time.sleep(0.01)
+        seconds.append(time.perf_counter() - begin)
+    usual, slow, after = seconds[1:4], seconds[4 : 4 + SLOW_STEPS], seconds[4 + SLOW_STEPS :]
+    assert min(slow) > 2.5 * min(usual) and min(after) < 2 * min(usual)
+
+
+def save(store: Store, step_number: int) -> None:
+    store.save(State(step_number, {"model/w": torch.arange(1000.0)}, {}))
+
+
+def test_a_checkpoint_is_damaged_so_that_it_is_noticed(folder: RunFolder) -> None:
+    store = Store(folder.checkpoints)
+    save(store, 3)
+    flip(max(store.path(3).iterdir(), key=lambda path: path.stat().st_size))
+    with pytest.raises(DamagedError):
+        store.load(3)
+
+
+@pytest.mark.parametrize("steps", [(3,), (3, 6)])
+def test_the_newest_checkpoint_is_damaged_where_there_is_another(folder: RunFolder, steps: tuple[int, ...]) -> None:
+    store = Store(folder.checkpoints)
+    for number in steps:
+        save(store, number)
+    write_faults(folder, [Fault("corrupt", 2)])
+    process = multiprocessing.get_context("spawn").Process(target=_train, args=(str(folder.path), 3))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert torch.equal(store.load(3).tensors["model/w"], torch.arange(1000.0))  # type: ignore[arg-type]
+    if len(steps) > 1:
+        with pytest.raises(DamagedError):
+            store.load(6)
+
+
+WRITER = """
+import errno, sys
+for line in sys.stdin:
+    try:
+        with open(line.strip(), "wb", buffering=0) as file:
+            for _ in range(100):
+                file.write(bytes(1000))
+        print("written", flush=True)
+    except OSError as error:
+        print(errno.errorcode[error.errno], flush=True)
+"""
+
+
+def test_who_writes_for_a_process_finds_the_disk_full_until_it_has_been_noticed(folder: RunFolder) -> None:
+    chaos = chaos_of(folder, Fault("fill-disk", 1))
+    step(chaos, 1)
+    writer: Any = subprocess.Popen(
+        [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+    with writer:
+
+        def write() -> str:
+            writer.stdin.write(f"{folder.path / 'file'}\n")
+            return writer.stdout.readline().strip()
+
+        deadline = time.monotonic() + 30
+        while (said := write()) == "written" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert said == "EFBIG" and (folder.path / "file").stat().st_size == 4096
+        (folder.path / "own").write_bytes(bytes(10_000))  # the process itself goes on
+        folder.event("save_failed", step=1)
+        while write() != "written":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        writer.stdin.close()
+    assert math.isclose((folder.path / "file").stat().st_size, 100_000)

@@ -1,0 +1,90 @@
+"""A good device passes quickly, a wrong product and a wrong sum are found, a slow GPU is left out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.launch.pool import Pool
+from stoker.resilience.node_check import (
+    Report,
+    check_device,
+    code_differs,
+    data_differs,
+    disk,
+    findings,
+    product_problem,
+    shared,
+)
+
+GOOD = Report(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "code", 0.5)
+
+
+def reported() -> tuple[list[Report], float]:
+    begin = time.perf_counter()
+    reports = shared(check_device(torch.device("cpu"), dist.get_rank()))
+    return reports, time.perf_counter() - begin
+
+
+def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:
+    return data_differs(mine[dist.get_rank()])
+
+
+@pytest.mark.pool
+def test_two_good_processes(pool: Pool) -> None:
+    for reports, seconds in pool.run(reported, world=2):
+        assert [(r.rank, r.wrong, r.is_cpu) for r in reports] == [(0, "", True), (1, "", True)]
+        assert not [f for f in findings(reports) if f.out] and code_differs(reports) is None
+        assert all(r.rate > 1e8 and r.reduce > 1e5 for r in reports)
+        assert seconds < 20  # alone on the machine: 0.3
+
+
+@pytest.mark.pool
+def test_other_data_is_named(pool: Pool) -> None:
+    assert pool.run(same_data, [{"a": "1", "b": "2"}] * 2, world=2) == [None] * 2
+    other = [{"a": "1", "b": "2"}, {"a": "1", "b": "3"}]
+    assert pool.run(same_data, other, world=2) == [(1, "b")] * 2
+
+
+def test_one_wrong_bit_in_a_product_is_found() -> None:
+    def flips(a: Tensor, b: Tensor) -> Tensor:
+        product = a @ b
+        product.view(torch.int32)[17, 200] ^= 1 << 3
+        return product
+
+    cpu = torch.device("cpu")
+    assert product_problem(cpu, torch.matmul) == ""
+    assert product_problem(cpu, flips) == "multiplies matrices wrong"
+
+
+def test_what_follows_from_what_was_found() -> None:
+    good = [replace(GOOD, rank=rank) for rank in range(4)]
+    assert findings(good) == []
+    (wrong,) = findings([*good, replace(GOOD, rank=4, wrong="multiplies matrices wrong")])
+    assert wrong.out and wrong.rank == 4 and wrong.words == "H100 0 of node1 (rank 4) multiplies matrices wrong"
+    slow = replace(GOOD, rank=4, rate=20e12)
+    (found,) = findings([*good, slow])
+    assert found.out and "20,000 GFLOP/s, and should at 50,000" in found.words
+    assert not findings([*good, replace(slow, rate=30e12)])
+    (told,) = findings([*good, replace(slow, is_cpu=True)])
+    assert not told.out  # what else runs on a processor is not its fault
+    (alone,) = findings([replace(GOOD, expected=200e12)])  # against what was measured of it before
+    assert alone.out
+    (clock,) = findings([*good, replace(GOOD, rank=4, host="node2", clock=1100.0)])
+    assert not clock.out and clock.words == "the clock of node2 is +100 s off"
+    assert code_differs([*good, replace(GOOD, rank=4, code="other")]) == replace(GOOD, rank=4, code="other")
+
+
+def test_a_disk(tmp_path: Path) -> None:
+    free, rate = disk(tmp_path / "not" / "yet")
+    there = os.statvfs(tmp_path)
+    assert free == pytest.approx(there.f_bavail * there.f_frsize, rel=0.05) and rate > 1e5
+    assert list(tmp_path.iterdir()) == []
