@@ -114,3 +114,9 @@ def test_reasons_name_the_numbers_they_come_from(tmp_path: Path) -> None:
     assert origins["train.accumulation"].why == "batch / (micro_batch x parallel.data) = 12 / 3"
     assert origins["evaluate.every"].why == "a tenth of the 50 steps"
     assert origins["parallel.data"].why == "one process"
+
+
+def test_auto_is_a_name_where_nothing_is_decided(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("task: pretrain\nmodel: auto\ndata: auto\noutput: auto\nsteps: 1\n")
+    found = load_job(tmp_path / "job.yaml")
+    assert (found.job.output, found.origins["output"].source) == ("auto", "file")

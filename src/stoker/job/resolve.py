@@ -72,12 +72,9 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Do
     where = document.where(path)
     if key in decided:
         return Origin("default", where, ("auto: " if mark else "") + decided[key].why)
-    if value == "auto":
-        return Origin(
-            "default",
-            where,
-            UNDECIDED[schema_key.removeprefix("evaluate.") if "data" in path else schema_key],
-        )
+    open_key = schema_key.removeprefix("evaluate.") if "data" in path else schema_key
+    if value == "auto" and open_key in UNDECIDED:  # elsewhere it is a name like any other
+        return Origin("default", where, UNDECIDED[open_key])
     if mark is None:
         reason = REASONS[
             schema_key.removeprefix("evaluate.") if path[:2] == ("evaluate", "data") and len(path) > 2 else schema_key
