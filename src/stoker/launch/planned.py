@@ -74,6 +74,7 @@ def with_plan(loaded: LoadedJob, place: Place | None = None, *, cluster: Cluster
     except UserError as error:
         return _spread_over_data(loaded, cluster, stated, batch, why=error.problems[0].message)
     model = _blank(loaded) if cluster.gpus > 1 else None
+    _check_family(stated, model)
     found = search(
         work,
         cluster,
@@ -167,6 +168,24 @@ def _space(stated: _Stated, model: PreTrainedModel | None) -> Space:
     refused = AXES if family is None else [axis for axis in AXES if axis in family.refused]
     one: dict[str, Any] = {axis: (1,) for axis in refused if getattr(space, axis) is None}
     return replace(space, **one)
+
+
+def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
+    """Whether the model's family can be split over the axes that the job states.
+
+    Raises:
+        CannotRun: it cannot.
+    """
+    if model is None:
+        return
+    from stoker.models.families import family_of
+
+    family = family_of(model.config)
+    for axis in AXES:
+        if stated.layout.get(axis, 1) > 1 and (family is None or axis in family.refused):
+            reasons: Mapping[str, str] = dict(family.refused) if family else {}  # type: ignore[arg-type]
+            why = reasons.get(axis, "nothing is known about its layers")
+            raise CannotRun(Problem(f"parallel.{axis}: {model.config.model_type} cannot be split so: {why}"))
 
 
 def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:

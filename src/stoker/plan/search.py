@@ -152,8 +152,8 @@ def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool)
 def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:
     """Products of axes, with micro-batch and recomputation: what the passes depend on."""
     gpus, shape = cluster.gpus, work.shape
-    for tensor in divisors(shape.kv_heads):
-        if tensor > cluster.per_node:
+    for tensor in divisors(cluster.per_node):
+        if tensor > shape.kv_heads:
             continue
         for pipeline in divisors(gpus // tensor) if gpus % tensor == 0 else ():
             if pipeline > shape.layers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 
 from stoker.plan.activations import HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
@@ -23,6 +24,7 @@ ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, ma
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
 DEQUANTISED = 2 * (0.55 + 2)  # bytes moved for a 4-bit weight: bitsandbytes' kernels reach half of the bandwidth
+ATTENTION = ("qkv", "attention output")  # products that are split by heads
 WIDE = 4  # bytes of a 32-bit number
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
@@ -57,9 +59,10 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
     peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
+    heads = shape.kv_heads / ceil(shape.kv_heads / tensor)  # ways in which attention is split: heads stay whole
     products = 0.0
     for matmul in shape.matmuls(layer):
-        split = 1 if matmul.split == "replicated" else tensor
+        split = 1 if matmul.split == "replicated" else heads if matmul.name in ATTENTION else tensor
         rows = tokens * matmul.uses / max(1, matmul.copies // setting.expert) if matmul.copies > 1 else tokens
         products += matmul_seconds(
             tokens * matmul.forward_flop / split,
@@ -73,7 +76,7 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
     seq = work.seq_len
     attention = 0.0
     if layer.attentions:
-        flop = layer.attentions * 2 * (shape.query_width + shape.value_width) / tensor * tokens
+        flop = layer.attentions * 2 * (shape.query_width + shape.value_width) / heads * tokens
         reach = attended_tokens(seq, causal=software.flash, window=layer.window)
         attention = flop * reach / (device.peak("fp16") * efficiency.attention)
         if not software.flash:  # scores are written and read by scale, mask, softmax, dropout

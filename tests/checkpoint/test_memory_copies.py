@@ -176,7 +176,7 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from states import state
-from test_memory import saver_of
+from test_memory_copies import saver_of
 saver = saver_of(Path(sys.argv[1]))
 for step in (1, 2, 3):
     saver.remember(state(step))
