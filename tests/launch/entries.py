@@ -117,11 +117,16 @@ def step_to(work: Work, *, place: Place, last: int, at: int) -> Heart:
 
 
 def die_once_and_again(work: Work, *, place: Place, console: Console | None) -> Ending:
-    """Rank 1 dies at steps 3 and 6, each time once."""
+    """Rank 1 dies at steps 3 and 6, each time once, when rank 0 is there too."""
     for at in (3, 6):
         step_to(work, place=place, last=10, at=at)
         mark = work.base / f"died-{at}"
-        if place.rank == 1 and not mark.exists():
+        if not mark.exists():
+            if place.rank == 0:
+                (work.base / f"waits-{at}").touch()
+                time.sleep(600)
+            while not (work.base / f"waits-{at}").exists():
+                time.sleep(0.02)
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
     step_to(work, place=place, last=10, at=10)

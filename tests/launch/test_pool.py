@@ -115,7 +115,7 @@ def test_a_rank_that_is_killed_is_named_and_replaced(pool: Pool) -> None:
 OWNER = """
 import os, sys, time
 import stoker.launch.pool
-stoker.launch.pool.PRELOADED = ()
+stoker.launch.server.PRELOADED.clear()
 pool = stoker.launch.pool.Pool(2)
 print(*pool.run(os.getpid), flush=True)
 if sys.argv[1] == "hang":

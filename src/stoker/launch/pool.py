@@ -24,13 +24,11 @@ import torch.distributed as dist
 from stoker.hardware.process import end_with
 from stoker.launch.failure import Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.group import process_group
+from stoker.launch.server import START, start_server
 
 Result = TypeVar("Result")
 GRACE = 2.0  # seconds that the others get to end by themselves when one has failed
 LOOPBACK = "127.0.0.1"
-FORKS = "forkserver" in multiprocessing.get_all_start_methods()
-# Imported once, by the server that processes are forked from: seconds of each process' start otherwise.
-PRELOADED = ("stoker.train.run", "stoker.train.prepare", "torch.distributed.pipelining", "torch.distributed.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,8 @@ class Pool:
             return failure_of_exit(rank, process.pid, process.exitcode)
 
     def _start(self, world: int) -> None:
-        context = multiprocessing.get_context("forkserver") if FORKS else multiprocessing.get_context("spawn")
-        context.set_forkserver_preload([*PRELOADED, __name__])
+        start_server()
+        context = multiprocessing.get_context(START)
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()

@@ -1,4 +1,6 @@
-"""The server that a run's processes are forked from: it loads what they need while the job is being looked at.
+"""The server that a run's and a pool's processes are forked from: it loads what they need while others go on.
+
+A process has one such server, whoever asks for it first.
 
 Light to import, so that it can be started before anything else is loaded.
 """

@@ -244,7 +244,8 @@ def _once(layout: Layout, model: ModelShape, step: StepShape) -> Volumes:
         {Flow("shard", "all-reduce"): number + Volume(0, step.gradient)} if sharers > 1 else {},
         {Flow("tensor", "all-reduce"): number} if layout.tensor > 1 else {},
         {Flow("pipe", "all-reduce"): number} if layout.pipeline > 1 else {},
-        # Targets, tokens and passes of every data process; the loss, and whether a process was told to stop.
+        # Targets, tokens and passes of every data process; the loss, whether it or the gradient is not finite, and
+        # whether a process was told to stop.
         {Flow("batch", "all-reduce"): Volume(1, 3 * INTEGER * layout.data)} if layout.data > 1 else {},
-        {Flow("world", "all-reduce"): Volume(1, 2 * DOUBLE)} if layout.world > 1 else {},
+        {Flow("world", "all-reduce"): Volume(1, 3 * DOUBLE)} if layout.world > 1 else {},
     )
