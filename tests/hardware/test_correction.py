@@ -86,7 +86,7 @@ def test_plans_for_the_device_are_corrected_and_say_so() -> None:
     assert "full tuning in bf16 is corrected by the run runs/sea" in cluster.notes[-1]
     assert load_cluster("8xA100").corrections == ()
     work = Work(shape_named("llama3-8b"), 4096, 16)
-    for setting in list(settings(work, plain, software=STOKER, offload=False))[::23]:
+    for setting in list(settings(work, plain, software=STOKER))[::23]:
         corrected = replace(setting, cluster=cluster)
         before, after = step_time(setting), step_time(corrected)
         assert after.parts["compute"] == pytest.approx(1.5 * before.parts["compute"])

@@ -10,7 +10,7 @@ import pytest
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
-from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of, speed_of
+from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of
 from stoker.plan.search import Plan
 from stoker.plan.setting import Setting, Tuning, Work
@@ -26,12 +26,12 @@ def plan_on(cluster: Cluster, tuning: Tuning = "full") -> Plan:
 
 def test_speed_is_tokens_over_seconds_and_mfu_by_the_palm_convention() -> None:
     plan = plan_on(load_cluster("8xA100-80GB"))
-    speed = speed_of(plan)
+    speed = plan.speed
     assert speed.tokens_per_s == pytest.approx(32 * 2048 / plan.seconds)
     assert speed.tokens_per_s_per_gpu == pytest.approx(speed.tokens_per_s / 8)
     flop = 6 * LLAMA.parameters + 12 * LLAMA.layers * LLAMA.heads * LLAMA.head_size * 2048
     assert speed.mfu == pytest.approx(speed.tokens_per_s_per_gpu * flop / 312e12)
-    adapters = speed_of(plan_on(load_cluster("8xA100-80GB"), "lora"))
+    adapters = plan_on(load_cluster("8xA100-80GB"), "lora").speed
     less = flop - 2 * LLAMA.parameters
     assert adapters.mfu == pytest.approx(adapters.tokens_per_s_per_gpu * less / 312e12)
 

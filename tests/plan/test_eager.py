@@ -20,7 +20,7 @@ from stoker.models.form import training_form
 from stoker.models.layout import lay_out_for
 from stoker.models.lora import fuse_lora
 from stoker.parallel.recompute import recompute_blocks
-from stoker.plan.eager import arithmetic, cast_weights, eager_bytes, eager_recomputed, row_bytes
+from stoker.plan.eager import arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.config import shape_of_config
 
@@ -112,7 +112,7 @@ def _mean(values: list[float]) -> float:
 def _predicted(shape: Shape, precision: str, *, casts: bool = True, **options: Any) -> float:
     kinds = [shape.layer(0), shape.layer(1)]
     types = arithmetic(precision, **options)
-    tokens = [eager_bytes(shape, k, seq_len=TOKENS, types=types, processor=True) for k in kinds]
+    tokens = [eager_bytes(shape, k, seq_len=TOKENS, types=types, processor=True)[0] for k in kinds]
     weights = [cast_weights(shape, k, types=types) / TOKENS for k in kinds] if casts else [0.0]
     return _mean(tokens) + _mean(weights)
 
@@ -144,7 +144,7 @@ def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2"])
 def test_recompute_leaves_what_is_counted(family: str, recompute: Any) -> None:
     measured, shape = _measured(family, None, recompute)
-    kept, again = eager_recomputed(
+    kept, again = eager_bytes(
         shape, shape.layer(0), recompute=recompute, seq_len=TOKENS, types=arithmetic("fp32"), processor=True
     )
     assert kept == pytest.approx(measured, rel=0.03)
@@ -168,7 +168,7 @@ def test_alibi_costs_one_mask_for_all_blocks() -> None:
 def test_tensor_parallelism_divides_what_is_inside_and_sequence_what_is_between() -> None:
     shape = shape_of_config({"model_type": "llama", **GATED, "num_hidden_layers": 2, "vocab_size": 256})
     whole, split, both = (
-        eager_bytes(shape, shape.layer(0), seq_len=TOKENS, types=arithmetic("bf16", held="16-bit"), **options)
+        eager_bytes(shape, shape.layer(0), seq_len=TOKENS, types=arithmetic("bf16", held="16-bit"), **options)[0]
         for options in ({}, {"tensor": 2}, {"tensor": 2, "sequence": True})
     )
     width, mlp, queries, keys = 64, 160, 64, 16

@@ -11,7 +11,6 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
 from stoker.plan.answer.causes import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
-from stoker.plan.answer.cost import speed_of
 from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, binds, helps, plan_of
 from stoker.plan.search import Found, search
 from stoker.plan.setting import Setting, Work
@@ -75,15 +74,15 @@ def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) ->
     found = found_on(words)
     best, cluster = found.plans[0], load_cluster(words)
     given = helps(best, on=words)
-    before = speed_of(best).tokens_per_s
+    before = best.speed.tokens_per_s
     for help_ in given:
-        assert speed_of(help_.plan).tokens_per_s == pytest.approx(before * (1 + help_.gain))
+        assert help_.plan.speed.tokens_per_s == pytest.approx(before * (1 + help_.gain))
         if help_.words.startswith("train.batch="):
             assert help_.plan.setting.work.global_batch == 2 * LLAMA.global_batch
             assert help_.words == f"train.batch={2 * LLAMA.global_batch}"
     assert [help_.gain for help_ in given] == sorted((help_.gain for help_ in given), reverse=True)
     roomy = replace(cluster, device=replace(cluster.device, memory_gib=2 * cluster.device.memory_gib))
-    everything = max(speed_of(plan).tokens_per_s for plan in search(LLAMA, roomy).plans) / before - 1
+    everything = max(plan.speed.tokens_per_s for plan in search(LLAMA, roomy).plans) / before - 1
     twice = [help_.gain for help_ in given if help_.change == TWICE_MEMORY]
     assert (twice or [0.0])[0] <= everything + 1e-9
     if everything > 0.05:  # a gain that large is seen near the plan as well

@@ -30,7 +30,7 @@ def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: 
     cluster = cluster_of(device_kind(device), gpus=gpus)
     found = search(work, cluster)
     brute: dict[Setting, float] = {}
-    for setting in settings(work, cluster, software=STOKER, offload=True):
+    for setting in settings(work, cluster, software=STOKER):
         memory = peak_memory(setting)[1]
         host = memory.host <= cluster.host_memory_gib_per_gpu * 2**30
         if host and memory.upper <= room(cluster):
@@ -47,7 +47,7 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     work = Work(shape_named("llama3-70b"), 4096, 8)
     found = search(work, cluster_of(device_kind("T4"), gpus=1))
     assert not found.plans and found.nearest is not None and not found.nearest.fits
-    layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER, offload=True)
+    layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
 
 

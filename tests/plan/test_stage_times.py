@@ -6,10 +6,10 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
-from stoker.plan.pipeline.stage_times import drawn_micro_batches, stage_times, timeline_of
+from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shapes.names import shape_named
-from stoker.plan.step_time import step_time
+from stoker.plan.step_time import Passes, step_time
 
 
 def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Setting:
@@ -37,10 +37,10 @@ def test_one_process_does_nothing_but_its_passes() -> None:
 def test_a_v_has_its_first_and_last_stage_on_one_process() -> None:
     """Stages 0 and 7 are the first one's, and with the last the head."""
     setting = setting_of("zbv", 4)
-    times = stage_times(setting)
+    times = Passes().stages(setting)
     assert setting.homes[0] == (0, 7) and setting.last == 0
     assert len(times) == 8 and times[0] == times[6] and times[7].total > times[0].total
-    whole = stage_times(setting_of("1f1b", 4))
+    whole = Passes().stages(setting_of("1f1b", 4))
     assert sum(time.total for time in times) == pytest.approx(sum(time.total for time in whole))
 
 

@@ -24,7 +24,7 @@ HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 def sample() -> list[Setting]:
     """Every kind of setting that is searched on two nodes, of each hundredth one."""
     cluster = load_cluster("2x4xA100-80GB")
-    found = settings(Work(shape_named("gpt2"), 4096, 16), cluster, software=STOKER, offload=True)
+    found = settings(Work(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
     return list(found)[::29]
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit
-from stoker.plan.answer.cost import Cost, mfu_formula
+from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.explain import MEMORY, Bind, Help
 from stoker.plan.answer.picture import StageMemory, plan_svg
 from stoker.plan.answer.terminal import memory_text, timeline_text
@@ -20,6 +20,7 @@ from stoker.plan.answer.whole import Answer, NothingFits, Question, bars, holder
 from stoker.plan.answer.words import job_yaml
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import Plan
+from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
 SHOWN = 5  # alternatives without a name, and of the changes that would help
@@ -37,7 +38,7 @@ def print_answer(found: Answer, *, pictures: bool) -> None:
     for line in job_yaml(plan.setting).splitlines():
         _say("", line)
     _say("step", f"{_seconds(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
-    speed = found.speed
+    speed = found.plan.speed
     each = f"{speed.tokens_per_s_per_gpu:,.0f} of each device"
     _say("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {each}; MFU {speed.mfu:.1%}")
     _say("", f"MFU: {mfu_formula(question.work)}")

@@ -164,7 +164,7 @@ def cluster_of(
         host_memory_gib=node.host_memory_gib,
         host_cores=node.host_cores,
         name=node.name,
-        fabric="EFA" if node.name.startswith("aws-p") else "",
+        fabric=published.fabric,
     )
     if per_node is not None and per_node != node.per_node:
         cluster = cluster._with_per_node(per_node)

@@ -23,9 +23,9 @@ from stoker.launch.join import Place, joined
 from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stacks import write_stacks_when_asked
+from stoker.resilience.stop import STOPS
 from stoker.train.progress import KeptConsole
 
-STOPS = (signal.SIGINT, signal.SIGTERM)
 SETTLE = 1.0  # seconds
 Entry = Callable[..., Ending]  # as `stoker.launch.worker.train`
 

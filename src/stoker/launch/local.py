@@ -6,8 +6,6 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from stoker.errors import CannotRun, RunFailed, UserError
-from stoker.launch.child import STOPS, Entry
+from stoker.launch.child import Entry
 from stoker.launch.failure import Failure, Interrupted, error_of, first_of
 from stoker.launch.fewer import left_out, with_fewer
 from stoker.launch.heart import has_nccl
@@ -25,10 +23,10 @@ from stoker.launch.server import start_server
 from stoker.launch.watch import Watch, record
 from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import seconds_left
+from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import shared_memory
 
-STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -55,7 +53,7 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
             tell(work, STOPPING)
         asked.append(number)
 
-    with shared_memory(work.output) as folder, _signals_to(ask):
+    with shared_memory(work.output) as folder, handled_by(ask):
         start_server()
         return _Supervisor(work, entry, folder, asked).run()
 
@@ -233,13 +231,3 @@ class _Supervisor:
         if sys.stdout.isatty():
             sys.stdout.write(SHOW_CURSOR)
             sys.stdout.flush()
-
-
-@contextmanager
-def _signals_to(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in STOPS}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

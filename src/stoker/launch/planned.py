@@ -79,8 +79,7 @@ def with_plan(loaded: LoadedJob, place: Place | None = None, *, cluster: Cluster
         work,
         cluster,
         software=software_of_job(loaded.job),
-        offload=not cluster.device.is_cpu or stated.layout.get("offload", "none") != "none",
-        space=_space(stated, model),
+        space=stated.space(),
         kept=KEPT if stated.in_space else 10**6,
     )
     refused: list[Problem] = []
@@ -151,23 +150,6 @@ def _blank(loaded: LoadedJob) -> PreTrainedModel:
     model = meta_model(loaded.job.model, Path.cwd())
     training_form(model)
     return model
-
-
-def _space(stated: _Stated, model: PreTrainedModel | None) -> Space:
-    """What is looked at: without the axes that the model's family cannot be split over, or of which nothing is known.
-
-    Args:
-        model: None where there is one device, which needs no such facts.
-    """
-    space = stated.space()
-    if model is None:
-        return space
-    from stoker.models.families import family_of
-
-    family = family_of(model.config)
-    refused = AXES if family is None else [axis for axis in AXES if axis in family.refused]
-    one: dict[str, Any] = {axis: (1,) for axis in refused if getattr(space, axis) is None}
-    return replace(space, **one)
 
 
 def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:

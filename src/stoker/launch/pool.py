@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import logging
-import multiprocessing
 import os
 import pickle
 import signal
@@ -14,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -137,7 +137,7 @@ class Pool:
 
     def _start(self, world: int) -> None:
         start_server()
-        context = multiprocessing.get_context(START)
+        context = get_context("forkserver") if START == "forkserver" else get_context("spawn")
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()

@@ -19,11 +19,12 @@ from multiprocessing.process import BaseProcess
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from stoker.launch.child import STOPS, Entry, main
+from stoker.launch.child import Entry, main
 from stoker.launch.failure import Failure, failure_of_exit
 from stoker.launch.server import START
 from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import SIGNAL_EXIT
+from stoker.resilience.stop import STOPS
 
 POLL = 0.05  # seconds between two looks at the processes
 OVER = 30.0  # seconds that the agent gets to see that all processes have ended

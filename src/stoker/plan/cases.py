@@ -17,12 +17,12 @@ from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
-from stoker.plan.flop import model_flop_per_token
 from stoker.plan.memory import STATES, Memory, context_bytes, peak_memory, room, stage_memory
 from stoker.plan.rows import Row, checked
 from stoker.plan.setting import Setting, Tuning, Work
 from stoker.plan.shapes.fields import shape_of_row
 from stoker.plan.software import software_of
+from stoker.plan.speed import speed_of
 from stoker.plan.step_time import step_time
 
 GPU = "A100-80GB"  # where a row names none
@@ -154,18 +154,15 @@ def predict(row: Row) -> Prediction:
     setting = setting_of(row)
     _, memory = (0, stage_memory(setting, 0)) if setting.software.first_stage else peak_memory(setting)
     seconds = step_time(setting).total
-    tokens = setting.micro_batches * setting.micro_batch * setting.layout.data * setting.work.seq_len
-    speed = tokens / seconds / setting.layout.world
-    frozen = setting.work.tuning != "full"
-    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len, frozen=frozen)
+    speed = speed_of(setting, seconds)
     peak, upper = _as_counted(memory, setting, str(row.get("memory_metric") or ""))
     return Prediction(
         row.get("row_id"),
         peak,
         upper,
         seconds,
-        speed,
-        speed * flop / setting.cluster.device.peak(setting.work.precision),
+        speed.tokens_per_s_per_gpu,
+        speed.mfu,
         verdict_of(memory.peak, memory.upper, room(setting.cluster))
         if len(setting.stages) <= setting.shape.layers  # else there are stages with nothing in them
         else "DOES NOT FIT",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from stoker.job.layout import Recompute
 from stoker.plan.code import Code, code_of
 from stoker.plan.shape import Layer, Shape
 
@@ -119,34 +120,19 @@ def eager_bytes(
     *,
     seq_len: int,
     types: Arithmetic,
-    tensor: int = 1,
-    sequence: bool = False,
-    processor: bool = False,
-) -> float:
-    """Bytes that a block keeps for the backward pass, for one token of a micro-batch, without recompute.
-
-    See `eager_kept`.
-    """
-    kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
-    return kept.total
-
-
-def eager_recomputed(
-    shape: Shape,
-    layer: Layer,
-    *,
-    recompute: Literal["full", "selective"],
-    seq_len: int,
-    types: Arithmetic,
+    recompute: Recompute = "none",
     tensor: int = 1,
     sequence: bool = False,
     processor: bool = False,
 ) -> tuple[float, float]:
     """(bytes a token that each block keeps, bytes a token that the one block computed again has beside).
 
-    ``full`` keeps the block's input; ``selective`` computes the MLP again, and keeps its input beside the attention.
+    ``none`` keeps all that `eager_kept` counts; ``full`` the block's input; ``selective`` computes the MLP again, and
+    keeps its input beside the attention.
     """
     kept = eager_kept(shape, layer, seq_len=seq_len, types=types, tensor=tensor, sequence=sequence, processor=processor)
+    if recompute == "none":
+        return kept.total, 0.0
     entry = types.stream * shape.width / (tensor if sequence else 1)
     if recompute == "full":
         return entry, kept.total

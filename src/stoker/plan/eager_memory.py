@@ -7,7 +7,7 @@ what the C library's allocator does not give back.
 from __future__ import annotations
 
 from stoker.plan.activations import in_flight
-from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, eager_recomputed, row_bytes
+from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.head import HeadBytes, head_bytes
 from stoker.plan.held import QUANTISED, Held, block_parameters, held_parameters, trained_parameters
 from stoker.plan.setting import Setting
@@ -79,30 +79,16 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
     kept = again = 0.0
     of_weights = 0.0
     for layer, count in setting.blocks[stage].items():
-        if layout.recompute == "none":
-            own, alone = (
-                eager_bytes(
-                    shape,
-                    layer,
-                    seq_len=work.seq_len,
-                    types=types,
-                    tensor=layout.tensor,
-                    sequence=layout.sequence,
-                    processor=processor,
-                ),
-                0.0,
-            )
-        else:
-            own, alone = eager_recomputed(
-                shape,
-                layer,
-                recompute=layout.recompute,
-                seq_len=work.seq_len,
-                types=types,
-                tensor=layout.tensor,
-                sequence=layout.sequence,
-                processor=processor,
-            )
+        own, alone = eager_bytes(
+            shape,
+            layer,
+            recompute=layout.recompute,
+            seq_len=work.seq_len,
+            types=types,
+            tensor=layout.tensor,
+            sequence=layout.sequence,
+            processor=processor,
+        )
         kept += own * count
         again = max(again, alone)
         if work.tuning == "full":

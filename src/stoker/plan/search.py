@@ -14,6 +14,7 @@ from stoker.plan.setting import Setting, Work
 from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.space import EVERYTHING, Space
+from stoker.plan.speed import Speed, speed_of
 from stoker.plan.step_time import Passes, StepTime, step_time
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
@@ -51,6 +52,11 @@ class Plan:
         """Of a step."""
         return self.time.total
 
+    @property
+    def speed(self) -> Speed:
+        """Tokens per second, and the share of the devices' peak."""
+        return speed_of(self.setting, self.seconds)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -72,7 +78,6 @@ def search(
     cluster: Cluster,
     *,
     software: Software = STOKER,
-    offload: bool = True,
     space: Space = EVERYTHING,
     kept: int = KEPT,
 ) -> Found:
@@ -80,13 +85,16 @@ def search(
 
     Settings that differ only in what communicates share the time of their passes, which is the least that each takes.
     They are looked at in that order, until the least of the next ones is more than the slowest plan kept takes: what
-    is left cannot win. Where nothing fits everything is looked at. Nothing is offloaded that fits.
+    is left cannot win. Where nothing fits everything is looked at. Nothing is offloaded that fits, and nothing of a
+    processor that the space does not ask for.
 
     Args:
         space: what is looked at, of all that there is.
         kept: how many plans are given.
     """
     passes = Passes()
+    if cluster.device.is_cpu and space.offload is None:
+        space = replace(space, offload={"none"})
     capacity = room(cluster)
     roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
     plans: list[Plan] = []
@@ -98,7 +106,7 @@ def search(
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if least >= limit:
             break
-        for setting in filter(space.has, _variants(root, offload, passes)):
+        for setting in filter(space.has, _variants(root, passes)):
             looked_at += 1
             if setting.layout.offload == "none":
                 settled = False
@@ -137,7 +145,7 @@ def _parts(layout: Layout) -> int:
     return axes + sum(more)
 
 
-def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool) -> Iterator[Setting]:
+def settings(work: Work, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
     """Every setting that Stoker can train with and that could be sensible.
 
     Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputation
@@ -146,7 +154,7 @@ def settings(work: Work, cluster: Cluster, *, software: Software, offload: bool)
     """
     passes = Passes()
     for root in _roots(work, cluster, software):
-        yield from filter(EVERYTHING.has, _variants(root, offload, passes))
+        yield from filter(EVERYTHING.has, _variants(root, passes))
 
 
 def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:
@@ -176,7 +184,7 @@ def _attention(context: int, tensor: int, shape: Shape) -> tuple[ContextBy, ...]
     return ("gather", "ulysses") if context > 1 and shape.kv_heads % (tensor * context) == 0 else ("gather",)
 
 
-def _variants(root: Setting, offload: bool, passes: Passes) -> Iterator[Setting]:
+def _variants(root: Setting, passes: Passes) -> Iterator[Setting]:
     """Kinds of sharding, schedules, stages and offload of a product of axes."""
     base = root.layout
     schedules: tuple[ScheduleName, ...] = SCHEDULES if base.pipeline > 1 else ("1f1b",)
@@ -191,9 +199,9 @@ def _variants(root: Setting, offload: bool, passes: Passes) -> Iterator[Setting]
                 layout = replace(scheduled, stages=sizes, shard=shard, shard_size=size)
                 setting = replace(even, layout=layout)
                 yield setting
-                if offload and (shard != "none" or base.data * base.context == 1):
+                if shard != "none" or base.data * base.context == 1:
                     yield replace(setting, layout=replace(layout, offload="optimizer"))
-                if offload and shard == "zero3":
+                if shard == "zero3":
                     yield replace(setting, layout=replace(layout, offload="params"))
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from stoker.plan.activations import HALF
+from stoker.plan.eager import FLOAT
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.held import most_held, trained_parameters
+from stoker.plan.held import QUANTISED, most_held, trained_parameters
 from stoker.plan.measured import measured_passes
 from stoker.plan.network import Group, collective_seconds, send_seconds
 from stoker.plan.pipeline.bubble import step_seconds
@@ -23,9 +24,8 @@ HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
-DEQUANTISED = 2 * (0.55 + 2)  # bytes moved for a 4-bit weight: bitsandbytes' kernels reach half of the bandwidth
+DEQUANTISED = 2 * (QUANTISED + 2)  # bytes moved for a 4-bit weight: bitsandbytes' kernels reach half of the bandwidth
 ATTENTION = ("qkv", "attention output")  # products that are split by heads
-WIDE = 4  # bytes of a 32-bit number
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
 
@@ -226,14 +226,20 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
 def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
     """What a pipeline adds to the work of its slowest process: waits for the others, and sends."""
     layout = setting.layout
+    waits, sends = (
+        step_seconds(layout.schedule, stages, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
+        for way in (0.0, exposed_send(setting, efficiency))
+    )
+    return {"bubble": max(0.0, waits - work), "pipeline sends": sends - waits}
+
+
+def exposed_send(setting: Setting, efficiency: Efficiency) -> float:
+    """Seconds of a send between two stages that nothing hides."""
+    layout = setting.layout
     message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
     stride = layout.tensor * layout.context * layout.data
     send = send_seconds(message, stride=stride, cluster=setting.cluster, efficiency=efficiency)
-    waits, sends = (
-        step_seconds(layout.schedule, stages, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
-        for way in (0.0, send * setting.software.exposed_sends)
-    )
-    return {"bubble": max(0.0, waits - work), "pipeline sends": sends - waits}
+    return send * setting.software.exposed_sends
 
 
 def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
@@ -243,10 +249,10 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
     if layout.offload != "none":  # gradients down, weights up, and the host's own memory
         fetched = 0.0
         if layout.offload == "params":  # what is gathered is fetched first, forward and backward
-            weight = WIDE if setting.work.tuning == "full" else HALF
+            weight = FLOAT if setting.work.tuning == "full" else HALF
             held = most_held(setting).share(layout.sharers, expert=setting.expert)
             fetched = 2 * weight * held * setting.micro_batches
-        return max((2 * WIDE * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
+        return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
     return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)

@@ -14,21 +14,20 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.state import Saved, State, Where
+from stoker.checkpoint.state import State, Where
 from stoker.checkpoint.storage import Keep
-from stoker.checkpoint.weights import NONE, held_weights, saved_buffers
+from stoker.checkpoint.weights import NONE, saved_buffers
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
 from stoker.job.schema import FaultsBlock
 from stoker.parallel.pieces import Piece
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import UNWATCHED, Heart
+from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.runs.goodput import Running
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.optimizer import empty_moments, held_moments
 from stoker.train.passed import next_span
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
@@ -38,10 +37,10 @@ from stoker.train.saving import Saving
 from stoker.train.schedule import Schedule
 from stoker.train.step import Spoil, Stepper, Taken, untouched
 from stoker.train.task import Task
+from stoker.train.training_state import TrainingState
 from stoker.train.trouble import Trouble, in_event
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
-STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
 Replan = Callable[[Progress], tuple[Plan, Schedule]]
 
 
@@ -82,14 +81,14 @@ class Loop:
         self.device, self.folder, self.saver, self.display = device, folder, saver, display
         self.store, self.saving = saver.store, Saving(saver, self._event, display.note)
         self.passes, self.sampler, self.on_step, self._replan = passes, sampler, on_step, replan
-        self._names = (pieces, aliases)
         self.progress = Progress()
         self.derive_plan()
-        self.scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
+        scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
+        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases)
         # Where the run ends with a step that is not finite, what it did to the buffers is of no account.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.stepper = Stepper(
-            task, optimizer=optimizer, scaler=self.scaler, passes=passes, buffers=buffers, beat=heart.beat, spoil=spoil
+            task, optimizer=optimizer, scaler=scaler, passes=passes, buffers=buffers, beat=heart.beat, spoil=spoil
         )
         self.trouble = Trouble(faults)
         self.heart, self.faults = heart, faults
@@ -98,7 +97,6 @@ class Loop:
         self._signal: int | None = None
         self._stop = False  # whether any process got a signal
         self.resumed_from: Where | None = None
-        self.stall = 0.0  # seconds that training has waited for checkpoints since the last step
 
     def derive_plan(self) -> tuple[Plan, Schedule]:
         """What remains to be done, from what has been."""
@@ -118,11 +116,10 @@ class Loop:
 
     def _restore(self, before: int | None = None) -> bool:
         """Restores the newest state, of a step before another; says whether there was one."""
-        restored = self.saving.restore(self._places, before=before)
+        restored = self.saving.restore(self.state.places, before=before)
         if restored is None:
             return False
-        self.scaler.load_state_dict(restored.numbers["scaler"])
-        self.progress = Progress(**restored.numbers["progress"])
+        self.progress = self.state.restored(restored.numbers)
         self.resumed_from = restored.where
         return True
 
@@ -151,7 +148,8 @@ class Loop:
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
                 if self.progress.step:
-                    self._wait_for_save(last=True)
+                    self._begin_save()
+                    self.saving.save_last(self.progress.step, self._state, self._keep())
             finally:
                 if self.writer is not None:
                     self.writer.close()
@@ -177,7 +175,7 @@ class Loop:
             self._event("skipped" if answer == "skip" else "spike", **in_event(taken), rows=self._rows(taken))
             self.display.note(f"step {step}: {self.trouble.why(taken, self.progress.recent)}; {WENT_ON[answer]}")
         self._advance(taken, left_out=answer == "skip")
-        stall, self.stall = self.stall, 0.0
+        stall, self.saving.stall = self.saving.stall, 0.0
         productive = taken.seconds - taken.data_seconds if answer != "skip" else 0.0
         return StepMetrics(
             step,
@@ -263,8 +261,11 @@ class Loop:
         if last or step % self.plan.evaluate_every == 0:
             evaluation = self._evaluate()
         due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
-        if not last and (due or copy):  # the last state is saved at the end
-            self._wait_for_save(only_memory=not due)
+        if due and not last:  # the last state is saved at the end
+            self._begin_save()
+            self.saving.save(step, self._state, self._keep())
+        elif copy and not last:
+            self.saving.remember(self._state)
         self.saving.tell()
         self.saver.begin_step()
         return evaluation
@@ -298,19 +299,13 @@ class Loop:
         for sample in samples:
             self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
 
-    def _wait_for_save(self, *, last: bool = False, only_memory: bool = False) -> None:
-        begin = time.perf_counter()
-        if not only_memory:
-            self.heart.beat("save", self.progress.step)
-            if self.writer is not None:
-                self.writer.flush()
-        if only_memory:
-            self.saver.remember(self._state())
-        elif last:
-            self.saving.save_last(self.progress.step, self._state, self._keep())
-        else:
-            self.saving.save(self._state(), self._keep())
-        self.stall += time.perf_counter() - begin
+    def _begin_save(self) -> None:
+        self.heart.beat("save", self.progress.step)
+        if self.writer is not None:
+            self.writer.flush()
+
+    def _state(self) -> State:
+        return self.state.now(self.progress)
 
     def _keep(self) -> Keep:
         best = self.progress.best_step if self.plan.keep_best else None
@@ -320,23 +315,6 @@ class Loop:
         """Records what happened, once for all processes."""
         if self.passes.first:
             self.folder.event(name, **values)
-
-    def _state(self) -> State:
-        return State(
-            self.progress.step,
-            {
-                **held_weights(self.task.model, *self._names),
-                **held_moments(self.task.model, self.optimizer, *self._names),
-            },
-            {"progress": vars(self.progress), "scaler": self.scaler.state_dict()},
-        )
-
-    def _places(self, saved: Mapping[str, Saved]) -> Held:
-        """Where a checkpoint's tensors go."""
-        return {
-            **held_weights(self.task.model, *self._names),
-            **empty_moments(self.task.model, self.optimizer, saved, *self._names),
-        }
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -353,13 +331,8 @@ class Loop:
 
         timers: list[Timer] = []
         try:
-            before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # not the main thread: whoever runs us there handles signals
-            before = {}
-        try:
-            yield
+            with handled_by(ask):
+                yield
         finally:
             for timer in timers:
                 timer.cancel()
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -112,7 +112,7 @@ def start(
             prepared.corpus.close()
     comparison = compared(comparison, folder, prepared.device, resumed=resumed)
     if prepared.passes.first:
-        folder.event(outcome.state, step=outcome.step, stall=round(loop.stall, 3))
+        folder.event(outcome.state, step=outcome.step, stall=round(loop.saving.stall, 3))
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import Damaged, Places, Restored, State
@@ -15,6 +17,9 @@ StateOf = Callable[[], State]
 class Saving:
     """Saves and restores a run, and records it.
 
+    Attributes:
+        stall: seconds that training has waited for it, until someone sets them back.
+
     Args:
         event: records what happened, once for all processes.
         note: tells the user.
@@ -22,6 +27,7 @@ class Saving:
 
     def __init__(self, saver: Saver, event: Callable[..., None], note: Callable[[str], None]) -> None:
         self._saver, self._event, self._note = saver, event, note
+        self.stall = 0.0
         self._saved: int | None = None  # newest step whose checkpoint is there, or is being written
 
     def restore(self, places: Places, *, before: int | None = None) -> Restored | None:
@@ -36,13 +42,19 @@ class Saving:
         self._saved = restored.step if restored is not None and restored.where == "disk" else None
         return restored
 
-    def save(self, state: State, keep: Keep) -> None:
+    def remember(self, state: StateOf) -> None:
+        """Copies the state in memory, for a restart."""
+        with self._stalled():
+            self._saver.remember(state())
+
+    def save(self, step: int, state: StateOf, keep: Keep) -> None:
         """Saves in the background. What goes wrong does not end the run: the next checkpoint may be written again."""
-        try:
-            self._saver.save_in_background(state, keep)
-            self._saved = state.step
-        except RunFailed as error:
-            self._tell_unsaved(state.step, error)
+        with self._stalled():
+            try:
+                self._saver.save_in_background(state(), keep)
+                self._saved = step
+            except RunFailed as error:
+                self._tell_unsaved(step, error)
 
     def save_last(self, step: int, state: StateOf, keep: Keep) -> None:
         """Saves the state that the run ends with, unless that has been done.
@@ -50,11 +62,12 @@ class Saving:
         Raises:
             RunFailed: it could not be written; earlier checkpoints are untouched.
         """
-        self.wait()
-        if self._saved != step:
-            self._saver.save(state(), keep)
-            self._saved = step
-            self.tell()
+        with self._stalled():
+            self.wait()
+            if self._saved != step:
+                self._saver.save(state(), keep)
+                self._saved = step
+                self.tell()
 
     def wait(self) -> None:
         """Until what is being written is there, or has failed."""
@@ -70,6 +83,14 @@ class Saving:
             values = {"seconds": round(done.seconds, 4), "stall": round(done.stall, 4), "bytes": done.bytes}
             every = {"every": done.every} if done.every is not None else {}
             self._event("saved", step=done.step, **values, where=done.where, **every)
+
+    @contextmanager
+    def _stalled(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stall += time.perf_counter() - begin
 
     def _tell_unsaved(self, step: int, error: RunFailed) -> None:
         self._saved = None if self._saved == step else self._saved

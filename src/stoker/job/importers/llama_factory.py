@@ -11,7 +11,7 @@ from stoker.job.importers.names import task_of, tuning_of
 from stoker.job.importers.sources import Found, carry_source, template_of
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
-from stoker.job.importers.trainer_arguments import TrainerDefaults, read_trainer_arguments
+from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
 
 FREE = {
     "read: the register of the data sets": "dataset_dir",
@@ -90,7 +90,7 @@ def read_llama_factory(document: Document, data_info: str | None = None) -> Ledg
         task = task_of(ledger, "stage", stage) or ""
     else:
         ledger.default("task", "sft")
-    _model(ledger)
+    read_model(ledger)
     _tuning(ledger)
     _data(ledger, task, data_info)
     if disabled := ledger.flag("disable_gradient_checkpointing"):
@@ -104,16 +104,6 @@ def read_llama_factory(document: Document, data_info: str | None = None) -> Ledg
         ledger.drop("pure_bf16", "off")
     ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
     return ledger
-
-
-def _model(ledger: Ledger) -> None:
-    ledger.text_to("model_name_or_path", "model.name")
-    revision = ledger.text("model_revision")
-    if revision not in (None, "main"):
-        ledger.carry("model_revision", "model.revision", revision)
-    elif revision is not None:
-        ledger.drop("model_revision", "main is the default")
-    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
 
 
 def _tuning(ledger: Ledger) -> None:

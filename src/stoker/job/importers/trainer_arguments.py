@@ -66,6 +66,17 @@ LOST = {
 }
 
 
+def read_model(ledger: Ledger) -> None:
+    """Reads which model is trained."""
+    ledger.text_to("model_name_or_path", "model.name")
+    revision = ledger.text("model_revision")
+    if revision not in (None, "main"):
+        ledger.carry("model_revision", "model.revision", revision)
+    elif revision is not None:
+        ledger.drop("model_revision", "main is the default")
+    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+
+
 def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
     """Reads every key of the trainer, with the tool's defaults for those that were not written."""
     lr = ledger.number_to("learning_rate", "train.lr", defaults.lr)

@@ -12,7 +12,7 @@ from stoker.job.importers.source import SUBCOMMAND
 from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
-from stoker.job.importers.trainer_arguments import TrainerDefaults, read_trainer_arguments
+from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
 
 PEFT_TARGETS = (
     "TRL leaves them to peft, which takes them by the model's kind: write [q_proj, v_proj] for the same in Llama, "
@@ -86,13 +86,7 @@ def _task_by_keys(ledger: Ledger) -> None:
 
 
 def _model(ledger: Ledger) -> None:
-    ledger.text_to("model_name_or_path", "model.name")
-    revision = ledger.text("model_revision")
-    if revision not in (None, "main"):
-        ledger.carry("model_revision", "model.revision", revision)
-    elif revision is not None:
-        ledger.drop("model_revision", "main is the default")
-    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+    read_model(ledger)
     implementation = ledger.value("model_init_kwargs.attn_implementation")
     if implementation is not None:
         ledger.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")

@@ -7,13 +7,14 @@ from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer.cost import Cost, mfu_formula, speed_of
+from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.whole import Answer, NothingFits, verdict
 from stoker.plan.answer.words import job_values
 from stoker.plan.memory import Memory
 from stoker.plan.reliability import Forecast
 from stoker.plan.search import Plan
 from stoker.plan.setting import Work
+from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
 
@@ -78,7 +79,7 @@ def answer_json(found: Answer | NothingFits) -> dict[str, Any]:
 
 def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
     """A plan; with the memory of each of its stages where they are given or it is the only one."""
-    setting, speed = plan.setting, speed_of(plan)
+    setting, speed = plan.setting, plan.speed
     layout = setting.layout
     result = {
         "layout": asdict(layout),

@@ -20,7 +20,6 @@ from stoker.plan.answer.causes import (
     Cause,
     causes_of,
 )
-from stoker.plan.answer.cost import speed_of
 from stoker.plan.answer.words import cluster_words, fuller_nodes
 from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import Plan, search
@@ -111,7 +110,7 @@ def helps(plan: Plan, *, on: str) -> list[Help]:
 
 
 def _help(plan: Plan, better: Plan, change: str, words: str) -> Help:
-    before, after = speed_of(plan), speed_of(better)
+    before, after = plan.speed, better.speed
     each = after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu - 1
     return Help(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
 
@@ -129,15 +128,15 @@ class _Change:
 
 def _tried(plan: Plan, change: _Change) -> Help | None:
     """The best plan with a change; None where nothing fits."""
-    offload = plan.setting.layout.offload != "none"
-    software = plan.setting.software
-    best = search(change.work, change.cluster, software=software, space=change.space, kept=1, offload=offload).plans
+    best = search(change.work, change.cluster, software=plan.setting.software, space=change.space, kept=1).plans
     return _help(plan, best[0], change.called, change.words) if best else None
 
 
 def _changes(plan: Plan) -> Iterator[_Change]:
     setting = plan.setting
     work, cluster, space = setting.work, setting.cluster, near(setting)
+    if setting.layout.offload == "none":
+        space = replace(space, offload={"none"})
     device = cluster.device
     if not device.is_cpu:
         roomy = replace(cluster, device=replace(device, memory_gib=2 * device.memory_gib))

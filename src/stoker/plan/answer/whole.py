@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, alternatives
 from stoker.plan.answer.changes import Change, changes
-from stoker.plan.answer.cost import Cost, Length, Speed, cost_of, speed_of
+from stoker.plan.answer.cost import Cost, Length, cost_of
 from stoker.plan.answer.explain import Bind, Help, binds, helps, plan_of
 from stoker.plan.answer.picture import StageMemory
 from stoker.plan.cases import Verdict, verdict_of
@@ -46,7 +46,6 @@ class Answer:
     Attributes:
         plan: the fastest.
         stages: memory of each pipeline stage.
-        speed: of the plan.
         cost: of the run.
         binds, helps, alternatives: the explanation.
         looked_at: settings of the search.
@@ -56,7 +55,6 @@ class Answer:
     question: Question
     plan: Plan
     stages: tuple[Memory, ...]
-    speed: Speed
     cost: Cost
     binds: list[Bind]
     helps: list[Help]
@@ -99,7 +97,6 @@ def _explained(question: Question, found: Found, seconds: float) -> Answer:
         question=question,
         plan=plan,
         stages=stages_of_plan(plan),
-        speed=speed_of(plan),
         cost=cost_of(plan, question.length),
         binds=binds(plan, better),
         helps=better,

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from stoker.plan.activations import HALF
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.network import send_seconds
 from stoker.plan.pipeline.schedule import order
-from stoker.plan.pipeline.timeline import StageTime, Timeline, simulate
+from stoker.plan.pipeline.timeline import Timeline, simulate
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import Passes
+from stoker.plan.step_time import Passes, exposed_send
 
 DRAWN = 48  # passes forward of a process that a picture has room for
-
-
-def stage_times(setting: Setting) -> tuple[StageTime, ...]:
-    """Seconds of a micro-batch in each stage, first to last."""
-    return Passes().stages(setting)
 
 
 def drawn_micro_batches(setting: Setting) -> int:
@@ -31,13 +24,9 @@ def timeline_of(setting: Setting, *, micro_batches: int | None = None) -> Timeli
     Args:
         micro_batches: by default all of the step's.
     """
-    layout, cluster = setting.layout, setting.cluster
-    message = setting.tokens * setting.shape.width * HALF / (layout.tensor if layout.sequence else 1)
-    stride = layout.tensor * layout.context * layout.data
-    send = 0.0
-    if layout.pipeline > 1:
-        send = send_seconds(message, stride=stride, cluster=cluster, efficiency=efficiency_of(cluster.device))
-        send *= setting.software.exposed_sends
-    schedule = layout.schedule if layout.pipeline > 1 else "1f1b"
+    layout = setting.layout
+    pipelined = layout.pipeline > 1
+    schedule = layout.schedule if pipelined else "1f1b"
+    send = exposed_send(setting, efficiency_of(setting.cluster.device)) if pipelined else 0.0
     made = order(schedule, processes=layout.pipeline, micro_batches=micro_batches or setting.micro_batches)
-    return simulate(made, stage_times(setting), send=send)
+    return simulate(made, Passes().stages(setting), send=send)

@@ -1,0 +1,45 @@
+"""How fast steps of a known length train: tokens per second, and the share of the devices' peak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stoker.plan.flop import model_flop_per_token
+from stoker.plan.setting import Setting, Work
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a plan trains.
+
+    Attributes:
+        tokens_per_s: of all devices; every row is taken to be full.
+        tokens_per_s_per_gpu: of one of them.
+        mfu: model FLOP utilisation, as `mfu_formula` says: FLOP by the PaLM convention (N parameters, L layers of H
+            heads of size Q, rows of T tokens; all attention, nothing that is computed again) over the devices' peak
+            (Chowdhery et al., 2022, appendix B). Under adapters no gradients of the N weights are counted.
+    """
+
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+
+
+def mfu_formula(work: Work) -> str:
+    """In words."""
+    times = 6 if work.tuning == "full" else 4
+    return f"tokens/s of a device x ({times} N + 12 L H Q T) FLOP a token / its peak FLOP/s in {work.precision}"
+
+
+def tokens_per_step(setting: Setting) -> int:
+    """Of all processes, rows taken to be full."""
+    return setting.layout.data * setting.micro_batch * setting.micro_batches * setting.work.seq_len
+
+
+def speed_of(setting: Setting, seconds: float) -> Speed:
+    """Of a setting whose steps take so many seconds."""
+    tokens = tokens_per_step(setting) / seconds
+    each = tokens / setting.layout.world
+    frozen = setting.work.tuning != "full"
+    flop = model_flop_per_token(setting.shape, seq_len=setting.work.seq_len, frozen=frozen)
+    return Speed(tokens, each, each * flop / setting.cluster.device.peak(setting.work.precision))

@@ -1,0 +1,25 @@
+"""The signals that end a run, and who gets them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+STOPS = (signal.SIGINT, signal.SIGTERM)
+STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Within it they go to a handler; where this is not the main thread they stay whose they are."""
+    try:
+        before = {number: signal.signal(number, handler) for number in STOPS}
+    except ValueError:
+        before = {}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

@@ -1,0 +1,55 @@
+"""What of a run is saved and restored: weights, the optimizer's moments, and the numbers of its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.state import Saved, State
+from stoker.checkpoint.weights import NONE, held_weights
+from stoker.parallel.pieces import Piece
+from stoker.train.optimizer import empty_moments, held_moments
+from stoker.train.plan import Progress
+
+
+class TrainingState:
+    """The state of a model in training.
+
+    Args:
+        pieces: by parameter, the part of a whole one that this process holds.
+        aliases: names under which checkpoints have parameters.
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler,
+        pieces: Mapping[str, Piece] = NONE,
+        aliases: Mapping[str, str] = NONE,
+    ) -> None:
+        self._model, self._optimizer, self._scaler = model, optimizer, scaler
+        self._names = (pieces, aliases)
+
+    def now(self, progress: Progress) -> State:
+        """As it is, by reference."""
+        return State(
+            progress.step,
+            {**held_weights(self._model, *self._names), **held_moments(self._model, self._optimizer, *self._names)},
+            {"progress": vars(progress), "scaler": self._scaler.state_dict()},
+        )
+
+    def places(self, saved: Mapping[str, Saved]) -> Held:
+        """Where a checkpoint's tensors go."""
+        moments = empty_moments(self._model, self._optimizer, saved, *self._names)
+        return {**held_weights(self._model, *self._names), **moments}
+
+    def restored(self, numbers: Mapping[str, Any]) -> Progress:
+        """Takes over the numbers of a state whose tensors have been put in their places."""
+        self._scaler.load_state_dict(numbers["scaler"])
+        return Progress(**numbers["progress"])
