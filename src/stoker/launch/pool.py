@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.hardware.process import end_with
-from stoker.launch.failure import Failure, error_of, failure_of, failure_of_exit
+from stoker.launch.failure import TOLD, Failure, error_of, failure_of, failure_of_exit
 from stoker.launch.group import process_group
 from stoker.launch.server import START, start_server
 
@@ -104,7 +104,8 @@ class Pool:
             self._end(range(world))
             raise
         missing = [rank for rank in range(world) if rank not in answers]
-        self._end(missing)
+        # One whose group broke counts its groups otherwise than the others from then on: they would not meet again.
+        self._end([*missing, *(r for r, a in answers.items() if isinstance(a, Failure) and a.kind not in TOLD)])
         failures = [answer for answer in answers.values() if isinstance(answer, Failure)]
         if failures:
             raise error_of(failures, world=world)
@@ -170,6 +171,8 @@ def _serve(connection: Connection, rank: int, device_type: str, port: int) -> No
     logging.disable(logging.WARNING)  # what libraries advise their own users
     warnings.filterwarnings("ignore", category=FutureWarning)
     os.environ["OMP_NUM_THREADS"] = "1"  # of processes that a rank starts
+    # None is done with a call before all have met: its sockets would close on those that still look for them.
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
     torch.set_num_threads(1)
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
