@@ -24,6 +24,7 @@ from stoker.job.keys import (
 from stoker.job.reasons import REASONS, UNDECIDED
 from stoker.job.schema import Job, SourceBlock, TrainBlock
 from stoker.job.suggest import ALIASES, IN_BLOCK, nearest, suggest_key
+from stoker.job.tuning import KEYS
 
 WORD = st.from_regex(r"[a-z_][a-z0-9_]*", fullmatch=True)
 
@@ -64,7 +65,7 @@ def test_blocks_are_found_at_their_paths(path: KeyPath, block: type | None) -> N
         ("data[0].max_dropped", "a number from 0 to 1"),
         ("train.pack", "true or false or auto"),
         ("tune.targets", "all-linear or a list of words"),
-        ("tune.method", "one of full, lora, qlora"),
+        ("tune.method", "one of full, lora, qlora, prefix, prompt, p-tuning"),
         ("parallel.stages", "a list of whole numbers above 0 or auto"),
         ("parallel.shard", "one of none, zero1, zero2, zero3"),
     ],
@@ -142,7 +143,7 @@ def test_the_editors_schema_takes_shorthands() -> None:
     model = schema["properties"]["model"]["anyOf"]
     assert {"type": "string", "minLength": 1} in model and {"$ref": "#/$defs/ModelBlock"} in model
     tune = schema["properties"]["tune"]["anyOf"]
-    assert {"type": "string", "enum": ["full", "lora", "qlora"]} in tune and {"$ref": "#/$defs/TuneBlock"} in tune
+    assert {"type": "string", "enum": list(KEYS)} in tune and {"$ref": "#/$defs/TuneBlock"} in tune
     for data in (schema["properties"]["data"], schema["$defs"]["EvaluateBlock"]["properties"]["data"]):
         kinds = [option.get("type", option.get("$ref")) for option in data["anyOf"]]
         assert kinds == ["string", "#/$defs/SourceBlock", "array"]

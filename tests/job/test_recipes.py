@@ -12,6 +12,7 @@ from stoker.job import load_job
 from stoker.job.document import parse_document
 from stoker.job.keys import describe, field_at, schema_paths
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
+from stoker.job.tuning import KEYS
 
 SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 
@@ -70,8 +71,10 @@ def test_every_key_of_the_schema_is_written_with_its_type_and_meaning(name: str)
 def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     text = SWITCHED_OFF.sub(r"\1", write_recipe("sft-lora"))
-    # All but what excludes itself: steps and epochs, weights and temperature, the block of another task.
-    text = re.sub(r"^(epochs|    weight):.*\n", "", text, flags=re.MULTILINE)
+    # All but what excludes itself: steps and epochs, weights and temperature, the keys of other ways to tune, the block
+    # of another task.
+    others = "|".join(key for keys in KEYS.values() for key in keys if key not in KEYS["lora"])
+    text = re.sub(rf"^(epochs|    weight|  ({others})):.*\n", "", text, flags=re.MULTILINE)
     path.write_text(text[: text.index("# the block of task: module")])
     assert load_job(path).job.checkpoint.to == "checkpoints"
 

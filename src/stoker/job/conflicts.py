@@ -8,11 +8,12 @@ from stoker.errors import Problem
 from stoker.job.batch import BatchError
 from stoker.job.keys import KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS
-from stoker.job.schema import Job, TuneBlock
+from stoker.job.schema import Job
 from stoker.job.triangle import TRIANGLE, triangle_of
+from stoker.job.tune_conflicts import TUNE_CHECKS
+from stoker.job.tuning import keys_of
 from stoker.job.view import CannotTellError, View
 
-ADAPTER_KEYS = tuple(name for name in TuneBlock.model_fields if name != "method")
 WITHOUT_TEXT = ("model", "data", "train.seq_len", "train.pack", "evaluate.data", "evaluate.samples")
 
 
@@ -82,28 +83,6 @@ def _import_paths(view: View) -> Iterator[Problem]:
             yield view.document.problem(parse_key(key), f"`{path}` is no import path", "write `package.module:name`")
 
 
-def _quantised_base(view: View) -> Iterator[Problem]:
-    method, quantise = view.value("tune.method"), view.value("model.quantise")
-    keys = ["model.quantise", "tune.method"]
-    if method == "full" and quantise not in (None, "none"):
-        message = f"`model.quantise: {quantise}` freezes the base, and `tune: full` trains it"
-        yield from view.at_each(keys, message, "write `tune: lora`, or remove `quantise`")
-    if method == "qlora" and view.given("model.quantise") and quantise != "4bit":
-        message = f"`tune: qlora` holds the base in 4 bits, not `{quantise}`"
-        yield from view.at_each(
-            keys, message, f"write `tune: lora` beside `quantise: {quantise}`, or remove `quantise`"
-        )
-
-
-def _adapter_keys_without_adapter(view: View) -> Iterator[Problem]:
-    if view.value("task") == "module" or view.value("tune.method") != "full":
-        return
-    for name in ADAPTER_KEYS:
-        if view.given(f"tune.{name}"):
-            message = f"`tune.{name}` has no effect in `tune: full`"
-            yield from view.at_each([f"tune.{name}"], message, "write `method: lora` beside it, or remove it")
-
-
 def _weights(view: View) -> Iterator[Problem]:
     sources = view.value("data") or []
     weighted = [index for index in range(len(sources)) if view.value(f"data[{index}].weight") is not None]
@@ -160,8 +139,8 @@ def _batch(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _module_block, _module_without, _import_paths,
-    _quantised_base, _adapter_keys_without_adapter, _weights, _two_evaluations, _samples, _warmup, _batch,
-    *LAYOUT_CHECKS,
+    _weights, _two_evaluations, _samples, _warmup, _batch,
+    *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip
 
 
@@ -171,8 +150,8 @@ def has_effect(job: Job, path: KeyPath) -> bool:
         return not _idle_in_layout(job, str(path[-1]))
     if job.task == "module":
         return dotted(path) not in WITHOUT_TEXT and path[0] not in ("tune", "mix")
-    if path[0] == "tune" and path[-1] in ADAPTER_KEYS:
-        return job.tune.method != "full"
+    if path[0] == "tune" and len(path) > 1 and path[1] != "method":
+        return str(path[1]) in keys_of(job.tune.method)
     return path[0] != "module" and field_at(path)[0] is not None
 
 

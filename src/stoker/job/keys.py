@@ -127,6 +127,8 @@ def accepts(annotation: Any, *kinds: type) -> bool:
 
 # Values that show what is meant where the schema's default is ``auto`` or nothing.
 EXAMPLES = {
+    "tune.modules_to_save": "[lm_head]",
+    "tune.text": "Is this sentence kind or unkind?",
     "version": "1", "task": "sft", "model.name": "smollm2-135m", "model.revision": "main",
     "model.tokenizer": "smollm2-135m", "data.path": "my.jsonl", "data.weight": "1", "data.split": "train",
     "data.columns": "{instruction: question}", "mix.temperature": "2", "tune.alpha": "32", "steps": "100",

@@ -23,6 +23,15 @@ REASONS = {
     "tune.targets": "adapters on all linear layers come closest to full tuning",
     "tune.rslora": "plain LoRA scaling",
     "tune.dora": "plain LoRA",
+    "tune.new_rows_first": "all rows are trained from the start",
+    "tune.layers": "adapters in every block",
+    "tune.modules_to_save": "the adapter's matrices alone are trained",
+    "tune.loraplus_ratio": "plain LoRA: both matrices learn alike",
+    "tune.tokens": "enough for most tasks; more cost time in every sequence",
+    "tune.text": "words drawn from the vocabulary",
+    "tune.projection": "a prefix learns more steadily through a network",
+    "tune.deep": "virtual tokens before the first layer only",
+    "tune.encoder": "learns as well as an LSTM, and faster",
     "steps": "the length is given in epochs",
     "epochs": "the length is given in steps",
     "seed": "the same job gives the same run",
@@ -64,6 +73,7 @@ REASONS = {
 }
 
 UNDECIDED = {
+    "tune.width": "the model's own width, when the model is built",
     "train.precision": "decided by the device when training begins: bf16 where it is fast, else fp32",
     "data.format": "found from the first rows when the data is read",
     "data.template": "the tokenizer's chat template, when the tokenizer is loaded",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,7 +11,9 @@ from stoker.job.keys import KeyPath, dotted, leaves, parse_key
 from stoker.job.reasons import REASONS, UNDECIDED
 from stoker.job.schema import Job
 from stoker.job.triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
+from stoker.job.tuning import VIRTUAL
 
+VIRTUAL_LR = {"prompt": 3e-2, "p-tuning": 1e-3, "prefix": 1e-3}
 HELD_OUT = 0.05
 EVALUATED = 256  # sequences: enough to tell models apart, few enough to wait for
 LONGEST_BETWEEN_CHECKPOINTS = 500  # steps
@@ -90,6 +92,8 @@ def _decisions(job: Job, file: str) -> dict[str, Decided]:
         found["output"] = Decided(f"runs/{Path(file).stem or 'job'}", "runs/ and the name of the job file")
     if job.tune.method == "qlora" and job.model is not None:
         found["model.quantise"] = Decided("4bit", "tune: qlora holds the base in 4 bits")
+    if job.tune.deep:
+        found["train.lr"] = replace(found["train.lr"], value=1e-2)
     found["tune.alpha"] = Decided(2.0 * job.tune.rank, f"twice the rank ({job.tune.rank})")
     return found
 
@@ -98,6 +102,9 @@ def _optimizer(job: Job) -> dict[str, Decided]:
     if job.task == "module":
         lr = Decided(1e-3, "AdamW's usual rate for a network of one's own")
         decay = Decided(0.0, "none unless asked for, as in a plain PyTorch loop")
+    elif job.tune.method in VIRTUAL:
+        lr = Decided(VIRTUAL_LR[job.tune.method], "virtual tokens are few and far from where they end")
+        decay = Decided(0.0, "virtual tokens are not drawn to zero")
     elif job.tune.method != "full":
         lr = Decided(2e-4, f"{job.tune.method} adapters begin at zero and take ten times the rate of full tuning")
         decay = Decided(0.01, "AdamW's usual decay when tuning")

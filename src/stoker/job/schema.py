@@ -97,8 +97,14 @@ class MixBlock(Block):
 class TuneBlock(Block):
     """Which parameters are trained."""
 
-    method: Literal["full", "lora", "qlora"] = Field(
-        default="full", description="full, lora, or qlora (lora on a 4-bit base)"
+    method: Literal["full", "lora", "qlora", "prefix", "prompt", "p-tuning"] = Field(
+        default="full",
+        description="full; lora; qlora (lora on a 4-bit base); prefix (keys and values in front, in every layer); "
+        "prompt (embeddings in front); p-tuning (the same, made by an encoder)",
+    )
+    new_rows_first: NaturalInt = Field(
+        default=0,
+        description="first steps in which only the embeddings of tokens that the model did not have are trained",
     )
     rank: PositiveInt = Field(default=16, description="rank of the LoRA matrices")
     alpha: Annotated[float, Field(gt=0)] | Auto = Field(default="auto", description="LoRA scaling numerator")
@@ -106,12 +112,30 @@ class TuneBlock(Block):
         default=0.0, description="dropout before the LoRA matrices"
     )
     targets: Literal["all-linear"] | list[str] = Field(
-        default="all-linear", description="names of the linear layers that get an adapter, or all-linear"
+        default="all-linear",
+        description="linear layers that get an adapter, by name or pattern (*.self_attn.*), or all-linear",
+    )
+    layers: str | Literal["all"] = Field(
+        default="all", description="blocks that get an adapter, counted from 0: all, or such as 0-3,20-"
+    )
+    modules_to_save: list[str] = Field(
+        default_factory=list, description="layers trained whole beside the adapter, such as lm_head"
+    )
+    loraplus_ratio: Annotated[float, Field(ge=1.0)] = Field(
+        default=1.0, description="how many times as fast the second LoRA matrix learns (LoRA+)"
     )
     rslora: bool = Field(
         default=False, description="scale by alpha/sqrt(rank) instead of alpha/rank (rank-stabilised LoRA)"
     )
     dora: bool = Field(default=False, description="learn magnitude and direction apart (DoRA)")
+    tokens: PositiveInt = Field(default=20, description="virtual tokens in front of every sequence")
+    text: str | None = Field(
+        default=None, description="whose embeddings the virtual tokens of `prompt` begin with; else words drawn by seed"
+    )
+    projection: bool = Field(default=True, description="make the prefix with a two-layer network, dropped afterwards")
+    deep: bool = Field(default=False, description="p-tuning: virtual tokens in every layer, no encoder (P-tuning v2)")
+    encoder: Literal["mlp", "lstm"] = Field(default="mlp", description="what makes the virtual tokens of p-tuning")
+    width: PositiveInt | Auto = Field(default="auto", description="of the encoder's or the projection's hidden layer")
 
 
 class TrainBlock(Block):

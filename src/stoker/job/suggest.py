@@ -51,6 +51,13 @@ SAME_VALUE = {
     "tune.targets": "lora_target lora_target_modules target_modules",
     "tune.rslora": "use_rslora",
     "tune.dora": "use_dora peft_use_dora",
+    "tune.layers": "layers_to_transform lora_layers_to_transform peft_layers_to_transform",
+    "tune.modules_to_save": "lora_modules_to_save additional_target",
+    "tune.loraplus_ratio": "loraplus_lr_ratio lora_plus_ratio",
+    "tune.tokens": "num_virtual_tokens pre_seq_len prefix_length prompt_length",
+    "tune.text": "prompt_tuning_init_text",
+    "tune.projection": "prefix_projection",
+    "tune.width": "encoder_hidden_size",
     "parallel.data": "dp dp_size data_parallel data_parallel_size data_parallel_degree",
     "parallel.tensor": "tp tp_size tensor_parallel tensor_parallel_size tensor_parallel_degree "
     "tensor_model_parallel_size",
@@ -186,6 +193,8 @@ def _move(parent: KeyPath, target: KeyPath, *, certain: bool) -> Suggestion:
 # What other trainers call a value.
 VALUES = {
     "pt": "pretrain", "pretraining": "pretrain", "finetune": "sft", "instruct": "sft", "freeze": "full",
+    "ptuning": "p-tuning", "p_tuning": "p-tuning", "prefix_tuning": "prefix", "prefix-tuning": "prefix",
+    "prompt_tuning": "prompt", "prompt-tuning": "prompt",
     "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32",
     "float64": "fp64", "double": "fp64",
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adam": "adamw", "constant_with_warmup": "constant",

@@ -23,6 +23,11 @@ from stoker.plan.software import STOKER, Software
 # Bytes of a parameter's states in float32: AdamW's two moments; SGD's momentum; Adafactor's sums of rows and columns.
 STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
 
+# How each method counts: virtual tokens as adapters do.
+TUNING: dict[str, Tuning] = {
+    "full": "full", "lora": "lora", "qlora": "qlora", "prefix": "lora", "prompt": "lora", "p-tuning": "lora",
+}  # fmt: skip
+
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> Work:
     """What a resolved job computes.
@@ -49,7 +54,7 @@ def work_of_shape(job: Job, shape: Shape, *, precision: str) -> Work:
     """What a resolved job computes with a model of this shape."""
     train = job.train
     assert train.seq_len != "auto" and train.batch != "auto"
-    tuning: Tuning = job.tune.method
+    tuning = TUNING[job.tune.method]
     if tuning == "lora" and job.model is not None and job.model.quantise != "none":
         tuning = "qlora"
     return Work(shape, train.seq_len, train.batch, precision=precision, tuning=tuning, rank=job.tune.rank)

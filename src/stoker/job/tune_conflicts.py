@@ -1,0 +1,69 @@
+"""What cannot stand together in the block `tune`, and beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from stoker.errors import Problem
+from stoker.job.schema import TuneBlock
+from stoker.job.tuning import VIRTUAL, keys_of, methods_with
+from stoker.job.view import View
+
+
+def _quantised_base(view: View) -> Iterator[Problem]:
+    method, quantise = view.value("tune.method"), view.value("model.quantise")
+    keys = ["model.quantise", "tune.method"]
+    if method == "full" and quantise not in (None, "none"):
+        message = f"`model.quantise: {quantise}` freezes the base, and `tune: full` trains it"
+        yield from view.at_each(keys, message, "write `tune: lora`, or remove `quantise`")
+    if method == "qlora" and view.given("model.quantise") and quantise != "4bit":
+        message = f"`tune: qlora` holds the base in 4 bits, not `{quantise}`"
+        yield from view.at_each(
+            keys, message, f"write `tune: lora` beside `quantise: {quantise}`, or remove `quantise`"
+        )
+
+
+def _keys_of_other_methods(view: View) -> Iterator[Problem]:
+    if view.value("task") == "module":
+        return
+    method = view.value("tune.method")
+    for name in TuneBlock.model_fields:
+        if name != "method" and name not in keys_of(method) and view.given(f"tune.{name}"):
+            message = f"`tune.{name}` has no effect in `tune: {method}`"
+            hint = f"write `method: {methods_with(name)[0]}` beside it, or remove it"
+            yield from view.at_each([f"tune.{name}"], message, hint)
+    if method == "p-tuning" and view.value("tune.deep"):
+        for name in ("encoder", "width"):
+            if view.given(f"tune.{name}"):
+                message = f"`tune.{name}` has no effect: `deep` virtual tokens have no encoder"
+                yield from view.at_each([f"tune.{name}", "tune.deep"], message, "remove one of them")
+
+
+def _layers(view: View) -> Iterator[Problem]:
+    layers = view.value("tune.layers")
+    if layers != "all" and not re.fullmatch(r"\d+(-\d*)?(,\d+(-\d*)?)*", layers):
+        message = f"`tune.layers` must be all, or numbers and ranges of blocks, not {layers!r}"
+        yield from view.at_each(["tune.layers"], message, 'write "0-3,20-": the first four, and all from the 21st on')
+
+
+def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
+    method = view.value("tune.method")
+    if view.value("task") == "module" or method not in VIRTUAL:
+        return
+    for axis in ("tensor", "pipeline", "context"):
+        if view.value(f"parallel.{axis}") > 1:
+            message = (
+                f"`{axis}` gives a process a part of the model or of a row, `tune: {method}` is made for whole ones"
+            )
+            hint = "write `data` instead, with `shard: zero3` to spread the weights, or `tune: lora`"
+            yield from view.at_each([f"parallel.{axis}", "tune.method"], message, hint)
+    deep = method == "prefix" or (method == "p-tuning" and view.value("tune.deep"))
+    if deep and view.value("parallel.recompute") != "none":
+        message = "`recompute` computes a block again, and would put its part of the prefix in front of it twice"
+        yield from view.at_each(["parallel.recompute", "tune.method"], message, "write `recompute: none`")
+
+
+TUNE_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
+    _quantised_base, _keys_of_other_methods, _layers, _virtual_tokens_whole,
+)  # fmt: skip

@@ -1,0 +1,40 @@
+"""Which keys of the block ``tune`` belong to which method."""
+
+from __future__ import annotations
+
+from stoker.job.schema import Job, TuneBlock
+
+LORA = ("rank", "alpha", "dropout", "targets", "layers", "modules_to_save", "loraplus_ratio", "rslora", "dora")
+KEYS: dict[str, tuple[str, ...]] = {
+    "full": ("new_rows_first",),
+    "lora": LORA,
+    "qlora": LORA,
+    "prefix": ("tokens", "projection", "width"),
+    "prompt": ("tokens", "text"),
+    "p-tuning": ("tokens", "deep", "encoder", "width"),
+}
+ADAPTERS = ("lora", "qlora")
+VIRTUAL = ("prefix", "prompt", "p-tuning")  # methods that train virtual tokens
+
+
+def keys_of(method: str) -> tuple[str, ...]:
+    """Of the keys beside ``method`` those that have an effect."""
+    return KEYS[method]
+
+
+def methods_with(key: str) -> list[str]:
+    """The methods that a key has an effect in."""
+    return [method for method, keys in KEYS.items() if key in keys]
+
+
+def has_prefix(job: Job) -> bool:
+    """Whether the job trains keys and values in every layer."""
+    return job.tune.method == "prefix" or (job.tune.method == "p-tuning" and job.tune.deep)
+
+
+def virtual_tokens(job: Job) -> int:
+    """Positions that the job's method puts in front of every sequence."""
+    return job.tune.tokens if job.tune.method in VIRTUAL else 0
+
+
+assert {key for keys in KEYS.values() for key in keys} == set(TuneBlock.model_fields) - {"method"}
