@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint format bench verify-all clean
+.PHONY: install quickstart test test-slow lint format bench verify-all tune-matrix clean
 
 install: .venv/.installed
 
@@ -61,6 +61,10 @@ bench: .venv/.installed-bench
 # Every family under every layout against one process; writes docs/matrix.md.
 verify-all: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verify_all.py
+
+# Every family tuned in every way; writes docs/tune_matrix.md.
+tune-matrix: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info

@@ -17,13 +17,14 @@ LLAMA_LIKE: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 64,
 }
+NO_SHARED_KEYS = {key: value for key, value in LLAMA_LIKE.items() if key != "num_key_value_heads"}
 WINDOW = 6  # shorter than the documents of the tests
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
     "opt": {
-        **LLAMA_LIKE,
+        **NO_SHARED_KEYS,
         "ffn_dim": 48,
         "word_embed_proj_dim": 16,  # the head takes another width than the blocks
         "do_layer_norm_before": True,
@@ -37,8 +38,8 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 64,
     },
     "gptj": {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
-    "gpt_neox": LLAMA_LIKE,
-    "falcon": LLAMA_LIKE,
+    "gpt_neox": NO_SHARED_KEYS,
+    "falcon": NO_SHARED_KEYS,
     "llama": LLAMA_LIKE,
     "qwen2": LLAMA_LIKE,
     "qwen3": {**LLAMA_LIKE, "head_dim": 8},

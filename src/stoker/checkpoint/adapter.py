@@ -8,24 +8,36 @@ Shapes: I inputs, O outputs of the fused layer, R rank.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.models.adapters import unwrap
 from stoker.models.families import family_of
 from stoker.models.split import Parts
+from stoker.models.virtual import Prefix, Prompt, virtual_of
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
 
 
-def save_adapter(model: PeftModel, folder: Path) -> None:
-    """Writes weights and configuration of a model's adapter."""
+def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
+    """Writes weights and configuration of a model's adapter.
+
+    Args:
+        base_name: of the model that it is for, as transformers loads it.
+    """
+    virtual = virtual_of(model)
+    if virtual is not None:
+        _save_virtual(virtual, folder, base_name)
+        return
+    assert isinstance(model, PeftModel)
+    model.peft_config["default"].base_model_name_or_path = base_name
     model.save_pretrained(str(folder))
     base = unwrap(model)
     split = {name: layer for name, layer in base.named_modules() if isinstance(layer, Parts)}
@@ -45,6 +57,16 @@ def save_adapter(model: PeftModel, folder: Path) -> None:
     config.fan_in_fan_out = family is not None and bool(family.transposed)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
+
+
+@torch.no_grad()
+def _save_virtual(virtual: Prompt | Prefix, folder: Path, base_name: str) -> None:
+    """As peft saves them: what the encoder makes, without the encoder."""
+    config = copy.copy(virtual.config)
+    config.base_model_name_or_path, config.inference_mode = base_name, True
+    config.save_pretrained(str(folder))
+    made = virtual.embeddings().detach().float().cpu().contiguous()
+    save_file({"prompt_embeddings": made}, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:

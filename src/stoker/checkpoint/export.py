@@ -27,6 +27,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
 from stoker.models.source import locate
+from stoker.models.virtual import virtual_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -65,11 +66,16 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     """
     if export.to.exists() and (not export.to.is_dir() or any(export.to.iterdir())):
         raise UserError(f"{export.to} exists already: give another --to")
-    adapted = isinstance(tuned.model, PeftModel)
+    virtual = virtual_of(tuned.model)
+    adapted = isinstance(tuned.model, PeftModel) or virtual is not None
     if export.format == "adapter" and not adapted:
         raise UserError("this run trained all weights, so there is no adapter: write --format merged")
     if export.format == "adapter" and export.dtype:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
+    if export.format != "adapter" and virtual is not None:
+        raise UserError(
+            f"{tuned.job.tune.method} changes no weight, so there is nothing to merge: write --format adapter"
+        )
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
@@ -127,9 +133,7 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 
 
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
-    assert isinstance(tuned.model, PeftModel)
-    tuned.model.peft_config["default"].base_model_name_or_path = base_of(tuned, base)
-    save_adapter(tuned.model, folder)
+    save_adapter(tuned.model, folder, base_of(tuned, base))
     served_tokenizer(tuned).save_pretrained(folder)
     return folder
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stoker.errors import RunFailed
+from stoker.models.virtual import virtual_ids
 
 NEW_TOKENS = 24
 
@@ -54,11 +55,12 @@ class Answer:
 def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[int]) -> list[Answer]:
     """Asks a model in this process."""
     device = next(model.parameters()).device
+    front = virtual_ids(model)
     answers = []
     for question in questions:
-        ids = torch.tensor([question.ids], device=device)
-        logits = model(input_ids=ids).logits[0].float().cpu()
-        prompt = ids[:, : question.prompt]
+        ids = torch.tensor([[*front, *question.ids]], device=device)
+        logits = model(input_ids=ids).logits[0, -len(question.ids) :].float().cpu()
+        prompt = ids[:, : len(front) + question.prompt]
         generated = model.generate(  # type: ignore[operator]
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
@@ -67,7 +69,7 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
             eos_token_id=list(stop_ids) or None,
             pad_token_id=min(stop_ids, default=0),
         )
-        answers.append(Answer(logits, tuple(int(t) for t in generated[0, question.prompt :])))
+        answers.append(Answer(logits, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
     return answers
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
 from stoker.models.split import Parts, split_targets
+from stoker.models.virtual import without_virtual_tokens
 
 
 def lora_config(tune: TuneBlock, targets: str | list[str]) -> LoraConfig:
@@ -63,10 +64,7 @@ def _is_layer(module: nn.Module) -> bool:
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
     """Within it the model computes what it did before tuning."""
-    if isinstance(model, PeftModel):
-        with model.disable_adapter():
-            yield
-    else:
+    with model.disable_adapter() if isinstance(model, PeftModel) else without_virtual_tokens(model):
         yield
 
 

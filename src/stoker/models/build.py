@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from peft.tuners.lora import LoraLayer
-from torch import nn
+from torch import Tensor, nn
 
 from stoker.hardware.device import Device
 from stoker.job.schema import Job
+from stoker.job.tuning import ADAPTERS
 from stoker.models.adapters import add_adapter
 from stoker.models.form import training_form
-from stoker.models.load import blank_model
+from stoker.models.load import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta import allocate
+from stoker.models.virtual import Drawn, Prefix, Prompt, Reader, add_virtual_tokens
 from stoker.models.weights import Assembled, fill_whole
 
 
@@ -32,12 +35,15 @@ class Built:
     weights: Assembled
 
 
-def build_meta(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> Built:
+def build_meta(
+    job: Job, base: Path, device: Device, *, stop_id: int | None = None, text: Sequence[int] | None = None
+) -> Built:
     """The job's model without memory: fused layers split, adapters inserted.
 
     Args:
         base: the folder that relative paths start from.
         stop_id: of a model from scratch, the end token to write into its configuration.
+        text: token ids of ``tune.text``.
 
     Raises:
         UserError: the model cannot be found or loaded, or a target of the adapters names no layer.
@@ -51,20 +57,46 @@ def build_meta(job: Job, base: Path, device: Device, *, stop_id: int | None = No
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)
-    if frozen:
+    drawn: Drawn = {}
+    if job.tune.method in ADAPTERS:
         model = add_adapter(blank.model, job.tune)
         fuse_lora(model)
+    elif frozen:
+        drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     transposed = frozenset(
         f"{name}.base_layer.weight"
         for name, layer in model.named_modules()
         if isinstance(layer, LoraLayer) and getattr(layer, "fan_in_fan_out", False)
     )
-    weights = Assembled(blank.weights, shapes, job.seed, parts, transposed)
+    weights = Assembled(blank.weights, shapes, job.seed, parts, transposed, drawn)
     if quantised:
-        drawn = {n: p for n, p in model.named_parameters() if ".lora_" in n and ".lora_magnitude_vector." not in n}
-        fill_whole(drawn, weights)
+        fill_whole(_new_parameters(model, device), weights)
     return Built(model.train(), weights)
+
+
+def _reader(blank: Blank, text: Sequence[int] | None) -> Reader:
+    """Reads rows of the model's embedding, wherever they are."""
+    embedding = blank.model.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    name = next(name for name, p in blank.model.named_parameters(remove_duplicate=False) if p is embedding)
+
+    def embeddings(ids: Sequence[int]) -> Tensor:
+        if not embedding.is_meta:
+            return embedding.detach()[list(ids)].cpu()
+        width = slice(0, embedding.shape[1])
+        return torch.cat([blank.weights.read(name, (slice(i, i + 1), width)) for i in ids])
+
+    return Reader(embeddings, text)
+
+
+def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]:
+    """Of a model whose base has its weights: those that tuning has added, with memory on the device."""
+    for module in model.modules():
+        if isinstance(module, Prompt | Prefix):
+            module.encoder.to_empty(device=device.torch)
+    lora = {n: p for n, p in model.named_parameters() if ".lora_" in n and ".lora_magnitude_vector." not in n}
+    return lora or {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
 def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:

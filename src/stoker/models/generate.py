@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from stoker.models.virtual import virtual_ids
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -36,7 +38,7 @@ def stream_answer(
     from transformers import TextIteratorStreamer
 
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    ids = torch.tensor([list(prompt_ids)], device=next(model.parameters()).device)
+    ids = torch.tensor([[*virtual_ids(model), *prompt_ids]], device=next(model.parameters()).device)
     sampling: dict[str, Any] = (
         {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
     )

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from stoker.models import packed
 from stoker.models.head import Head, head_of
 from stoker.models.rows import Inputs, Row, Segment, groups_by_length, pack, pad
+from stoker.models.virtual import has_prefix, virtual_ids
 
 TOLERANCE = {
     torch.bfloat16: 3e-2,
@@ -38,11 +39,13 @@ class LanguageModel:
         model: the transformers model, with adapters inside where there are any.
         head: its head; None where it is not a plain linear layer, so that the model computes its own logits.
         packs: whether documents are packed into one row.
+        virtual: ids of the virtual tokens that stand in front of every document.
     """
 
     model: PreTrainedModel
     head: Head | None
     packs: bool
+    virtual: tuple[int, ...] = ()
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
@@ -68,7 +71,7 @@ class LanguageModel:
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
         """Rows of which the token after the last one is wanted. Targets are the rows' numbers."""
-        asked = [(np.append(ids, 0), np.arange(len(ids) + 1) == len(ids)) for ids in rows]
+        asked = [self._behind((np.append(ids, 0), np.arange(len(ids) + 1) == len(ids))) for ids in rows]
         parts = [pack(asked, device, share=False)] if self.packs else [pad([row], device) for row in asked]
         numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
         return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
@@ -79,9 +82,22 @@ class LanguageModel:
         Args:
             rows: (token ids, trained mask) of each document.
         """
+        rows = [self._behind(row) for row in rows]
         if self.packs:
-            return [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
-        return [pad(group, device) for group in groups_by_length(rows)]
+            laid_out = [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
+        else:
+            laid_out = [pad(group, device) for group in groups_by_length(rows)]
+        if not self.virtual:
+            return laid_out
+        return [replace(inputs, tokens=inputs.tokens - len(self.virtual) * inputs.rows) for inputs in laid_out]
+
+    def _behind(self, row: Row) -> Row:
+        """A row behind the virtual tokens. They do not predict its first token: no row's first token is predicted."""
+        if not self.virtual:
+            return row
+        ids, trained = row
+        trained = np.concatenate((np.zeros(len(self.virtual) + 1, bool), trained[1:]))
+        return np.concatenate((np.asarray(self.virtual, ids.dtype), ids)), trained
 
 
 def drops(model: nn.Module) -> bool:
@@ -111,7 +127,8 @@ def lay_out_for(model: PreTrainedModel) -> LanguageModel:
         head = head_of(model)
         if head is not None and not _head_agrees(model, head):
             head = None
-        return LanguageModel(model, head, _isolates(model))
+        packs = not has_prefix(model) and _isolates(model)  # a prefix stands in the cache of a row
+        return LanguageModel(model, head, packs, tuple(virtual_ids(model)))
     finally:
         model.train(training)
 

@@ -48,6 +48,7 @@ class Inputs:
             of a shared prefix stands in it once for each document that goes on from there.
         targets: those next tokens, shape (N,).
         tokens: of the documents, shared ones counted for each, padding not at all.
+        rows: documents.
         across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
             always those of the whole row.
     """
@@ -59,6 +60,7 @@ class Inputs:
     predict: Tensor
     targets: Tensor
     tokens: int
+    rows: int
     across: AcrossRow | None = None
 
 
@@ -80,7 +82,7 @@ def nothing(device: torch.device) -> Inputs:
     """A row of one token on which nothing is predicted: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0)
+    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0)
 
 
 def trim(row: Row) -> Row:
@@ -131,6 +133,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
         _tensor(np.concatenate(predict), device),
         _tensor(np.concatenate(targets), device),
         sum(len(ids) for ids, _ in rows),
+        len(rows),
     )
 
 
@@ -177,6 +180,7 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
         _tensor(predict, device),
         _tensor(ids.reshape(-1)[predict + 1], device),
         sum(len(row_ids) for row_ids, _ in rows),
+        len(rows),
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.job.load import LoadedJob
-from stoker.job.schema import ModelBlock
+from stoker.job.schema import Job, ModelBlock
+from stoker.job.tuning import virtual_tokens
 from stoker.models import catalogue
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
@@ -35,6 +36,11 @@ class TextSide:
     seq_len: int
     own_template: bool
 
+    def prompt_ids(self, job: Job) -> list[int] | None:
+        """Token ids of ``tune.text``, where there is one."""
+        text = job.tune.text
+        return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
 
 def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     """Loads the tokenizer of a resolved language job and settles its sequence length.
@@ -50,9 +56,12 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     tokenizer = load_tokenizer(job, base)
     seq_len, context = job.train.seq_len, context_of(source, job.model)
     assert seq_len != "auto"
+    front = virtual_tokens(job)
+    context = context - front if context is not None else None
     if context is not None and seq_len > context:
         if loaded.origins["train.seq_len"].source != "default":
             message = f"train.seq_len: {seq_len} is above the {context} tokens that {job.model.name} was built for"
+            message += f", {front} virtual ones left out" if front else ""
             raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
         seq_len = context
     _, own = chat_template(tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -89,6 +89,7 @@ class Assembled:
         seed: of the first values of adapters.
         parts: of fused layers, by their names in training without adapters.
         transposed: names of the matrices that lie as (inputs, outputs).
+        drawn: first values of what tuning adds, by name.
     """
 
     base: WeightSource
@@ -96,9 +97,12 @@ class Assembled:
     seed: int
     parts: Mapping[str, Source] = field(default_factory=dict)
     transposed: frozenset[str] = frozenset()
+    drawn: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
 
     def read(self, name: str, rows: Rows) -> Tensor:
         """See `WeightSource`."""
+        if name in self.drawn:
+            return self.drawn[name]()[rows]
         if ".lora_magnitude_vector." in name:
             return self._magnitudes(name.split(".lora_magnitude_vector.", maxsplit=1)[0], rows[0])
         if ".lora_" in name:

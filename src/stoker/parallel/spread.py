@@ -23,6 +23,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.head import Head, head_of
 from stoker.models.layout import LanguageModel
+from stoker.models.virtual import has_prefix, virtual_ids
 from stoker.models.weights import Rows, WeightSource
 from stoker.parallel.blocks import blocks_of
 from stoker.parallel.compile import compile_blocks
@@ -73,7 +74,8 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
     layout, family = mesh.layout, family_of(unwrap(built.model).config)
     if layout.offload == "params":
         compute = None  # the host keeps float32, and casting there is slow
-    if family is not None:
+    packs = family is not None and not has_prefix(built.model)
+    if packs:
         packed.register()
         unwrap(built.model).set_attn_implementation(packed.NAME)
     if layout.pipeline > 1:
@@ -81,7 +83,8 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
         return _pipelined(built, family, mesh, compiled=compiled, compute=compute)
     model, inner = built.model, unwrap(built.model)
     placed, across = _split(inner, family, mesh)
-    language = LanguageModel(inner, _head(inner, across) if family else None, family is not None)
+    head = _head(inner, across) if family else None
+    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)))
     _apply_to_blocks(inner, family, layout, compiled=compiled)
     root: nn.Module = Whole(language, mesh)
     if layout.shard != "none":

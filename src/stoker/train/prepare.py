@@ -94,7 +94,7 @@ def _prepare_language(
     if checked.problems:
         corpus.close()
         raise UserError(*checked.problems)
-    built = build_meta(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    built = build_meta(job, base, device, stop_id=text.tokenizer.eos_token_id, text=text.prompt_ids(job))
     model = built.model
     embedding = unwrap(model).get_input_embeddings().weight
     assert isinstance(embedding, torch.Tensor)
