@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
 from stoker.job.recipes import DEFAULT_RECIPE, recipe_description, recipe_names, write_recipe
+
+PLANNED_ON = ("1xH100", "8xH100")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,5 +48,26 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             Problem(f"cannot be written ({reason})", "name another with `-o FILE`", file=str(path))
         ) from error
-    print(f"{path} written; next: stoker check {path}")
+    print(f"{path} written; next: stoker train {path}")
+    for line in _what_it_takes(path):
+        print(line)
     return 0
+
+
+def _what_it_takes(path: Path) -> Iterator[str]:
+    """What the planner says of the job on one GPU and on eight; nothing of a job without a language model."""
+    from stoker.cli.plan import question_of
+    from stoker.plan.answer.words import time_words
+    from stoker.plan.search import search
+
+    for on in PLANNED_ON:
+        try:
+            question = question_of(str(path), [], on)
+        except UserError:
+            return
+        plans = search(question.work, question.cluster, software=question.software, kept=1).plans
+        if plans:
+            plan, steps = plans[0], question.length.steps
+            run = f", {time_words(steps * plan.seconds)} for {steps} steps" if steps else ""
+            memory = f"{plan.memory.peak / 2**30:.1f} GiB a device"
+            yield f"on {on}, as the planner predicts: {memory}, {plan.seconds:.2g} s a step{run}"

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.plan_report import picture, print_answer, refusal
     from stoker.plan.answer.whole import NothingFits, answer
 
-    found = answer(_question(arguments.job, arguments.overrides, arguments.on))
+    found = answer(question_of(arguments.job, arguments.overrides, arguments.on))
     if arguments.picture and not isinstance(found, NothingFits):
         _write(Path(arguments.picture), picture(found))
     if arguments.json:
@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _question(path: str, overrides: list[str], on: str) -> Question:
+def question_of(path: str, overrides: list[str], on: str) -> Question:
+    """What the planner is asked of a job file for a cluster."""
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job import load_job
     from stoker.job.layout import layout_of

@@ -17,7 +17,7 @@ from stoker.plan.answer.explain import MEMORY, Bind, Help
 from stoker.plan.answer.picture import StageMemory, plan_svg
 from stoker.plan.answer.terminal import memory_text, timeline_text
 from stoker.plan.answer.whole import Answer, NothingFits, Question, bars, holder, verdict
-from stoker.plan.answer.words import job_yaml
+from stoker.plan.answer.words import job_yaml, time_words
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import Plan
 from stoker.plan.speed import mfu_formula
@@ -37,7 +37,7 @@ def print_answer(found: Answer, *, pictures: bool) -> None:
     _say("plan", f"{plan.setting.layout.describe()}; micro-batch {plan.setting.micro_batch}")
     for line in job_yaml(plan.setting).splitlines():
         _say("", line)
-    _say("step", f"{_seconds(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
+    _say("step", f"{time_words(plan.seconds)}: {_shares(plan.time.parts.items(), plan.seconds)}")
     speed = found.plan.speed
     each = f"{speed.tokens_per_s_per_gpu:,.0f} of each device"
     _say("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {each}; MFU {speed.mfu:.1%}")
@@ -58,7 +58,7 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
         for change in found.changes:
             plan = change.plan
             _say("would fit", f"{change.words}: {change.what}")
-            _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {_seconds(plan.seconds)} a step")
+            _say("", f"{plan.setting.layout.describe()}: {_sizes(plan)}, {time_words(plan.seconds)} a step")
     nearest = "no layout divides this batch over these devices"
     if found.nearest is not None:
         nearest = f"the nearest is {found.nearest.setting.layout.describe()}, which {misfit(found.nearest)}"
@@ -124,14 +124,14 @@ def _some(drawn: Sequence[StageMemory], fullest: int) -> list[StageMemory]:
 
 def _cost(cost: Cost, question: Question) -> None:
     cluster, saved = question.cluster, cost.forecast
-    took = f"{_seconds(saved.seconds)}, checkpoints and interruptions included"
+    took = f"{time_words(saved.seconds)}, checkpoints and interruptions included"
     if cost.known:
         _say("run", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens (rows taken as full): {took}")
     else:
         epochs = f"{question.length.epochs:g} epoch{'s' * (question.length.epochs != 1)}"
         _say("run", f"how many steps {epochs} take hangs on the data, which is not read: write `steps` to know")
         _say("", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens: {took}")
-        _say("", f"a billion tokens: {_seconds(cost.hours_per_billion_tokens * 3600)}")
+        _say("", f"a billion tokens: {time_words(cost.hours_per_billion_tokens * 3600)}")
     if cost.price is not None and cost.price_per_billion_tokens is not None:
         per_token = f"{cost.price_per_billion_tokens:,.2f} a billion tokens"
         _say("price", f"{cost.price:,.2f} {cost.currency}; {per_token}")
@@ -139,11 +139,11 @@ def _cost(cost: Cost, question: Question) -> None:
         _say("price", NO_PRICE)
     if not cluster.failures_per_gpu_hour:
         return
-    expected = f"{saved.interruptions:.2g} expected, one in {_seconds(saved.mean_between)}"
+    expected = f"{saved.interruptions:.2g} expected, one in {time_words(saved.mean_between)}"
     chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
     _say("failures", f"{chance} chance of an interruption: {expected}")
-    stall = f"each stalls {_seconds(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
-    every = f"every {cost.interval_steps:,} steps ({_seconds(saved.interval)})"
+    stall = f"each stalls {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
+    every = f"every {cost.interval_steps:,} steps ({time_words(saved.interval)})"
     if cost.interval_steps >= cost.steps:
         every = "at the end only"
     _say("", f"best to save {every}, {stall}: {saved.effective:.2%} of the time is training")
@@ -225,14 +225,3 @@ def _sizes(plan: Plan) -> str:
 def _shares(parts: Iterable[tuple[str, float]], total: float) -> str:
     found = sorted(parts, key=lambda pair: -pair[1])
     return ", ".join(f"{name} {seconds / total:.1%}" for name, seconds in found if seconds > total / 1000)
-
-
-UNITS = ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"))
-
-
-def _seconds(seconds: float) -> str:
-    """A time in the largest unit that leaves more than two of it."""
-    for unit, name in UNITS:
-        if seconds > 2 * unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from stoker.launch.join import Place
     from stoker.launch.work import Ending, Work
 
+DEFAULT_JOB = "job.yaml"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker train``."""
-    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument(
+        "job", nargs="?", default=DEFAULT_JOB, metavar="JOB", help=f"the job file (default: {DEFAULT_JOB})"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument(
         "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start anew"
@@ -36,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.launch.join import joined
     from stoker.resilience.deadline import exit_code
 
+    if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
+        arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
     place = joined(os.environ)
     try:
         work = _open(arguments, place)

@@ -110,7 +110,7 @@ def files(name: str) -> tuple[Path, ...]:
 
 
 def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
-    """The rows of an entry's files: {"messages": [...]} or {"text": ...}; `row` counts within a file."""
+    """The rows of an entry's files: messages, question and topic of a conversation, or {"text": ...}; `row` counts within a file."""
     corpus = find(name)
     folder = _folder(corpus) if corpus else None
     assert corpus is not None and folder is not None, "files() has looked"
@@ -146,11 +146,12 @@ def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
         yield Rejected(source, 1, f"not valid YAML: {reason[:200]}")
         return
     conversations = content.get("conversations") if isinstance(content, dict) else None
+    topic = path.stem.replace("_", " ")
     for row, turns in enumerate(conversations if isinstance(conversations, list) else (), start=1):
         if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
             yield Rejected(source, row, "not a conversation: not a list of turns")
         else:
-            yield Raw(source, row, {"messages": _alternating(turns)})
+            yield Raw(source, row, {"messages": _alternating(turns), "question": "".join(turns[:1]), "topic": topic})
 
 
 def _alternating(turns: Sequence[str]) -> list[dict[str, Any]]:

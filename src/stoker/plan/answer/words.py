@@ -14,6 +14,8 @@ from stoker.job.render import INDENT, scalar
 from stoker.plan.of_job import parallel_block
 from stoker.plan.setting import Setting
 
+UNITS = ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+
 
 def job_values(setting: Setting) -> dict[str, dict[str, Any]]:
     """The keys of a job that make it run as the setting says, by block; without those that say what holds anyway."""
@@ -60,3 +62,11 @@ def fuller_nodes(cluster: Cluster, *, like: str) -> Iterator[Cluster]:
     for count in divisors(reference_node(cluster.device).per_node):
         if count > cluster.per_node:
             yield replace(cluster_of(cluster.device, gpus=count), name="")
+
+
+def time_words(seconds: float) -> str:
+    """A time in the largest unit that leaves more than two of it."""
+    for unit, name in UNITS:
+        if seconds > 2 * unit:
+            return f"{seconds / unit:,.1f} {name}"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
