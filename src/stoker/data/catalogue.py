@@ -110,7 +110,10 @@ def files(name: str) -> tuple[Path, ...]:
 
 
 def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
-    """The rows of an entry's files: messages, question and topic of a conversation, or {"text": ...}; `row` counts within a file."""
+    """The rows of an entry's files: a conversation's messages, question and topic, or {"text": ...}.
+
+    `row` counts within a file.
+    """
     corpus = find(name)
     folder = _folder(corpus) if corpus else None
     assert corpus is not None and folder is not None, "files() has looked"
