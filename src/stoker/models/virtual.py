@@ -97,9 +97,8 @@ class Prefix(nn.Module):
         """Called before the body of the model: fills its cache, and counts the prefix in mask and positions."""
         if not self.enabled:
             return arguments, options
-        given = options.get("input_ids")
-        given = given if given is not None else options.get("inputs_embeds", arguments[0] if arguments else None)
-        assert given is not None
+        options = {**dict(zip(signature(body.forward).parameters, arguments, strict=False)), **options}
+        given = options["input_ids"] if options.get("input_ids") is not None else options["inputs_embeds"]
         rows, cache = given.shape[0], options.get("past_key_values")
         if cache is None:
             cache = DynamicCache()
@@ -113,7 +112,7 @@ class Prefix(nn.Module):
             counted["attention_mask"] = torch.cat((mask.new_ones(rows, count), mask), dim=1)
         if positions is not None:
             counted["position_ids"] = positions + count
-        return arguments, {**options, **counted}
+        return (), {**options, **counted}
 
 
 def _made_by(encoder: nn.Module, config: PromptLearningConfig) -> Tensor:
@@ -155,7 +154,9 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: Reader, 
     encoder.to(META)
     if isinstance(config, PrefixTuningConfig):
         assert isinstance(encoder, PrefixEncoder)
-        body = model.base_model
+        # The innermost model around the embedding: outer ones may be passed by (OPT).
+        inside = [m for path, m in model.named_modules() if isinstance(m, PreTrainedModel) and name.startswith(path)]
+        body: Any = inside[-1]
         if "past_key_values" not in signature(body.forward).parameters:
             raise UserError(f"tune.method: the layers of {type(model).__name__} take no keys and values from outside")
         prefix = Prefix(encoder, config)
