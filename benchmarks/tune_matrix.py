@@ -3,10 +3,11 @@
     make tune-matrix                                          # all of it, two cores, under ten minutes
     python benchmarks/tune_matrix.py llama gpt2 --to -        # some families, printed
 
-Each family's model is tiny and random, and first trained whole on questions and answers about other things. A cell is
-then a job: its held-out loss before and after, the bytes of its adapter, the largest difference of its logits from
-those of plain transformers and peft on what was exported (and of the merged model, where there is one), whether its
-greedy answers are the same, and whether a run that goes on from its middle checkpoint ends in the same bits.
+Each family's model is tiny and random, and first trained whole on questions and answers. A cell is then a job that
+teaches it to name the topic of a question: its held-out loss before and after, the bytes of its adapter, the largest
+difference of its logits from those of plain transformers and peft on what was exported (and of the merged model, where
+there is one), whether its greedy answers are the same, and whether a run that goes on from its middle checkpoint ends
+in the same bits.
 """
 
 from __future__ import annotations
@@ -44,24 +45,27 @@ from stoker.train.run import start
 from stoker.train.shrink import Shape, shrunk
 
 FAMILIES = ("gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral")
-METHODS: dict[str, str] = {
-    "lora": "{method: lora, rank: 4}",
-    "prefix": "{method: prefix, tokens: 8}",
-    "prompt": "{method: prompt, tokens: 8}",
-    "p-tuning": "{method: p-tuning, tokens: 8}",
-    "p-tuning v2": "{method: p-tuning, tokens: 8, deep: true}",
+# Each with a rate for a model this small.
+METHODS: dict[str, tuple[str, float]] = {
+    "lora": ("{method: lora, rank: 4}", 1e-2),
+    "prefix": ("{method: prefix, tokens: 8}", 1e-2),
+    "prompt": ("{method: prompt, tokens: 8}", 1e-1),
+    "p-tuning": ("{method: p-tuning, tokens: 8}", 1e-2),
+    "p-tuning v2": ("{method: p-tuning, tokens: 8, deep: true}", 1e-1),
 }
+ANSWERS = "{path: chatterbot-corpus, template: plain}"
+TOPICS = "{path: chatterbot-corpus, template: plain, format: prompt, columns: {prompt: question, completion: topic}}"
 BASE_STEPS, STEPS = 120, 40
 VOCABULARY = 512
 QUESTION = "What is your favorite book?"
 JOB = """
 task: sft
 model: {{name: {model}}}
-data: [{{path: chatterbot-corpus, split: "{split}", template: plain}}]
+data: [{data}]
 tune: {tune}
 steps: {steps}
 seed: 1
-train: {{batch: 8, seq_len: 64{lr}}}
+train: {{batch: 8, seq_len: 64, lr: {lr}}}
 evaluate: {{fraction: 0.1, every: {steps}, rows: 64}}
 checkpoint: {{every: {half}, keep: 5, best: false}}
 output: {output}
@@ -130,9 +134,7 @@ def make_base(family: str, folder: Path) -> Path:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "random")
     tokenizer.save_pretrained(folder / "random")
-    job = write_job(
-        folder, "base-run", model=folder / "random", split="train[:50%]", tune="full", steps=BASE_STEPS, lr=", lr: 3e-3"
-    )
+    job = write_job(folder, "base-run", model=folder / "random", data=ANSWERS, tune="full", steps=BASE_STEPS, lr=3e-3)
     train(job)
     tuned = open_run(str(folder / "base-run"), folder)
     merged_model(tuned.model).save_pretrained(folder / "base")
@@ -145,7 +147,8 @@ def make_cell(family: str, method: str, base: Path, folder: Path) -> Cell:
     """One job, and what plain peft makes of its adapter."""
     begin = time.perf_counter()
     name = method.replace(" ", "-")
-    job = write_job(folder, name, model=base, split="train[50%:]", tune=METHODS[method], steps=STEPS, lr="")
+    tune, rate = METHODS[method]
+    job = write_job(folder, name, model=base, data=TOPICS, tune=tune, steps=STEPS, lr=rate)
     with torch.enable_grad():
         run = train(job)
     losses = [event["loss"] for event in run.read_events() if event["event"] == "evaluated"]
@@ -200,7 +203,10 @@ def column(arguments: tuple[str, str, tuple[str, ...]]) -> list[Cell]:
     base = make_base(family, folder)
     cells = []
     for method in methods:
-        cell = make_cell(family, method, base, folder)
+        try:
+            cell = make_cell(family, method, base, folder)
+        except Exception as error:  # some cannot be sent to another process
+            raise RuntimeError(f"{family}, {method}: {type(error).__name__}: {error}") from None
         print(_line(cell), file=sys.stderr, flush=True)
         cells.append(cell)
     return cells
@@ -219,11 +225,11 @@ def page(cells: list[Cell], seconds: float) -> str:
     """The table as Markdown."""
     head = f"""# Every family, every way to tune
 
-Tiny random models, first trained whole for {BASE_STEPS} steps, then tuned for {STEPS} on other questions. Written by
-`make tune-matrix` on {date.today()} in {seconds / 60:.1f} minutes, with torch {torch.__version__}, transformers
-{transformers.__version__} and peft {peft.__version__} on {platform.machine()}: {sum(c.holds for c in cells)} of
-{len(cells)} cells hold. The differences are of logits: of plain transformers and peft on the saved adapter, and of the
-merged model.
+Tiny random models, first trained whole for {BASE_STEPS} steps, then tuned for {STEPS} to name a question's topic.
+Written by `make tune-matrix` on {date.today()} in {seconds / 60:.1f} minutes, with torch {torch.__version__},
+transformers {transformers.__version__} and peft {peft.__version__} on {platform.machine()}:
+{sum(c.holds for c in cells)} of {len(cells)} cells hold. The differences are of logits: of plain transformers and peft
+on the saved adapter, and of the merged model.
 
 | family | method | loss before | after | adapter, bytes | reload | merged | answers alike | resumes |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""

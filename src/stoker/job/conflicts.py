@@ -151,7 +151,7 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     if job.task == "module":
         return dotted(path) not in WITHOUT_TEXT and path[0] not in ("tune", "mix")
     if path[0] == "tune" and len(path) > 1 and path[1] != "method":
-        return str(path[1]) in keys_of(job.tune.method)
+        return str(path[1]) in keys_of(job.tune.method, deep=job.tune.deep)
     return path[0] != "module" and field_at(path)[0] is not None
 
 

@@ -17,9 +17,9 @@ ADAPTERS = ("lora", "qlora")
 VIRTUAL = ("prefix", "prompt", "p-tuning")  # methods that train virtual tokens
 
 
-def keys_of(method: str) -> tuple[str, ...]:
-    """Of the keys beside ``method`` those that have an effect."""
-    return KEYS[method]
+def keys_of(method: str, *, deep: bool = False) -> tuple[str, ...]:
+    """Of the keys beside ``method`` those that have an effect; ``deep`` virtual tokens have no encoder."""
+    return ("tokens", "deep") if deep and method == "p-tuning" else KEYS[method]
 
 
 def methods_with(key: str) -> list[str]:

@@ -158,9 +158,8 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
         facts.append("without dropout, whose numbers depend on how the work is cut")
     method = "lora" if tune.method in ADAPTERS else tune.method
     small = {"rank": min(tune.rank, RANK), "dropout": 0.0, "tokens": min(tune.tokens, VIRTUAL_TOKENS), "width": WIDTH}
-    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys_of(method)}
-    if tune.deep:
-        values = {"tokens": values["tokens"], "deep": True}
+    keys = keys_of(method, deep=tune.deep)
+    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
     return {"method": method, **values}, tuple(facts)
 
 
