@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from stoker.errors import UserError
 from stoker.job.render import scalar
 from stoker.job.schema import Job
+from stoker.job.tuning import keys_of
 from stoker.train.cells import Cell
 from stoker.train.shrink import EXPERTS, HEADS, Shape, config_of, shrunk
 
@@ -27,6 +28,7 @@ ROWS = 64
 LONGEST_PROMPT, LONGEST_ANSWER = 14, 12  # tokens of most rows
 LR, CLIP, EPS = 5e-3, 0.1, 1e-6
 RANK = 4
+LAYERS = "0,2-"  # where not all blocks have adapters
 WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
 MOST_WEIGHTS = 20_000_000
 FIRST_CHARACTER = 0x4E00  # one character is one token, and no normaliser touches these
@@ -154,7 +156,11 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
         facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
     if tune.dropout:
         facts.append("without dropout, whose numbers depend on how the work is cut")
-    return tune.model_dump() | {"method": "lora", "rank": min(tune.rank, RANK), "dropout": 0.0}, tuple(facts)
+    values = tune.model_dump(include=set(keys_of("lora")))
+    if tune.layers != "all":
+        facts.append(f"adapters in the blocks {LAYERS} of a small model")
+        values["layers"] = LAYERS
+    return values | {"method": "lora", "rank": min(tune.rank, RANK), "dropout": 0.0}, tuple(facts)
 
 
 def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
