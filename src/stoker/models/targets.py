@@ -54,7 +54,8 @@ def layers_of(model: PreTrainedModel) -> list[Layer]:
         called = holder if holder in split else name
         if isinstance(module, (nn.Linear, Conv1D)) or module is embedding:
             found.append(Layer(name, called, inner=module is not head and module is not embedding))
-        stacks = (key for key, p in module.named_parameters(recurse=False) if p.dim() == 3)
+        experts = getattr(module, "num_experts", None)
+        stacks = (k for k, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts)
         found += [Layer(f"{name}.{key}", f"{name}.{key}", stacked=True) for key in stacks]
     return found
 

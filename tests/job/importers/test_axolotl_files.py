@@ -63,7 +63,8 @@ def test_axolotl_s_other_tasks(line: str) -> None:
 
 def test_axolotl_s_layers_lora_plus_and_modules_trained_whole() -> None:
     more = (
-        "loraplus_lr_ratio: 8\nlora_modules_to_save: [embed_tokens, lm_head]\npeft_layers_to_transform: [0, 2, 3, 1, 20]\n"
+        "loraplus_lr_ratio: 8\nlora_modules_to_save: [embed_tokens, lm_head]\n"
+        "peft_layers_to_transform: [0, 2, 3, 1, 20]\n"
         "peft_layers_pattern: layers\nlora_target_modules: [q_proj]\nlora_target_parameters: [experts.down_proj]\n"
     )
     imported = import_files([written(AXOLOTL + more, lora_target_linear="")])
