@@ -41,7 +41,7 @@ def build_optimizer(
     groups: Groups = [
         {"params": parameters, "weight_decay": decay, "lr_ratio": ratio}
         for (decay, ratio), parameters in kinds.items()
-        if parameters
+        if parameters or not any(kinds.values())  # a stage of a pipeline may have nothing that is trained
     ]
     set_rate(groups, train.lr)
     return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups)
