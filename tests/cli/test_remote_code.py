@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
@@ -83,27 +81,9 @@ def test_with_it_an_adapter_is_trained_exported_and_loaded(base: Path, capsys: p
     events = [json.loads(line) for line in (base / "runs/trust-true/events.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "evaluated"]
     assert losses[-1] < losses[0] - 0.3
-    assert main(["chat", "trust-true", "--prompt", "How are you?", "--max-tokens", "4"]) == 0
     assert main(["export", "trust-true", "--format", "adapter", "--to", "out/adapter"]) == 0
     assert "in a fresh process" in capsys.readouterr().out
-    names = {
-        name.removeprefix("base_model.model.") for name in load_file(base / "out/adapter/adapter_model.safetensors")
-    }
-    assert "output_layer.weight" in names
-    adapted = {name.split(".lora_")[0] for name in names if ".lora_" in name}
-    assert adapted == {
-        f"transformer.layers.1.{layer}"
-        for layer in (
-            "self_attention.query_key_value",
-            "self_attention.dense",
-            "mlp.dense_h_to_4h",
-            "mlp.dense_4h_to_h",
-        )
-    }
-    loaded = AutoPeftModelForCausalLM.from_pretrained(base / "out/adapter", trust_remote_code=True)
-    assert type(loaded.get_base_model()).__module__ in sys.modules
-
-
-def test_merged_it_keeps_its_code(base: Path) -> None:
-    assert main(["export", "trust-true", "--format", "merged", "--to", "out/merged"]) == 0
-    assert (base / "out/merged/modeling_chatglm.py").is_file()
+    weights = load_file(base / "out/adapter/adapter_model.safetensors")
+    names = {name.removeprefix("base_model.model.").split(".lora_")[0] for name in weights}
+    block = ("self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+    assert names == {"output_layer.weight", *(f"transformer.layers.1.{layer}" for layer in block)}
