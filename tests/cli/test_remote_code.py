@@ -23,6 +23,7 @@ steps: 6
 tune: {{method: lora, rank: 4, layers: "1", modules_to_save: [output_layer]}}
 train: {{lr: 2e-2, batch: 4, seq_len: 64, precision: fp32}}
 evaluate: {{fraction: 0.2, every: 6}}
+faults: {{restarts: 0}}
 """
 
 
