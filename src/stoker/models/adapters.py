@@ -66,7 +66,8 @@ def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:
     for name in whole:
         for path, module in model.get_submodule(name).named_modules(prefix=name):
             for parameter in module.parameters(recurse=False):
-                if not parameter.is_floating_point() or hasattr(parameter, "quant_state"):
+                # torchao's tensors say that they are floating-point ones, and are of a type of their own.
+                if not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
                     raise UserError(f"tune.modules_to_save: {path} is quantised, and such weights cannot be trained")
                 kept = torch.promote_types(parameter.dtype, torch.float32)
                 new.setdefault(id(parameter), nn.Parameter(parameter.detach().to(kept)))
