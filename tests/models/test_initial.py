@@ -16,8 +16,10 @@ from stoker.hardware.device import Device
 from stoker.job.schema import Job
 from stoker.models.adapters import lora_config
 from stoker.models.build import build_meta, build_model
+from stoker.models.form import training_form
 from stoker.models.initial import Initial
 from stoker.models.meta import parameters_on_meta
+from stoker.models.targets import layers_to_adapt
 from stoker.models.weights import all_rows
 
 CPU = Device("cpu", "fp32", "for tests")
@@ -114,7 +116,10 @@ def test_doras_first_magnitudes_are_pefts(family: str, tmp_path: Path) -> None:
     job = job_of(str(tmp_path), method="lora", dora=True)
     built = build_meta(job, tmp_path, CPU)
     ours = build_model(job, tmp_path, CPU)
-    expected = get_peft_model(ours.get_base_model(), lora_config(job.tune, "all-linear"), adapter_name="peft")
+    plain = tiny(family)
+    training_form(plain)
+    layers = layers_to_adapt(plain, job.tune, ())
+    expected = get_peft_model(ours.get_base_model(), lora_config(job.tune, layers), adapter_name="peft")
     magnitudes = [name for name, _ in ours.named_parameters() if "lora_magnitude_vector.default" in name]
     assert magnitudes
     for name in magnitudes:

@@ -33,12 +33,14 @@ MODULE = {
     "checkpoint": {"every": 4},
 }
 LORA = {"method": "lora", "rank": 4, "dropout": 0.3}
+WHOLE = {"method": "lora", "rank": 4, "loraplus_ratio": 8.0, "modules_to_save": ["lm_head"], "layers": "1"}
 # Cadences are no multiples of each other, and of nothing that a run is stopped at.
 JOBS: dict[str, dict[str, Any]] = {
     "full": {"checkpoint": {"every": 4}, "evaluate": {"fraction": 0.1, "every": 5}},
     "packed": {"train": {"pack": True, "seq_len": 128}, "checkpoint": {"every": 3}},
     "epochs": {"steps": None, "epochs": 1.2, "checkpoint": {"every": 5}},
     "lora with dropout": {"tune": LORA, "checkpoint": {"every": 3, "keep": 1}},
+    "lora+ beside a tied head": {"tune": WHOLE, "checkpoint": {"every": 5}},
     "recomputed": {"tune": LORA, "parallel": {"recompute": "full"}, "checkpoint": {"every": 5}},
     "adafactor": {"train": {"optimizer": "adafactor"}, "checkpoint": {"every": 7}},
     "sgd": {"train": {"optimizer": "sgd", "schedule": "wsd"}, "checkpoint": {"every": 7}},

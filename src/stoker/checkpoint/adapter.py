@@ -17,9 +17,9 @@ from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from stoker.models.adapters import unwrap
+from stoker.models.adapters import trained_whole, unwrap
 from stoker.models.families import family_of
-from stoker.models.split import Parts
+from stoker.models.split import Parts, saved_tensors
 from stoker.models.virtual import Prefix, Prompt, virtual_of
 
 PREFIX = "base_model.model."
@@ -41,20 +41,24 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
     model.save_pretrained(str(folder))
     base = unwrap(model)
     split = {name: layer for name, layer in base.named_modules() if isinstance(layer, Parts)}
-    if not split:
+    whole = trained_whole(model)
+    if not split and not whole:
         return
+    family = family_of(base.config)
     config: Any = LoraConfig.from_pretrained(str(folder))
     state = load_file(folder / WEIGHTS)
+    for name in whole:
+        state |= {f"{PREFIX}{key}": tensor for key, tensor in saved_tensors(base, family, name).items()}
     for name, layer in split.items():
         count = _join(state, name, layer)
         if count:
             config.rank_pattern[name] = config.r * count
             # The factor on the product is alpha over the rank, or over its root: the same as before.
             config.alpha_pattern[name] = config.lora_alpha * (count**0.5 if config.use_rslora else count)
-    end = ".lora_A.weight"
-    config.target_modules = {key[len(PREFIX) : -len(end)] for key in state if key.endswith(end)}
-    family = family_of(base.config)
-    config.fan_in_fan_out = family is not None and bool(family.transposed)
+    if split:
+        end = ".lora_A.weight"
+        config.target_modules = {key[len(PREFIX) : -len(end)] for key in state if key.endswith(end)}
+        config.fan_in_fan_out = family is not None and bool(family.transposed)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
 

@@ -74,9 +74,17 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
 
 
 def answer_afresh(
-    folder: Path, questions: Sequence[Question], stop_ids: Sequence[int], conversation: list[dict[str, str]]
+    folder: Path,
+    questions: Sequence[Question],
+    stop_ids: Sequence[int],
+    conversation: list[dict[str, str]],
+    *,
+    trust_remote_code: bool = False,
 ) -> tuple[list[Answer], list[int]]:
     """Asks the artifact in a folder, in a fresh process; also how its own tokenizer encodes a conversation.
+
+    Args:
+        trust_remote_code: whether modelling code that comes with the model may run there too.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
@@ -87,6 +95,7 @@ def answer_afresh(
             "questions": [asdict(q) for q in questions],
             "stop_ids": list(stop_ids),
             "conversation": conversation,
+            "trust_remote_code": trust_remote_code,
             "out": str(out),
         }
         done = subprocess.run(
@@ -162,13 +171,14 @@ def _main(arguments: list[str]) -> None:
         from peft import AutoPeftModelForCausalLM
 
         load = AutoPeftModelForCausalLM.from_pretrained
-    model = load(str(folder)).eval()
+    trust = request["trust_remote_code"]
+    model = load(str(folder), trust_remote_code=trust).eval()
     questions = [Question(tuple(q["ids"]), q["prompt"]) for q in request["questions"]]
     tensors = {}
     for i, given in enumerate(answer(model, questions, request["stop_ids"])):
         tensors[f"logits.{i}"] = given.logits
         tensors[f"tokens.{i}"] = torch.tensor(given.tokens, dtype=torch.int64)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
     conversation = request["conversation"]
     encoded = (
         tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)

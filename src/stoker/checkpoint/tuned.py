@@ -15,6 +15,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device, choose_device
 from stoker.job.load import LoadedJob, load_job
 from stoker.job.schema import Job
+from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
 from stoker.models.text import TextSide, open_text_side
 from stoker.runs.folder import RunFolder
@@ -107,5 +108,6 @@ def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
     device = choose_device(job.train.precision)
     text = open_text_side(loaded, base)
     model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    keep_originals(model)
     restore_weights(model, store.load(step))
     return TunedRun(folder, loaded, step, model.eval(), text, device)

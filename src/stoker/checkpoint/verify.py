@@ -24,13 +24,18 @@ TEXTS = ["Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve ca
 
 @dataclass(frozen=True)
 class Reference:
-    """What the trained model answers, kept before its weights are merged for the export."""
+    """What the trained model answers, kept before its weights are merged for the export.
+
+    Attributes:
+        trust_remote_code: whether the job lets the model's own code run.
+    """
 
     questions: tuple[Question, ...]
     answers: tuple[Answer, ...]
     stop_ids: tuple[int, ...]
     conversation: tuple[int, ...]
     texts: tuple[tuple[int, ...], ...]
+    trust_remote_code: bool
 
 
 def take_reference(tuned: TunedRun, base: Path) -> Reference:
@@ -43,7 +48,9 @@ def take_reference(tuned: TunedRun, base: Path) -> Reference:
         text = codec.template.render(CONVERSATION, prompt=True)
         conversation = tuple(codec.tokenizer.encode(text, add_special_tokens=False).ids)
     texts = tuple(tuple(codec.tokenizer.encode(t, add_special_tokens=False).ids) for t in TEXTS)
-    return Reference(questions, tuple(answer(tuned.model, questions, stops)), stops, conversation, texts)
+    assert tuned.job.model is not None
+    answers = tuple(answer(tuned.model, questions, stops))
+    return Reference(questions, answers, stops, conversation, texts, tuned.job.model.trust_remote_code)
 
 
 def _questions(tuned: TunedRun, base: Path) -> list[Question]:
@@ -69,7 +76,13 @@ def verify(reference: Reference, export: Export, written: Path) -> str:
     if export.format == "gguf":
         return _verify_gguf(reference, export, written)
     conversation = CONVERSATION if reference.conversation else []
-    replayed, encoded = answer_afresh(written, reference.questions, reference.stop_ids, conversation)
+    replayed, encoded = answer_afresh(
+        written,
+        reference.questions,
+        reference.stop_ids,
+        conversation,
+        trust_remote_code=reference.trust_remote_code,
+    )
     if tuple(encoded) != reference.conversation:
         raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
     return compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])

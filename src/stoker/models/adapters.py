@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
+from functools import partial
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -13,18 +14,20 @@ from transformers import PreTrainedModel
 
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
-from stoker.models.split import Parts, split_targets
+from stoker.models.meta import set_parameter
+from stoker.models.targets import Layer, layers_to_adapt, modules_trained_whole
 from stoker.models.virtual import without_virtual_tokens
 
 
-def lora_config(tune: TuneBlock, targets: str | list[str]) -> LoraConfig:
-    """peft's configuration of a ``tune:`` block."""
+def lora_config(tune: TuneBlock, layers: Sequence[Layer]) -> LoraConfig:
+    """peft's configuration of a ``tune:`` block for these layers."""
     assert tune.alpha != "auto", "the job is resolved before its model is built"
     return LoraConfig(
         r=tune.rank,
         lora_alpha=tune.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
         lora_dropout=tune.dropout,
-        target_modules=targets,
+        target_modules=[layer.name for layer in layers if not layer.stacked],
+        target_parameters=[layer.name for layer in layers if layer.stacked] or None,
         use_rslora=tune.rslora,
         use_dora=tune.dora,
         bias="none",
@@ -33,39 +36,93 @@ def lora_config(tune: TuneBlock, targets: str | list[str]) -> LoraConfig:
 
 
 def add_adapter(model: PreTrainedModel, tune: TuneBlock) -> PeftModel:
-    """Wraps the model with fresh LoRA matrices; everything else is frozen.
+    """Wraps the model with fresh LoRA matrices; everything else is frozen but the modules that are trained whole.
+
+    Those stay where they are, with their names, so that every layout splits them as when all is trained; peft's
+    configuration knows of them.
 
     Raises:
-        UserError: a target names no layer of the model.
+        UserError: a target or a module to train names none of the model, or none that can be adapted or trained.
     """
-    targets = tune.targets
-    if isinstance(targets, list):
-        _check_targets(model, targets)
-        targets = split_targets(model, targets)
-    return get_peft_model(model, lora_config(tune, targets))
+    whole = modules_trained_whole(model, tune.modules_to_save)
+    adapted = get_peft_model(model, lora_config(tune, layers_to_adapt(model, tune, whole)))
+    if whole:
+        _train(model, whole)
+        config: Any = adapted.peft_config["default"]
+        config.modules_to_save = whole
+        config.ensure_weight_tying = len(_shared(model, whole)) > 0
+    return adapted
 
 
-def _check_targets(model: nn.Module, targets: list[str]) -> None:
-    linear = {name.rsplit(".", 1)[-1] for name, module in model.named_modules() if _is_layer(module)}
-    for target in targets:
-        if not any(name == target or name.endswith(f".{target}") for name, _ in model.named_modules()):
-            near = get_close_matches(target, sorted(linear), 1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UserError(
-                f"tune.targets: the model has no layer {target!r}; {hint}it has {', '.join(sorted(linear))}"
-            )
+def trained_whole(model: nn.Module) -> list[str]:
+    """The modules that are trained beside an adapter, by the names that the model without it has for them."""
+    if not isinstance(model, PeftModel):
+        return []
+    return list(getattr(model.peft_config["default"], "modules_to_save", None) or [])
 
 
-def _is_layer(module: nn.Module) -> bool:
-    weight = getattr(module, "weight", None)
-    return isinstance(module, Parts) or (isinstance(weight, torch.Tensor) and weight.dim() == 2)
+def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:
+    """Lets modules be trained, in float32 at least; what they give keeps the type of the frozen weights."""
+    new: dict[int, nn.Parameter] = {}
+    for name in whole:
+        for path, module in model.get_submodule(name).named_modules(prefix=name):
+            for parameter in module.parameters(recurse=False):
+                # torchao's tensors say that they are floating-point ones, and are of a type of their own.
+                if not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
+                    raise UserError(f"tune.modules_to_save: {path} is quantised, and such weights cannot be trained")
+                kept = torch.promote_types(parameter.dtype, torch.float32)
+                new.setdefault(id(parameter), nn.Parameter(parameter.detach().to(kept)))
+                if kept != parameter.dtype:
+                    module.register_forward_hook(partial(_in_type, parameter.dtype))
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        if id(parameter) in new:
+            set_parameter(model, name, new[id(parameter)])
+
+
+def _in_type(dtype: torch.dtype, _: nn.Module, _arguments: Any, out: Any) -> Any:
+    return out.to(dtype) if isinstance(out, torch.Tensor) and out.is_floating_point() else out
+
+
+def _shared(model: PreTrainedModel, whole: Sequence[str]) -> set[str]:
+    """Those of the modules that share a parameter with another."""
+    names: dict[int, list[str]] = {}
+    for name in whole:
+        for parameter in model.get_submodule(name).parameters():
+            names.setdefault(id(parameter), []).append(name)
+    return {name for group in names.values() if len(group) > 1 for name in group}
+
+
+def keep_originals(model: nn.Module) -> None:
+    """Remembers what the modules that are trained whole were before tuning, for `without_adapter`.
+
+    Called while the model has its first weights.
+    """
+    if whole := trained_whole(model):
+        base = unwrap(model)
+        named = [(f"{name}.{key}", p) for name in whole for key, p in base.get_submodule(name).named_parameters()]
+        model.originals = {name: p.detach().clone() for name, p in named}  # type: ignore[assignment]
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
     """Within it the model computes what it did before tuning."""
-    with model.disable_adapter() if isinstance(model, PeftModel) else without_virtual_tokens(model):
-        yield
+    if not isinstance(model, PeftModel):
+        with without_virtual_tokens(model):
+            yield
+        return
+    originals: dict[str, torch.Tensor] = getattr(model, "originals", {})
+    assert originals or not trained_whole(model), "the weights before tuning were not kept"
+    base = unwrap(model)
+    shared = {id(p): p for p in map(base.get_parameter, originals)}
+    tuned = {key: p.data for key, p in shared.items()}
+    try:
+        for name, original in originals.items():
+            base.get_parameter(name).data = original
+        with model.disable_adapter():
+            yield
+    finally:
+        for key, p in shared.items():
+            p.data = tuned[key]
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:

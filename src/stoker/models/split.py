@@ -71,20 +71,23 @@ def split_fused(model: nn.Module, family: Family) -> dict[str, Source]:
 def join_fused(model: nn.Module, family: Family) -> None:
     """The reverse of `split_fused`, in place: a model with the names and shapes that transformers saves."""
     for path, layer, _, transposed in _layers(model, family):
-        parts: list[Any] = list(layer.children()) if isinstance(layer, Parts) else [layer]
-        weight = torch.cat([part.weight for part in parts])
-        bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+        weight, bias = _joined(layer)
         model.set_submodule(path, _transposed(weight, bias) if transposed else _ordinary(weight, bias))
 
 
-def split_targets(model: nn.Module, targets: list[str]) -> list[str]:
-    """Names of layers as a user writes them, with its parts in place of a layer that was split."""
-    split = {name: layer for name, layer in model.named_modules() if isinstance(layer, Parts)}
-    named = []
-    for target in targets:
-        found = [layer for name, layer in split.items() if f".{name}".endswith(f".{target}")]
-        named += [f"{target}.{part}" for part, _ in found[0].named_children()] if found else [target]
-    return named
+def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[str, Tensor]:
+    """The tensors of a module of a split model, by the names and in the shapes that transformers saves."""
+    split = {} if family is None else {name: (layer, flat) for name, layer, _, flat in _layers(model, family)}
+    inside = {name: found for name, found in split.items() if f"{name}.".startswith(f"{path}.")}
+    below = tuple(f"{name}." for name in inside)
+    state = model.get_submodule(path).state_dict(prefix=f"{path}.")
+    tensors = {name: tensor for name, tensor in state.items() if not name.startswith(below)}
+    for name, (layer, transposed) in inside.items():
+        weight, bias = _joined(layer)
+        tensors[f"{name}.weight"] = weight.T if transposed else weight
+        tensors |= {} if bias is None else {f"{name}.bias": bias}
+    whole = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=whole) for name, tensor in tensors.items()}
 
 
 def _layers(model: nn.Module, family: Family) -> Iterator[tuple[str, Any, dict[str, tuple[int, int] | None], bool]]:
@@ -107,6 +110,14 @@ def _rows(fused: Fused | None, config: Any) -> dict[str, tuple[int, int] | None]
         rows[part] = (start, start + size)
         start += size
     return rows
+
+
+def _joined(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight, shape (O, I), and bias of a layer that may be in parts."""
+    parts: list[Any] = list(layer.children()) if isinstance(layer, Parts) else [layer]
+    return torch.cat([part.weight for part in parts]), (
+        None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    )
 
 
 def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Linear:

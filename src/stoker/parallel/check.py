@@ -41,10 +41,22 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
     found = placement_problem(model, family)
     if found is not None:
         return loaded.problem(f"parallel.{asked[0]}", f"parallel.{asked[0]}: {found}")
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear and (layout.tensor > 1 or layout.pipeline > 1):
-        return loaded.problem(f"parallel.{asked[0]}", f"parallel.{asked[0]}: the model's head is no plain linear layer")
-    return _heads(model.config, layout, loaded) or _blocks(model, family.blocks, layout, loaded)
+    return (
+        _ends(model, layout, asked[0], loaded)
+        or _heads(model.config, layout, loaded)
+        or _blocks(model, family.blocks, layout, loaded)
+    )
+
+
+def _ends(model: Any, layout: Layout, axis: str, loaded: LoadedJob) -> Problem | None:
+    if layout.tensor == 1 and layout.pipeline == 1:
+        return None
+    if type(model.get_output_embeddings()) is not nn.Linear:
+        return loaded.problem(f"parallel.{axis}", f"parallel.{axis}: the model's head is no plain linear layer")
+    if not isinstance(model.get_input_embeddings(), nn.Embedding):
+        message = f"parallel.{axis}: the model's embedding has an adapter, and cannot be split with it"
+        return loaded.problem(f"parallel.{axis}", message, "train it whole instead, by tune.modules_to_save")
+    return None
 
 
 def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:

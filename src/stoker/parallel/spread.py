@@ -155,7 +155,7 @@ def _pipelined(built: Built, family: Family, mesh: Mesh, *, compiled: bool, comp
         for name, p in holder.named_parameters()
         if p.requires_grad
     ]
-    dtype = compute if layout.shard != "none" and compute is not None else whole.dtype
+    dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
     pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
     language = LanguageModel(unwrap(holder[0]), None, True)
     gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
@@ -188,6 +188,12 @@ def _apply_to_blocks(inner: nn.Module, family: Family | None, layout: Layout, *,
         compile_blocks(inner)
     if layout.recompute != "none":
         recompute_blocks(inner, layout.recompute, family)
+
+
+def _held_in(model: nn.Module) -> torch.dtype:
+    """The type of the weights, of the frozen ones where there are any: what is trained beside them is wider."""
+    kinds = [p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    return kinds[0] if kinds else next(p.dtype for p in model.parameters())
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -17,23 +17,40 @@ from stoker.job.schema import TrainBlock
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.pieces import Piece
 
+SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
 
-def build_optimizer(model: nn.Module, train: TrainBlock, *, on_host: bool = False) -> Optimizer:
+
+def build_optimizer(
+    model: nn.Module, train: TrainBlock, *, on_host: bool = False, loraplus_ratio: float = 1.0
+) -> Optimizer:
     """The job's optimizer over the trained parameters.
 
     Biases and norm weights (fewer than two dimensions) are not decayed, as in GPT-3 (Brown et al., 2020).
 
     Args:
         on_host: whether its states lie in the host's memory and it steps there.
+        loraplus_ratio: how many times as fast the second LoRA matrices learn (LoRA+: Hayou et al., 2024). Each
+            group says its own as ``lr_ratio``.
     """
     assert train.lr != "auto" and train.weight_decay != "auto" and train.beta2 != "auto"
-    parameters = trainable(model)
+    kinds: dict[tuple[float, float], list[nn.Parameter]] = {(train.weight_decay, 1.0): [], (0.0, 1.0): []}
+    for name, parameter in trainable(model).items():
+        decay = train.weight_decay if parameter.dim() >= 2 else 0.0
+        ratio = loraplus_ratio if any(second in name for second in SECOND) else 1.0
+        kinds.setdefault((decay, ratio), []).append(parameter)
     groups: Groups = [
-        {"params": [p for p in parameters.values() if p.dim() >= 2], "weight_decay": train.weight_decay},
-        {"params": [p for p in parameters.values() if p.dim() < 2], "weight_decay": 0.0},
+        {"params": parameters, "weight_decay": decay, "lr_ratio": ratio}
+        for (decay, ratio), parameters in kinds.items()
+        if parameters or not any(kinds.values())  # a stage of a pipeline may have nothing that is trained
     ]
-    groups = [group for group in groups if group["params"]]
+    set_rate(groups, train.lr)
     return HostOptimizer(groups, partial(_optimizer, train)) if on_host else _optimizer(train, groups)
+
+
+def set_rate(groups: Groups, lr: float) -> None:
+    """Gives each group of an optimizer its learning rate, by the base rate."""
+    for group in groups:
+        group["lr"] = lr * group["lr_ratio"]
 
 
 def _optimizer(train: TrainBlock, groups: Groups) -> Optimizer:

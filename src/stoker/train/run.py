@@ -59,7 +59,12 @@ def start(
     heart.inject = chaos = Chaos(folder, rank(), Path(store.folder))
     loop = Loop(
         task,
-        optimizer=build_optimizer(task.model, job.train, on_host=job.parallel.offload == "optimizer"),
+        optimizer=build_optimizer(
+            task.model,
+            job.train,
+            on_host=job.parallel.offload == "optimizer",
+            loraplus_ratio=job.tune.loraplus_ratio,
+        ),
         replan=partial(_replan, job, task),
         device=prepared.device,
         folder=folder,

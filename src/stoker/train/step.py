@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from stoker.data.order import stream_key
 from stoker.train.finite import Found, Guard
+from stoker.train.optimizer import set_rate
 from stoker.train.passed import Span
 from stoker.train.passes import Counts, Passes
 from stoker.train.plan import Plan
@@ -108,8 +109,7 @@ class Stepper:
         groups = self._optimizer.param_groups
         total = self._spoil(step, total, [parameter for group in groups for parameter in group["params"]])
         self._beat("optimizer", step)
-        for group in groups:
-            group["lr"] = lr
+        set_rate(groups, lr)
         self._scaler.unscale_(self._optimizer)
         norm = self._passes.clip(plan.clip)
         found = self._guard.step(total, norm, asked=asked())

@@ -29,6 +29,7 @@ LONGEST_PROMPT, LONGEST_ANSWER = 14, 12  # tokens of most rows
 LR, CLIP, EPS = 5e-3, 0.1, 1e-6
 RANK = 4
 VIRTUAL_TOKENS = 5
+LAYERS = "0,2-"  # where not all blocks have adapters
 WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
 MOST_WEIGHTS = 20_000_000
 FIRST_CHARACTER = 0x4E00  # one character is one token, and no normaliser touches these
@@ -157,7 +158,11 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     if tune.dropout:
         facts.append("without dropout, whose numbers depend on how the work is cut")
     method = "lora" if tune.method in ADAPTERS else tune.method
-    small = {"rank": min(tune.rank, RANK), "dropout": 0.0, "tokens": min(tune.tokens, VIRTUAL_TOKENS), "width": WIDTH}
+    small: dict[str, Any] = {"rank": min(tune.rank, RANK), "dropout": 0.0, "width": WIDTH}
+    small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
+    if tune.layers != "all":
+        facts.append(f"adapters in the blocks {LAYERS} of a small model")
+        small["layers"] = LAYERS
     keys = keys_of(method, deep=tune.deep)
     values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
     return {"method": method, **values}, tuple(facts)

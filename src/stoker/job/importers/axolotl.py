@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from stoker.job.document import Document
+from stoker.job.importers.adapter import AdapterKeys, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import carry_optimizer, carry_schedule, task_of, tuning_of
+from stoker.job.importers.names import carry_schedule, task_of, tuning_of
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
+from stoker.job.importers.trainer_arguments import read_optimizer
 from stoker.job.importers.trl import PEFT_TARGETS
 
 OF_EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
@@ -17,19 +19,19 @@ FREE = {
     "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model tokenizer_use_fast "
     "tokenizer_legacy tokenizer_use_mistral_common tokenizer_save_jinja_files base_model_ignore_patterns",
     "a job of Stoker is always strict": "strict",
-    "the model is built without memory": "low_cpu_mem_usage embeddings_skip_upcast peft_autocast_adapter_dtype",
+    "what is trained is held in float32": "embeddings_skip_upcast peft_autocast_adapter_dtype",
     "Stoker streams by a source's size": "streaming",
     "a checkpoint of Stoker fits every layout": "fsdp_final_state_dict_type",
     "Stoker caches by content, and tokenises in parallel by itself": "dataset_prepared_path dataset_processes "
-    "dataset_num_proc dataset_keep_in_memory skip_prepare_dataset dataset_shard_num dataset_shard_idx "
+    "dataset_keep_in_memory skip_prepare_dataset dataset_shard_num dataset_shard_idx "
     "push_dataset_to_hub hf_use_auth_token sample_packing_group_size sample_packing_bin_size "
-    "sample_packing_sequentially eval_sample_packing pad_to_sequence_len pad_to_multiple_of multipack_real_batches "
+    "sample_packing_sequentially eval_sample_packing pad_to_sequence_len multipack_real_batches "
     "batch_flattening pretrain_multipack_buffer_size pretrain_multipack_attn streaming_multipack_buffer_size "
     "pretraining_sample_concatenation sample_packing_eff_est total_num_tokens total_supervised_tokens "
     "is_preprocess preprocess_iterable axolotl_config_path",
     "rows are always shuffled": "shuffle_merged_datasets shuffle_before_merging_datasets",
     "Stoker uses PyTorch's attention and kernels": "flash_attention xformers_attention sdp_attention flex_attention "
-    "eager_attention sage_attention attn_implementation flash_attn_cross_entropy flash_attn_rms_norm "
+    "eager_attention sage_attention flash_attn_cross_entropy flash_attn_rms_norm "
     "flash_attn_fuse_qkv flash_attn_fuse_mlp flash_optimum flex_attn_compile_kwargs unsloth_cross_entropy_loss "
     "unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rms_norm unsloth_rope lora_mlp_kernel lora_qkv_kernel "
     "lora_o_kernel use_kernels liger_rope liger_rms_norm liger_glu_activation liger_layer_norm "
@@ -37,16 +39,18 @@ FREE = {
     "a tracker that Stoker does not feed": "wandb_project wandb_entity wandb_watch wandb_name wandb_run_id "
     "wandb_log_model wandb_mode use_wandb mlflow_tracking_uri mlflow_experiment_name mlflow_run_name use_mlflow "
     "hf_mlflow_log_artifacts use_comet comet_api_key comet_workspace comet_project_name use_otel_metrics "
-    "trackio_project_name use_trackio use_swanlab swanlab_project hub_model_id hub_strategy",
-    "processes and devices are Stoker's or the launcher's to start": "world_size local_rank device device_map ddp "
-    "max_memory gpu_memory_limit use_ray ray_run_name ray_num_workers resources_per_worker ddp_timeout",
+    "trackio_project_name use_trackio",
+    "processes and devices are Stoker's or the launcher's to start": "world_size device device_map ddp "
+    "max_memory gpu_memory_limit use_ray",
     "`stoker eval` and `stoker chat` are for this": "eval_table_size eval_max_new_tokens do_causal_lm_eval "
     "eval_causal_lm_metrics do_bench_eval bench_dataset bench_split eval_batch_size gradio_title gradio_share",
-    "every step is logged": "logging_steps debug profiler_steps include_tokens_per_second include_tkps gc_steps",
-    "the same command goes on where the run stopped": "resume_from_checkpoint auto_resume_from_checkpoints",
+    "every step is logged": "profiler_steps include_tkps gc_steps",
+    "the same command goes on where the run stopped": "auto_resume_from_checkpoints",
     "`faults.spike` watches the loss by its own past": "loss_watchdog_threshold loss_watchdog_patience",
-    "a checkpoint is always whole": "save_only_model save_safetensors save_first_step",
+    "a checkpoint is always whole": "save_first_step",
     "exporting is `stoker export`": "merge_lora merge_method lora_on_cpu",
+    "where the blocks are is a fact of the model's family": "peft_layers_pattern",
+    "tied weights stay tied": "peft_ensure_weight_tying",
     "transposed weights are found by the model's kind": "lora_fan_in_fan_out",
     "double quantisation and nf4 are what 4 bits mean here": "bnb_config_kwargs.* qlora_sharded_model_loading",
     "idle: of a method that is not asked for": "relora_prune_ratio relora_prune_method relora_cpu_offload "
@@ -58,10 +62,9 @@ FREE = {
 }
 LOST = {
     "training begins from the model alone: merge the adapter first": "lora_model_dir",
-    "the adapter's matrices are trained alone": "lora_modules_to_save lora_target_parameters "
-    "peft_trainable_token_indices",
-    "an adapter's variant that Stoker has not": "loraplus_lr_ratio relora peft_layers_to_transform peft_layers_pattern "
-    "peft_layer_replication peft_init_lora_weights peft.* peft_ensure_weight_tying lisa_n_layers",
+    "whole modules are trained beside an adapter, not single rows": "peft_trainable_token_indices",
+    "an adapter's variant that Stoker has not": "relora peft_layer_replication "
+    "peft_init_lora_weights peft.* lisa_n_layers",
     "all weights or an adapter's": "unfrozen_parameters",
     "the tokenizer's own special tokens stay": "special_tokens.* tokens added_tokens_overrides eot_tokens "
     "fix_untrained_tokens resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings",
@@ -72,11 +75,21 @@ LOST = {
     "overrides_of_model_kwargs.*",
     "one learning rate and its plain schedule": "embedding_lr embedding_lr_scale lr_groups lr_quadratic_warmup "
     "cosine_constant_lr_ratio lr_div_factor adam_beta3 adam_epsilon2 torchdistx_path",
-    "Stoker computes in bf16, fp16 or fp32": "fp8 qat.* quantization.*",
+    "Stoker computes in bf16, fp16 or fp32": "qat.* quantization.*",
     "no system message is added": "default_system_message",
     "only answers are trained": "train_on_inputs",
-    "activations are recomputed, not offloaded": "activation_offloading",
 }
+
+
+KEYS = AdapterKeys(
+    targets="lora_target_modules",
+    every="all-linear",
+    modules="lora_modules_to_save",
+    parameters="lora_target_parameters",
+    loraplus="loraplus_lr_ratio",
+    layers="peft_layers_to_transform",
+    others="lora_r lora_alpha lora_dropout lora_target_linear peft_use_rslora peft_use_dora load_in_4bit load_in_8bit",
+)
 
 
 def read_axolotl(document: Document) -> Ledger:
@@ -107,8 +120,7 @@ def _tuning(ledger: Ledger) -> None:
     adapter, four = ledger.text("adapter"), ledger.flag("load_in_4bit")
     if adapter is None:
         ledger.default("tune.method", "full")
-        keys = "lora_r lora_alpha lora_dropout lora_target_linear lora_target_modules peft_use_rslora peft_use_dora"
-        ledger.idle("idle without an adapter", *keys.split(), "load_in_4bit", "load_in_8bit")
+        ledger.idle("idle without an adapter", *KEYS.all)
         return
     tuning_of(ledger, "adapter", "qlora" if adapter == "lora" and four else adapter)
     if ledger.flag("load_in_8bit") and adapter != "qlora":
@@ -120,13 +132,10 @@ def _tuning(ledger: Ledger) -> None:
     ledger.number_to("lora_dropout", "tune.dropout")
     ledger.flag_to("peft_use_rslora", "tune.rslora")
     ledger.flag_to("peft_use_dora", "tune.dora")
-    targets = ledger.words("lora_target_modules")
-    if ledger.flag("lora_target_linear"):
+    linear = ledger.flag("lora_target_linear")
+    if linear:
         ledger.carry("lora_target_linear", "tune.targets", "all-linear")
-    elif targets:
-        ledger.carry("lora_target_modules", "tune.targets", targets)
-    else:
-        ledger.default("tune.targets", "all-linear", PEFT_TARGETS.replace("TRL", "Axolotl"))
+    read_adapter(ledger, KEYS, linear=bool(linear), default=PEFT_TARGETS.replace("TRL", "Axolotl"))
     ledger.idle("off", "lora_target_linear")
 
 
@@ -149,13 +158,7 @@ def _training(ledger: Ledger) -> None:
         ledger.carry("warmup_ratio", "train.warmup", float(ratio) if ratio else 0)
     else:
         ledger.default("train.warmup", 0.03, "at most 100 steps there")
-    carry_optimizer(ledger, "optimizer")
-    ledger.number_to("weight_decay", "train.weight_decay", 0.0)
-    ledger.number_to("adam_beta1", "train.beta1")
-    ledger.number_to("adam_beta2", "train.beta2", 0.999)
-    ledger.number_to("adam_epsilon", "train.eps")
-    ledger.number_to("max_grad_norm", "train.clip")
-    ledger.whole_to("seed", "seed", 42)
+    read_optimizer(ledger, "optimizer")
 
 
 def _precision(ledger: Ledger) -> None:

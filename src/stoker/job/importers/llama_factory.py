@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.job.document import Document
+from stoker.job.importers.adapter import AdapterKeys, read_adapter
 from stoker.job.importers.dataset_info import as_text, find_register, source_of
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.names import task_of, tuning_of
@@ -28,7 +29,7 @@ FREE = {
     "exporting is `stoker export`": "export_dir export_size export_device export_legacy_format export_hub_model_id "
     "export_quantization_bit export_quantization_dataset export_quantization_nsamples export_quantization_maxlen",
     "Stoker uses PyTorch's attention, and its own order of memory": "flash_attn use_unsloth use_unsloth_gc "
-    "use_v1_kernels low_cpu_mem_usage upcast_layernorm upcast_lmhead_output",
+    "use_v1_kernels upcast_layernorm upcast_lmhead_output",
     "fast tokenizers only": "use_fast_tokenizer",
     "no effect beside the other keys": "template mask_history max_samples mix_strategy interleave_probs",
     "Stoker streams by a source's size": "streaming",
@@ -38,11 +39,11 @@ FREE = {
     "tokens are never shared, and the hub is asked as its library is set up": "hf_hub_token ms_hub_token om_hub_token "
     "use_modelscope_hub",
     "printed anyway, by `stoker check` and `stoker plan`": "print_param_status include_effective_tokens_per_second "
-    "include_tokens_per_second compute_accuracy eval_on_each_dataset",
-    "a tracker that Stoker does not feed": "use_swanlab swanlab_project swanlab_workspace swanlab_run_name "
+    "compute_accuracy eval_on_each_dataset",
+    "a tracker that Stoker does not feed": "swanlab_workspace swanlab_run_name "
     "swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret",
-    "Ray's: processes are Stoker's or the launcher's to start": "ray_run_name ray_storage_path ray_storage_filesystem "
-    "ray_num_workers resources_per_worker placement_strategy ray_init_kwargs master_addr master_port",
+    "Ray's: processes are Stoker's or the launcher's to start": "ray_storage_path ray_storage_filesystem "
+    "placement_strategy ray_init_kwargs master_addr master_port",
     "idle: of an optimizer or a method that is not asked for": "galore_target galore_rank galore_update_interval "
     "galore_scale galore_proj_type galore_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale "
     "apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block "
@@ -58,17 +59,14 @@ FREE = {
 LOST = {
     "Stoker has no such optimizer": "use_galore use_apollo use_badam use_adam_mini use_muon",
     "Stoker begins adapters as peft does": "pissa_init",
-    "one learning rate for both matrices": "loraplus_lr_ratio",
     "training begins from the model alone: merge the adapter first": "adapter_name_or_path adapter_folder "
     "create_new_adapter",
-    "the adapter's matrices are trained alone": "additional_target",
     "the vocabulary stays as the tokenizer has it": "resize_vocab add_tokens add_special_tokens "
     "new_special_tokens_config init_special_tokens split_special_tokens",
     "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef "
     "use_llama_pro",
     "rows are always shuffled": "disable_shuffling",
     "the loss is plain cross entropy": "use_dft_loss use_eaft_loss use_asft_loss",
-    "Stoker computes in bf16, fp16 or fp32": "fp8",
     "an engine of its own": "use_mca use_kt",
     "write a name of the catalogue that begins from random weights (llama-10m)": "train_from_scratch",
     "only answers are trained": "train_on_prompt",
@@ -76,6 +74,15 @@ LOST = {
     "tools are written as the tokenizer's template has them": "tool_format",
     "thinking is written as the tokenizer's template has it": "enable_thinking",
 }
+
+
+KEYS = AdapterKeys(
+    targets="lora_target",
+    every="all",
+    modules="additional_target",
+    loraplus="loraplus_lr_ratio",
+    others="lora_rank lora_alpha lora_dropout use_rslora use_dora",
+)
 
 
 def read_llama_factory(document: Document, data_info: str | None = None) -> Ledger:
@@ -121,14 +128,12 @@ def _tuning(ledger: Ledger) -> None:
     if bits in (4, 8) and not ledger.handled("quantization_bit"):
         ledger.carry("quantization_bit", "model.quantise", f"{bits}bit")
     if tuned != "lora":
-        keys = ("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_rslora", "use_dora")
-        ledger.idle("idle: finetuning_type is not lora", *keys)
+        ledger.idle("idle: finetuning_type is not lora", *KEYS.all)
         return
     rank = ledger.whole_to("lora_rank", "tune.rank", 8) or 8
     ledger.number_to("lora_alpha", "tune.alpha", 2.0 * rank, "" if ledger.value("lora_alpha") else "twice the rank")
     ledger.number_to("lora_dropout", "tune.dropout")
-    if targets := ledger.words("lora_target"):
-        ledger.carry("lora_target", "tune.targets", "all-linear" if targets == ["all"] else targets)
+    read_adapter(ledger, KEYS)
     ledger.flag_to("use_rslora", "tune.rslora")
     ledger.flag_to("use_dora", "tune.dora")
 

@@ -1,4 +1,7 @@
-"""The arguments of transformers' Trainer, which LLaMA-Factory and TRL share; defaults as of transformers 5."""
+"""The arguments of transformers' Trainer, which LLaMA-Factory and TRL share, and Axolotl in part; its defaults.
+
+Defaults are those of transformers 5. The tables also hold what two of the tools have alike.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ FREE = {
     "log_level log_level_replica log_on_each_node disable_tqdm plot_loss include_num_input_tokens_seen "
     "include_tokens_per_second",
     TRACKER: "run_name project trackio_space_id trackio_bucket_id trackio_static_space_id push_to_hub hub_token "
-    "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
+    "hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision use_swanlab swanlab_project",
     "the same command goes on where the run stopped": "resume_from_checkpoint ignore_data_skip "
     "restore_callback_states_from_checkpoint",
     "give each run its own `output`": "overwrite_output_dir",
@@ -39,10 +42,13 @@ FREE = {
     "bf16_full_eval fp16_full_eval",
     "Stoker tokenises ahead and in parallel by itself": "dataloader_num_workers dataloader_pin_memory "
     "dataloader_persistent_workers dataloader_prefetch_factor dataloader_multiprocessing_context dataloader_in_order "
-    "dataloader_drop_last remove_unused_columns label_names",
+    "dataloader_drop_last remove_unused_columns label_names dataset_num_proc pad_to_multiple_of",
     "the loss is always normalised by the tokens of the whole step": "average_tokens_across_devices",
     "processes are Stoker's or the launcher's to start": "local_rank ddp_backend ddp_timeout ddp_bucket_cap_mb "
-    "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph accelerator_config use_cpu",
+    "ddp_find_unused_parameters ddp_broadcast_buffers ddp_static_graph accelerator_config use_cpu ray_run_name "
+    "ray_num_workers resources_per_worker",
+    "the model is built without memory": "low_cpu_mem_usage",
+    "Stoker uses PyTorch's attention": "attn_implementation",
     "recomputation has no variants here": "gradient_checkpointing_kwargs activation_checkpointing_kwargs "
     "use_reentrant_gc",
     "the order, the weights and dropout all come from `seed`": "data_seed full_determinism",
@@ -56,6 +62,8 @@ FREE = {
 LOST = {
     "Stoker adds no noise to embeddings": "neftune_noise_alpha",
     "Stoker's loss has no label smoothing": "label_smoothing_factor",
+    "activations are recomputed, not offloaded": "activation_offloading",
+    "Stoker computes in bf16, fp16 or fp32": "fp8",
     "axes of the layout: give them in an Accelerate file": "parallelism_config parallelism_config.*",
     "Stoker trains all weights or an adapter's": "optim_target_modules",
     "PyTorch's defaults are used": "optim_args",
@@ -84,7 +92,7 @@ def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
     ledger.whole_to("gradient_accumulation_steps", "train.accumulation", 1)
     _length(ledger)
     _schedule(ledger, lr or defaults.lr)
-    _optimizer(ledger)
+    read_optimizer(ledger, "optim")
     _precision(ledger, defaults.precision)
     _evaluation(ledger)
     _checkpoints(ledger)
@@ -142,8 +150,9 @@ def _schedule(ledger: Ledger, lr: float) -> None:
         ledger.default("train.warmup", 0)
 
 
-def _optimizer(ledger: Ledger) -> None:
-    carry_optimizer(ledger, "optim")
+def read_optimizer(ledger: Ledger, key: str) -> None:
+    """Reads the optimizer, named at ``key``, with its numbers, and the seed."""
+    carry_optimizer(ledger, key)
     ledger.number_to("weight_decay", "train.weight_decay", 0.0)
     ledger.number_to("adam_beta1", "train.beta1")
     ledger.number_to("adam_beta2", "train.beta2", 0.999)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.job.document import Document
+from stoker.job.importers.adapter import AdapterKeys, read_adapter
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.names import task_of
 from stoker.job.importers.source import SUBCOMMAND
@@ -20,8 +21,7 @@ PEFT_TARGETS = (
 )
 SUBSET = "Stoker reads a hub data set whole: name the subset's files as `path`"
 FREE = {
-    "Stoker uses PyTorch's attention": "attn_implementation",
-    "Stoker tokenises ahead and in parallel by itself": "dataset_num_proc dataset_batch_size pad_to_multiple_of "
+    "Stoker tokenises ahead and in parallel by itself": "dataset_batch_size "
     "dataset_kwargs.* padding_free eval_packing max_seq_len_pad",
     "rows are always shuffled": "shuffle_dataset",
     "causal language models, always": "lora_task_type",
@@ -42,12 +42,19 @@ FREE = {
 LOST = {
     "the model's code and loading stay as transformers has them": "model_init_kwargs.* router_aux_loss_coef",
     "the stop token is the template's": "eos_token",
-    "the adapter's matrices are trained alone": "lora_modules_to_save lora_target_parameters",
-    "activations are recomputed, not offloaded": "activation_offloading",
     "Stoker packs whole documents, longest first": "packing_strategy",
     "the loss is plain cross entropy": "loss_type",
     "Stoker streams local files by their size": "streaming dataset_streaming",
 }
+
+
+KEYS = AdapterKeys(
+    targets="lora_target_modules",
+    every="all-linear",
+    modules="lora_modules_to_save",
+    parameters="lora_target_parameters",
+    others="lora_r lora_alpha lora_dropout use_rslora use_dora load_in_4bit load_in_8bit",
+)
 
 
 def read_trl(document: Document) -> Ledger:
@@ -99,8 +106,7 @@ def _tuning(ledger: Ledger) -> None:
             ledger.carry("use_peft", "tune.method", "full")
         else:
             ledger.default("tune.method", "full")
-        idle = "lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora load_in_4bit load_in_8bit"
-        ledger.idle("idle: use_peft is off", *idle.split())
+        ledger.idle("idle: use_peft is off", *KEYS.all)
         return
     ledger.carry("use_peft", "tune.method", "qlora" if four else "lora")
     if eight:
@@ -112,10 +118,7 @@ def _tuning(ledger: Ledger) -> None:
     ledger.number_to("lora_dropout", "tune.dropout", 0.05)
     ledger.flag_to("use_rslora", "tune.rslora")
     ledger.flag_to("use_dora", "tune.dora")
-    if targets := ledger.words("lora_target_modules"):
-        ledger.carry("lora_target_modules", "tune.targets", "all-linear" if targets == ["all-linear"] else targets)
-    else:
-        ledger.default("tune.targets", "all-linear", PEFT_TARGETS)
+    read_adapter(ledger, KEYS, default=PEFT_TARGETS)
 
 
 def _sequences(ledger: Ledger) -> None:

@@ -1,0 +1,112 @@
+"""LLaMA-Factory's files: its own keys, its register of data sets, wrong values at their places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from foreign import LLAMA_FACTORY, checked, lost, why, written
+
+from stoker.errors import UserError
+from stoker.job.importers import import_files
+
+
+def test_llama_factory_s_values_and_defaults() -> None:
+    imported = import_files([written(LLAMA_FACTORY)])
+    job = checked(imported).job
+    assert job.model is not None
+    assert (job.task, job.model.name, job.model.trust_remote_code) == ("sft", "org/base-4b", True)
+    assert (job.tune.method, job.tune.rank, job.tune.alpha, job.tune.targets) == ("lora", 8, 16, "all-linear")
+    assert (job.train.lr, job.train.micro_batch, job.train.accumulation, job.train.batch) == (1e-4, 1, 8, 8)
+    assert (job.train.schedule, job.train.warmup, job.train.weight_decay) == ("cosine", 0.1, 0.0)
+    assert (job.epochs, job.seed, job.evaluate.fraction, job.parallel.recompute) == (3.0, 42, 0.0, "full")
+    assert [source.path for source in job.data] == ["data/identity.json", "data/demo.json"]
+    assert job.data[1].columns == {"instruction": "frage", "output": "antwort"}
+    assert job.data[0].split == "[:1000]"
+    assert "# LLaMA-Factory's default; twice the rank" in imported.text
+    assert "the tokenizer's own takes the place of `qwen3`" in imported.text
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "columns"),
+    [
+        ("tools", "sharegpt", {"conversations": "talk"}), ("chat", "messages", {}), ("identity", "instruction", {}),
+    ],
+)  # fmt: skip
+def test_the_register_tells_the_format(name: str, format: str, columns: dict[str, str]) -> None:
+    source = checked(import_files([written(LLAMA_FACTORY, dataset=name)])).job.data[0]
+    assert (source.format, source.columns) == (format, columns)
+
+
+def test_pre_training_reads_one_column_as_text_and_packs() -> None:
+    imported = import_files([written(LLAMA_FACTORY, stage="pt", dataset="corpus,wiki")])
+    job = checked(imported).job
+    assert (job.task, job.train.pack) == ("pretrain", True)
+    assert [(s.path, s.format, s.columns) for s in job.data] == [
+        ("data/corpus.jsonl", "text", {}),
+        ("org/wiki", "text", {"text": "content"}),
+    ]
+    assert lost(imported) == {"wiki.subset"}
+    assert why(imported, "template") == "no effect beside the other keys"
+
+
+def test_quantised_bases() -> None:
+    four = import_files([written(LLAMA_FACTORY, quantization_bit="4")])
+    assert checked(four).job.tune.method == "qlora"
+    eight = checked(import_files([written(LLAMA_FACTORY, quantization_bit="8")])).job
+    assert eight.model is not None
+    assert (eight.tune.method, eight.model.quantise) == ("lora", "8bit")
+    with pytest.raises(UserError, match="to 4 or 8 bits, not 2"):
+        import_files([written(LLAMA_FACTORY, quantization_bit="2")])
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto", "ppo", "rm"])
+def test_tasks_to_come_are_refused_at_their_place(stage: str) -> None:
+    given = written(LLAMA_FACTORY, stage=stage)
+    line = Path(given).read_text().splitlines().index(f"stage: {stage}") + 1
+    with pytest.raises(UserError) as refused:
+        import_files([given])
+    (problem,) = refused.value.problems
+    assert (problem.file, problem.line, problem.column) == (given, line, 8)
+    assert problem.message == f"Stoker cannot train `{stage}` yet"
+    assert "pretrain, sft" in problem.suggestion
+
+
+def test_wrong_values_are_told_all_at_once_with_their_places() -> None:
+    given = written(LLAMA_FACTORY, learning_rate="1e-4x", num_train_epochs="[1]", bf16="maybe", lora_rank="0")
+    with pytest.raises(UserError) as refused:
+        import_files([given])
+    assert [problem.message for problem in refused.value.problems] == [
+        "`learning_rate` must be a number, not '1e-4x'",
+        "`num_train_epochs` must be a number, not a list",
+        "`bf16` must be true or false, not 'maybe'",
+    ]
+    assert all(problem.file == given and problem.line and problem.column for problem in refused.value.problems)
+    with pytest.raises(UserError, match=r"given.yaml:\d+:12: `lora_rank`: .* whole number above 0"):
+        import_files([written(LLAMA_FACTORY, lora_rank="0")])
+    with pytest.raises(UserError, match=r"`idendity` is not in data/dataset_info.json; did you mean identity"):
+        import_files([written(LLAMA_FACTORY, dataset="idendity")])
+    Path("data/dataset_info.json").unlink()
+    with pytest.raises(UserError, match=r"dataset_info.json, which is not found; name it: `--data-info"):
+        import_files([written(LLAMA_FACTORY)])
+
+
+def test_unknown_keys_are_listed_with_the_nearest() -> None:
+    (unknown,) = import_files([written(LLAMA_FACTORY, lerning_rate="1")]).unknown
+    assert (unknown.key, unknown.near, unknown.where) == ("lerning_rate", "learning_rate", "given.yaml:27:15")
+
+
+def test_numbers_that_yaml_1_1_reads_as_text_and_its_words_for_truth() -> None:
+    job = checked(import_files([written(LLAMA_FACTORY, learning_rate='"5e-6"', bf16="yes")])).job
+    assert (job.train.lr, job.train.precision) == (5e-6, "bf16")
+
+
+def test_llama_factory_s_lora_plus_and_additional_targets() -> None:
+    more = "loraplus_lr_ratio: 16.0\nadditional_target: embed_tokens,lm_head\nlora_target: q_proj,v_proj\n"
+    imported = import_files([written(LLAMA_FACTORY.replace("lora_target: all\n", more))])
+    tune = checked(imported).job.tune
+    assert (tune.loraplus_ratio, tune.modules_to_save) == (16.0, ["embed_tokens", "lm_head"])
+    assert tune.targets == ["q_proj", "v_proj"] and lost(imported) == set()
+    full = import_files([written(LLAMA_FACTORY.replace("lora_target: all\n", more), finetuning_type="full")])
+    assert checked(full).job.tune.method == "full"
+    assert why(full, "additional_target") == "idle: finetuning_type is not lora" and lost(full) == set()

@@ -1,0 +1,57 @@
+"""TRL's files and command lines."""
+
+from __future__ import annotations
+
+import pytest
+from foreign import TRL, checked, lost, written
+
+from stoker.errors import UserError
+from stoker.job.importers import import_files
+
+
+def test_trl_s_values_and_defaults() -> None:
+    imported = import_files([written(TRL)])
+    job = checked(imported).job
+    assert (job.task, job.tune.method, job.tune.rank, job.tune.alpha, job.tune.dropout) == ("sft", "lora", 32, 16, 0.05)
+    assert (job.train.lr, job.train.schedule, job.train.warmup, job.train.seq_len) == (2e-4, "linear", 0, 1024)
+    assert (job.train.precision, job.parallel.recompute, job.train.pack) == ("bf16", "full", True)
+    assert (job.evaluate.data[0].path, job.evaluate.data[0].split, job.evaluate.every) == ("org/capybara", "test", 100)
+    assert "write [q_proj, v_proj]" in " ".join(imported.text.split())
+    assert lost(imported) == set()
+    assert "assistant_only_loss" in lost(import_files([written(TRL, assistant_only_loss="")]))
+
+
+def test_trl_s_mixtures() -> None:
+    sets = "datasets:\n  - {path: json, data_files: mine.jsonl, fraction: 0.7}\n"
+    sets += "  - {path: org/b, split: 'train[:10%]', fraction: 0.3}\n"
+    job = checked(import_files([written(TRL + sets, dataset_name="", eval_strategy="", eval_steps="")])).job
+    assert [(s.path, s.split, s.weight) for s in job.data] == [
+        ("mine.jsonl", None, 0.7),
+        ("org/b", "train[:10%]", 0.3),
+    ]
+
+
+def test_a_command_line() -> None:
+    text = """# how it was run
+trl sft --model_name_or_path org/m --dataset_name org/d \\
+    --learning_rate 2.0e-5 --packing --use-peft true --lora_target_modules q_proj v_proj \\
+    --output_dir="my runs"
+"""
+    imported = import_files([written(text, "run.sh")])
+    job = checked(imported).job
+    assert (job.task, job.train.lr, job.train.pack, job.output) == ("sft", 2e-5, True, "my runs")
+    assert job.tune.targets == ["q_proj", "v_proj"]
+    with pytest.raises(UserError, match=r"run.sh:1:1: Stoker cannot train `dpo` yet"):
+        import_files([written("trl dpo --model_name_or_path m --dataset_name d", "run.sh")])
+    with pytest.raises(UserError, match=r"run.sh:1:\d+: `learning_rate` must be a number"):
+        import_files([written("trl sft --learning_rate fast", "run.sh")])
+
+
+def test_trl_s_modules_trained_whole_and_expert_parameters() -> None:
+    more = "lora_modules_to_save: [lm_head]\nlora_target_parameters: [mlp.experts.gate_up_proj]\n"
+    imported = import_files([written(TRL + more)])
+    tune = checked(imported).job.tune
+    assert (tune.modules_to_save, tune.targets) == (["lm_head"], ["mlp.experts.gate_up_proj"])
+    assert lost(imported) == set()
+    both = import_files([written(TRL + more + "lora_target_modules: all-linear\n")])
+    assert checked(both).job.tune.targets == "all-linear" and lost(both) == {"lora_target_parameters"}
