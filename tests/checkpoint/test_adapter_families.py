@@ -56,7 +56,7 @@ def check(base: PreTrainedModel, changes: dict[str, Any], folder: Path) -> dict[
     model = trained(base, changes)
     untuned, expected = (m(input_ids=IDS).logits for m in (base, model))
     assert not torch.allclose(expected, untuned, atol=1e-2)
-    save_adapter(model, folder / "adapter")
+    save_adapter(model, folder / "adapter", "base")
     loaded = PeftModel.from_pretrained(copy.deepcopy(base), str(folder / "adapter")).eval()
     torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, rtol=1e-9, atol=1e-9)
 

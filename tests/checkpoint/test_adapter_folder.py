@@ -71,7 +71,7 @@ def test_peft_loads_it_on_the_plain_model(family: str, targets: Any, changes: di
     untuned, expected = (m(input_ids=IDS).logits for m in (base, model))
     assert not torch.allclose(expected, untuned, atol=1e-2)
 
-    save_adapter(model, tmp_path / "adapter")
+    save_adapter(model, tmp_path / "adapter", "base")
     loaded = PeftModel.from_pretrained(copy.deepcopy(base), str(tmp_path / "adapter")).eval()
     torch.testing.assert_close(loaded(input_ids=IDS).logits, expected, rtol=0, atol=1e-6)
 

@@ -18,7 +18,7 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 
 
 def test_the_default_comes_first_and_all_are_there() -> None:
-    assert recipe_names() == ["sft-lora", "module-digits", "pretrain-10m", "sft-full"]
+    assert recipe_names() == ["sft-lora", "classify-prompt", "module-digits", "pretrain-10m", "sft-full", "sft-qlora"]
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -30,7 +30,8 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
     set_here = {key for key, origin in loaded.origins.items() if origin.source == "file"}
     assert set_here <= {
         "version", "task", "model.name", "data[0].path", "tune.method", "steps", "epochs", "train.lr",
-        "train.batch", "module.model", "module.loss", "module.data", "module.evaluate", "evaluate.every",
+        "train.batch", "module.model", "data[0].format", "data[0].columns", "tune.tokens", "tune.text",
+        "module.model", "module.loss", "module.data", "module.evaluate", "evaluate.every",
     }  # fmt: skip
 
 
