@@ -10,7 +10,7 @@ from stoker.data.cache import lock
 from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
 from stoker.data.tokenise import TextCodec
-from stoker.data.vocabulary import learn_vocabulary
+from stoker.data.vocabulary import SPECIAL, learn_vocabulary
 from stoker.errors import UserError
 from stoker.job.schema import Job
 from stoker.models import catalogue
@@ -18,6 +18,7 @@ from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
 
@@ -61,7 +62,7 @@ def _first_line(error: BaseException) -> str:
 
 def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
     """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     vocabulary = catalogue.SCRATCH[size].vocabulary
     sources = [open_source(block, base) for block in job.data]
@@ -72,14 +73,18 @@ def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
     with lock(folder):
         if not (folder / "tokenizer.json").exists():
             learnt = learn_vocabulary(list(zip(sources, job.data, strict=True)), vocabulary)
-            fast = PreTrainedTokenizerFast(
-                tokenizer_object=learnt,
-                eos_token="<|endoftext|>",
-                pad_token="<|pad|>",
-                clean_up_tokenization_spaces=False,
-            )
-            fast.save_pretrained(folder)
+            with_special_tokens(learnt).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
+
+
+def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:
+    """A learnt vocabulary as transformers' tokenizer, with the names of its special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    end, padding = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=learnt, eos_token=end, pad_token=padding, clean_up_tokenization_spaces=False
+    )
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> frozenset[int]:
