@@ -65,9 +65,7 @@ def compression(
     # Some tokenizers change texts (normalise them, drop a first space): what counts is that nothing more is lost.
     restored = sum(a == b for a, b in zip(back, _decoded(earlier, before), strict=True))
     same = sum(a == b for a, b in zip(ids, before, strict=True))
-    return Compression(
-        name, len(texts), _total(texts), _total(before), _total(ids), same, restored, _used(ids, first)
-    )
+    return Compression(name, len(texts), _total(texts), _total(before), _total(ids), same, restored, _used(ids, first))
 
 
 def parts(texts: Iterable[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def _runs(text: str, encoding: Encoding, letters: Letters, added: frozenset[int]
     begins[1:] |= ~usable[:-1]
     begins[0] = True
     bounds = [*np.flatnonzero(begins).tolist(), len(ids)]
-    for first, last in zip(bounds, bounds[1:], strict=False):
+    for first, last in pairwise(bounds):
         if usable[first]:
             yield ids[first:last].tobytes()
 

@@ -1,4 +1,4 @@
-"""Byte-pair encoding on top of an encoding: new merges learnt from texts that are symbols already (Sennrich et al., 2016).
+"""Byte-pair encoding on top of an encoding: merges learnt from texts that are symbols already (Sennrich et al., 2016).
 
 The pair of neighbours that stands most often becomes a symbol, everywhere, and again. Two facts make this fast. A
 pair comes into being with the newer of its symbols, and from then on its count only falls: so a heap of counts that

@@ -17,7 +17,7 @@ _WIDE = ((0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF))
 
 @lru_cache(maxsize=1 << 16)
 def script_of(character: str) -> str:
-    """The script of a letter, as Unicode's names begin (``latin``, ``cjk``, ``hangul``); "" for what all scripts use."""
+    """The script of a letter, as Unicode's names begin (``latin``, ``cjk``, ``hangul``); "" for what is of all."""
     code = ord(character)
     if any(first <= code <= last for first, last in _WIDE):
         return "cjk"

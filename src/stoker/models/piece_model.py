@@ -61,7 +61,10 @@ def as_folder(path: Path) -> Iterator[Path]:
             "add_prefix_space": proto.normalizer_spec.add_dummy_prefix,
             "add_bos_token": spec.bos_id >= 0,
         }
-        for name, number, piece in (("bos_token", spec.bos_id, spec.bos_piece), ("eos_token", spec.eos_id, spec.eos_piece)):
+        for name, number, piece in (
+            ("bos_token", spec.bos_id, spec.bos_piece),
+            ("eos_token", spec.eos_id, spec.eos_piece),
+        ):
             config[name] = piece if number >= 0 else None
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         yield folder

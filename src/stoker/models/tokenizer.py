@@ -11,8 +11,9 @@ from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
 from stoker.data.tokenise import TextCodec
 from stoker.data.vocabulary import SPECIAL, learn_vocabulary
-from stoker.errors import UserError
-from stoker.job.schema import Job
+from stoker.errors import Problem, UserError
+from stoker.job.extension import Extension, fingerprint, read_extension
+from stoker.job.schema import Job, ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
@@ -38,6 +39,31 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     if source.kind == "scratch":
         return _learnt(job, source.where, base)
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
+
+
+def extension_of(block: ModelBlock, base: Path) -> Extension | None:
+    """What the tokenizer of a job adds to that of its model; None where the model has a row for each of its tokens.
+
+    Raises:
+        UserError: it extends the tokenizer of another model.
+    """
+    if block.tokenizer is None:
+        return None
+    extension = read_extension(base / Path(block.tokenizer).expanduser())
+    source = locate(block.name, base)
+    if extension is None or source is None or source.kind == "scratch":
+        return extension
+    try:
+        own = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code, revision=block.revision)
+    except UserError:  # the model comes without one
+        return extension
+    found = fingerprint(own.backend_tokenizer.get_vocab(with_added_tokens=True))
+    if found == extension.after:
+        return None
+    if found != extension.before:
+        message = f"model.tokenizer: {block.tokenizer} extends {extension.extends}, not the tokenizer of {block.name}"
+        raise UserError(Problem(message, f"write `stoker tokenizer extend --from {block.name} ...`"))
+    return extension
 
 
 def load_tokenizer_from(

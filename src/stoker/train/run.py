@@ -23,6 +23,7 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.environment import environment
 from stoker.train.loop import Loop, Outcome
+from stoker.train.new_rows import NewRowsFirst
 from stoker.train.optimizer import build_optimizer
 from stoker.train.plan import Plan, Progress, plan_of, schedule_of
 from stoker.train.predicted import compared, predicted_of
@@ -73,6 +74,7 @@ def start(
         aliases=prepared.aliases,
         on_step=on_step,
         heart=heart,
+        stage=_first_stage(prepared),
     )
     heart.beat("restore")
     resumed = loop.resume()
@@ -116,6 +118,13 @@ def start(
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop
+
+
+def _first_stage(prepared: Prepared) -> NewRowsFirst | None:
+    steps = prepared.job.tune.new_rows_first
+    if not steps or prepared.new_rows is None:
+        return None
+    return NewRowsFirst(prepared.task.model, prepared.new_rows, steps, prepared.pieces, prepared.aliases)
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:
