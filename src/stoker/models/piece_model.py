@@ -1,4 +1,4 @@
-"""Sentencepiece's own ``.model`` files: read as a tokenizer, and written with more pieces (Kudo and Richardson, 2018)."""
+"""Sentencepiece's own ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, written with more pieces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "tokenizer.model"
-_BPE = 2  # of ModelProto.TrainerSpec.ModelType
+_BPE = 2  # of TrainerSpec.ModelType
+_NORMAL = 1  # of SentencePiece.Type
 
 
 def _proto(path: Path) -> Any:
@@ -26,10 +27,11 @@ def _proto(path: Path) -> Any:
     """
     try:
         from google.protobuf.message import DecodeError
-        from sentencepiece import sentencepiece_model_pb2 as formats
+        from sentencepiece import sentencepiece_model_pb2
     except ImportError as error:
         message = "a sentencepiece model needs the package sentencepiece"
         raise UserError(Problem(message, "pip install 'stoker[sentencepiece]'", file=str(path))) from error
+    formats: Any = sentencepiece_model_pb2  # its names are made when it is loaded
     model = formats.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -61,11 +63,8 @@ def as_folder(path: Path) -> Iterator[Path]:
             "add_prefix_space": proto.normalizer_spec.add_dummy_prefix,
             "add_bos_token": spec.bos_id >= 0,
         }
-        for name, number, piece in (
-            ("bos_token", spec.bos_id, spec.bos_piece),
-            ("eos_token", spec.eos_id, spec.eos_piece),
-        ):
-            config[name] = piece if number >= 0 else None
+        config["bos_token"] = spec.bos_piece if spec.bos_id >= 0 else None
+        config["eos_token"] = spec.eos_piece if spec.eos_id >= 0 else None
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         yield folder
 
@@ -76,14 +75,11 @@ def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
     Raises:
         UserError: the old one cannot be read, or holds other ids than the tokenizer beside it.
     """
-    from sentencepiece import sentencepiece_model_pb2 as formats
-
     proto = _proto(old)
     lowest = min(piece.score for piece in proto.pieces)
     for number, token in enumerate(tokens, 1):
         piece = proto.pieces.add()
-        piece.piece, piece.score = token, lowest - number
-        piece.type = formats.ModelProto.SentencePiece.NORMAL
+        piece.piece, piece.score, piece.type = token, lowest - number, _NORMAL
     proto.trainer_spec.vocab_size = len(proto.pieces)
     new.write_bytes(proto.SerializeToString())
 

@@ -83,10 +83,10 @@ class Enlarged:
                 continue
             block = self.base.read(name, (slice(begin, min(self.extension.first, begin + AT_ONCE)), *rest))
             kept, block = block.dtype, block.double()
-            if sums is None:
+            if sums is None or total is None:
                 sums, total = block.new_zeros(stop - start, *block.shape[1:]), block.new_zeros(block.shape[1:])
             sums.index_add_(0, owner[here], block[piece[here] - begin])
-            total = total + block.sum(0)
+            total += block.sum(0)
         assert sums is not None and total is not None
         counts = sums.new_tensor([len(cut) for cut in cuts])
         sums[: len(cuts)] /= counts.view(-1, *[1] * (sums.dim() - 1))
@@ -140,9 +140,7 @@ def untrained(new: NewRows, tune: TuneBlock) -> str | None:
     if not missing:
         return None
     names = ", ".join(layer.rpartition(".")[2] for layer in layers)
-    return (
-        f"`tune: {tune.method}` freezes {missing[0]}, so new tokens would never be learnt: {names} must be trained too"
-    )
+    return f"`tune: {tune.method}` freezes {missing[0]}, and new tokens are learnt only where {names} are trained"
 
 
 def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:
