@@ -27,6 +27,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
 from stoker.models.source import locate
+from stoker.models.tokenizer import extension_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -70,6 +71,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
         raise UserError("this run trained all weights, so there is no adapter: write --format merged")
     if export.format == "adapter" and export.dtype:
         raise UserError("an adapter keeps the precision it was trained in: leave --dtype out")
+    if export.format == "adapter" and tuned.job.model and extension_of(tuned.job.model, Path.cwd()):
+        raise UserError("the base has no rows for the new tokens, so no adapter fits it: write --format merged")
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")

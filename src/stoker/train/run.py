@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.store import Store, place_of
 from stoker.checkpoint.together import by_first, rank
+from stoker.data.drawn import in_words
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
 from stoker.job.schema import Job
@@ -161,7 +163,13 @@ def _record(
     folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
-    common = {"task": job.task, "model": _model_name(job), "steps": plan.steps, "began": round(began, 3)}
+    common: dict[str, Any] = {
+        "task": job.task,
+        "model": _model_name(job),
+        "steps": plan.steps,
+        "began": round(began, 3),
+    }
+    common |= {"sources": [part.as_json() for part in prepared.audit.drawn]} if prepared.audit else {}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
@@ -185,6 +193,8 @@ def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, st
         "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
     }
     if checked:
+        if len(checked.drawn) > 1:
+            facts["sources"] = in_words(checked.drawn)
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens, "
             f"{checked.trained_tokens / checked.tokens:.0%} trained; {checked.held_out} sequences held out"
