@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
 def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a language job: its own choice, the model's, or one learnt from the job's data.
 
@@ -53,9 +56,11 @@ def extension_of(block: ModelBlock, base: Path) -> Extension | None:
     source = locate(block.name, base)
     if extension is None or source is None or source.kind == "scratch":
         return extension
+    if source.kind == "folder" and not any((Path(source.where) / file).is_file() for file in TOKENIZER_FILES):
+        return extension  # the model comes without one, and transformers would make an empty one
     try:
         own = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code, revision=block.revision)
-    except UserError:  # the model comes without one
+    except UserError:
         return extension
     found = fingerprint(own.backend_tokenizer.get_vocab(with_added_tokens=True))
     if found == extension.after:

@@ -163,12 +163,8 @@ def _record(
     folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
-    common: dict[str, Any] = {
-        "task": job.task,
-        "model": _model_name(job),
-        "steps": plan.steps,
-        "began": round(began, 3),
-    }
+    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
+    common["began"] = round(began, 3)
     common |= {"sources": [part.as_json() for part in prepared.audit.drawn]} if prepared.audit else {}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
