@@ -79,9 +79,10 @@ def test_each_merge_is_of_the_most_frequent_pair(texts: list[tuple[str, int]], u
 
 
 def test_a_token_neither_begins_within_a_character_nor_ends_in_the_next() -> None:
-    first, second, letter = Symbol("<", ends=False), Symbol(">", begins=False, characters=0), Symbol("x")
-    learnt = learn_merges([[0, 1, 0, 1, 2]] * 3, [1] * 3, [first, second, letter], {"<", ">", "x"}, 9)
-    assert [merge.text for merge in learnt] == ["<>", "<>x", "<><>x"]
+    """A character of three bytes, ``<-``, ``-`` and ``>``; and a letter."""
+    symbols = [Symbol("<", 1, 0, 2), Symbol("-", 0, 1), Symbol(">", 0, 1), Symbol("x")]
+    learnt = learn_merges([[0, 1, 2, 0, 1, 2, 3]] * 3, [1] * 3, symbols, set("<->x"), 9)
+    assert [merge.text for merge in learnt] == ["<-", "<->", "<->x", "<-><->x"]
 
 
 def test_tokens_have_a_longest() -> None:

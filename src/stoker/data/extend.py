@@ -197,9 +197,10 @@ class _Numbered:
     def _token(self, token_id: int) -> int:
         text = self._texts[token_id]
         content = bytes_of(text, self._kind)
-        starts = [byte & 0xC0 != 0x80 for byte in content]
-        symbol = Symbol(text, starts[0], _ends_whole(content), sum(starts)) if content else Symbol(text)
-        return self._add(token_id, symbol, (token_id,))
+        starts = [i for i, byte in enumerate(content) if byte & 0xC0 != 0x80]
+        inherited = starts[0] if starts else len(content)
+        missing = _length(content[starts[-1]]) - (len(content) - starts[-1]) if starts else 0
+        return self._add(token_id, Symbol(text, len(starts), inherited, missing), (token_id,))
 
     def _character(self, character: str) -> int:
         number = self._numbers.get(character)
@@ -215,14 +216,9 @@ class _Numbered:
         return self._numbers[key]
 
 
-def _ends_whole(content: bytes) -> bool:
-    """Whether UTF-8 ends where a character does."""
-    last = next((i for i in range(len(content) - 1, -1, -1) if content[i] & 0xC0 != 0x80), None)
-    if last is None:
-        return True  # the end of a character that began before
-    lead = content[last]
-    length = 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-    return len(content) - last == length
+def _length(lead: int) -> int:
+    """Bytes of the character in UTF-8 that this byte begins."""
+    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
 
 
 def _pieces(merges: Sequence[Merge], numbered: _Numbered) -> Iterator[tuple[int, ...]]:

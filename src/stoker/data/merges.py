@@ -25,15 +25,16 @@ class Symbol:
 
     Attributes:
         text: the token.
-        begins, ends: whether it begins and ends where a character does.
         characters: how many begin in it.
+        inherited: bytes at its beginning that belong to a character which began before.
+        missing: bytes that its last character still needs; of no account where none begins in it.
         unknown: whether it is a character without a token of its own; learning one is as good as a merge.
     """
 
     text: str
-    begins: bool = True
-    ends: bool = True
     characters: int = 1
+    inherited: int = 0
+    missing: int = 0
     unknown: bool = False
 
 
@@ -169,11 +170,11 @@ class _Rules:
     def __init__(self, symbols: Sequence[Symbol], more: int) -> None:
         room = len(symbols) + more
         self._texts = [symbol.text for symbol in symbols]
-        self._begins, self._ends = np.ones(room, dtype=bool), np.ones(room, dtype=bool)
         self._unknown, self._characters = np.zeros(room, dtype=bool), np.ones(room, dtype=np.int64)
+        self._inherited, self._missing = np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.int64)
         for number, symbol in enumerate(symbols):
-            self._begins[number], self._ends[number] = symbol.begins, symbol.ends
             self._unknown[number], self._characters[number] = symbol.unknown, symbol.characters
+            self._inherited[number], self._missing[number] = symbol.inherited, symbol.missing
 
     def text(self, left: int, right: int) -> str:
         return self._texts[left] + ("" if right == ADOPTED else self._texts[right])
@@ -182,16 +183,19 @@ class _Rules:
         """The number of a new symbol."""
         number = len(self._texts)
         self._texts.append(self.text(left, right))
-        self._begins[number] = self._begins[left]
         if right != ADOPTED:
-            self._ends[number] = self._ends[right]
             self._characters[number] = self._characters[left] + self._characters[right]
+            still = self._missing[left] - self._inherited[right]
+            self._missing[number] = self._missing[right] if self._characters[right] else still
         return number
 
     def candidates(self, left: np.ndarray, right: np.ndarray, counts: np.ndarray) -> list[tuple[int, int, int]]:
         """(minus the count, left, right) of the pairs that may become tokens."""
-        whole = self._ends[left]
-        may = (counts >= FEWEST) & self._begins[left] & (whole == self._begins[right]) & (~whole | self._ends[right])
+        missing, inherited = self._missing[left], self._inherited[right]
+        whole = (missing == 0) & (inherited == 0) & (self._missing[right] == 0)
+        completing = (missing > 0) & (inherited == missing)
+        going_on = (missing > 0) & (inherited > 0) & (inherited < missing) & (self._characters[right] == 0)
+        may = (counts >= FEWEST) & (self._inherited[left] == 0) & (whole | completing | going_on)
         may &= ~self._unknown[left] & ~self._unknown[right]
         may &= self._characters[left] + self._characters[right] <= LONGEST
         return list(zip((-counts[may]).tolist(), left[may].tolist(), right[may].tolist(), strict=True))
