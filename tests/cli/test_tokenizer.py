@@ -42,7 +42,7 @@ def test_what_is_written_is_a_tokenizer_with_all_it_had(folder: Path, capsys: py
     said = capsys.readouterr().out
     assert "40 new tokens of 416, learnt for cjk; no old id has moved" in said
     assert "zh.txt: " in said and "en.txt: " in said and said.count("all come back from their ids") == 2
-    assert "(-0.0%)" in said.split("en.txt: ", maxsplit=1)[1] or "(+0.0%)" in said.split("en.txt: ", maxsplit=1)[1]
+    assert "(as many)" in said.split("en.txt: ", maxsplit=1)[1]
     old, new = AutoTokenizer.from_pretrained("old"), AutoTokenizer.from_pretrained("new")
     assert (len(old), len(new), new.chat_template, new.eos_token_id) == (376, 416, old.chat_template, old.eos_token_id)
     assert new(ENGLISH).input_ids == old(ENGLISH).input_ids

@@ -113,7 +113,8 @@ def _line(measured: Compression) -> str:
         text += f"{measured.after:,} tokens, {per_token:.2f} characters a token"
     else:
         before = measured.characters / max(1, measured.before)
-        text += f"{measured.before:,} -> {measured.after:,} tokens ({-(measured.fewer or 0.0):+.1%}), "
+        change = f"{-measured.fewer:+.1%}" if measured.fewer else "as many"
+        text += f"{measured.before:,} -> {measured.after:,} tokens ({change}), "
         text += f"{before:.2f} -> {per_token:.2f} characters a token; {measured.same:,} texts with the same ids; "
         text += f"{measured.used:,} new tokens used"
     lost = measured.texts - measured.restored
