@@ -157,7 +157,8 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The job's ``tune:`` block with a small rank, and what else was changed in it."""
     tune = job.tune
     if tune.method == "full":
-        return {"method": "full", "new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)}, ()
+        first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
+        return {"method": "full", **first}, ()
     facts = []
     if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
         facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
