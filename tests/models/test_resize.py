@@ -17,9 +17,9 @@ from stoker.job.extension import Extension, read_extension
 from stoker.job.load import load_job
 from stoker.job.schema import ModelBlock, TuneBlock
 from stoker.models.build import build_meta, build_model
-from stoker.models.load import blank_model
+from stoker.models.load import Blank, blank_model
 from stoker.models.resize import enlarge, rows_by_token, untrained
-from stoker.models.weights import all_rows
+from stoker.models.weights import Held, all_rows
 
 FIRST = 100  # the other 28 rows of the tiny models belong to no token, as in Qwen
 PIECES = tuple((i % 7, 3 * i, 99) for i in range(30))  # two tokens more than there is room for
@@ -93,6 +93,15 @@ def test_a_model_from_scratch_and_spare_rows(tmp_path: Path) -> None:
     assert spare.model.config.vocab_size == 4096
     read = spare.weights.read("model.embed_tokens.weight", all_rows((4096, 192)))
     assert torch.allclose(read[4000], read[[1, 2]].mean(0)) and torch.equal(read[4001], read[4095])
+
+
+def test_weights_that_are_there_already_are_enlarged_in_place() -> None:
+    model = tiny("llama", dtype=torch.float32, tie_word_embeddings=False)
+    before = {name: tensor.detach().clone() for name, tensor in rows_by_token(model).items()}
+    enlarge(Blank(model, Held({})), extension())
+    for name, tensor in rows_by_token(model).items():
+        assert torch.equal(tensor[:FIRST], before[name][:FIRST]) and tensor.shape[0] == 192
+        assert torch.allclose(tensor[101], before[name][list(PIECES[1])].mean(0))
 
 
 def test_a_smaller_models_tokenizer_is_refused(tmp_path: Path) -> None:
