@@ -18,7 +18,9 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 
 
 def test_the_default_comes_first_and_all_are_there() -> None:
-    assert recipe_names() == ["sft-lora", "classify-prompt", "module-digits", "pretrain-10m", "sft-full", "sft-qlora"]
+    assert recipe_names() == [
+        "sft-lora", "classify-prompt", "continue-vocabulary", "module-digits", "pretrain-10m", "sft-full", "sft-qlora",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -31,7 +33,9 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
     assert set_here <= {
         "version", "task", "model.name", "data[0].path", "tune.method", "steps", "epochs", "train.lr",
         "train.batch", "module.model", "data[0].format", "data[0].columns", "tune.tokens", "tune.text",
-        "module.model", "module.loss", "module.data", "module.evaluate", "evaluate.every",
+        "module.loss", "module.data", "module.evaluate", "evaluate.every", "model.tokenizer", "tune.new_rows_first",
+        "data[0].split", "data[0].weight", "data[1].path", "data[1].weight", "train.seq_len", "evaluate.data[0].path",
+        "evaluate.data[0].split", "checkpoint.every",
     }  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
 from stoker.models.source import locate
+from stoker.models.tokenizer import extension_of
 from stoker.models.virtual import virtual_of
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
         raise UserError(
             f"{tuned.job.tune.method} changes no weight, so there is nothing to merge: write --format adapter"
         )
+    if export.format == "adapter" and tuned.job.model and extension_of(tuned.job.model, Path.cwd()):
+        raise UserError("the base has no rows for the new tokens, so no adapter fits it: write --format merged")
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")

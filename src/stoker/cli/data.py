@@ -119,11 +119,15 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tup
 def _print(audit: Audit, dropped: list[Rejected]) -> None:
     from rich.console import Console
 
+    from stoker.data.drawn import in_words
+
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     for label, value in _counts(audit):
         print(f"{label:<20} {value}")
+    for part in audit.drawn:
+        print(f"{'in this run':<20} {in_words([part])}")
     _print_reasons(audit)
     _print_histogram(audit)
     for rejected in dropped:

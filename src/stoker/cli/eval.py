@@ -48,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
         )
         return 0
     for name, result in results.items():
-        label = f"step {tuned.step}" if name == "tuned" else "untuned"
+        label = f"step {tuned.step}" if name == "tuned" else name
+        bits = f"{result.bits_per_byte:.4f} bits a byte  " if result.bits_per_byte is not None else ""
         print(
             f"{label:<10} loss {result.evaluation.loss:.4f}  perplexity {result.evaluation.perplexity:.2f}  "
-            f"token accuracy {result.evaluation.accuracy:.1%}  "
+            f"token accuracy {result.evaluation.accuracy:.1%}  {bits}"
             f"({result.evaluation.targets:,} trained tokens of {result.rows_used} rows; {result.rows_dropped} dropped)"
         )
     return 0

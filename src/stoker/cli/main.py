@@ -22,6 +22,7 @@ VERBS = {
     "eval": "measure a run on data",
     "chat": "talk to a run",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
+    "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }
 MODULES = {"import": "import_"}  # where the verb is a word of Python

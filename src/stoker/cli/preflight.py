@@ -50,7 +50,7 @@ def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
 def preflight(loaded: LoadedJob) -> list[Problem]:
     """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
     from stoker.data.sources import source_problem
-    from stoker.models.source import model_problem
+    from stoker.models.source import model_problem, tokenizer_problem
 
     base = Path.cwd()
     problems: list[Problem] = []
@@ -58,6 +58,9 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
         found = model_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.name", *found))
+        found = tokenizer_problem(loaded.job.model, base)
+        if found is not None:
+            problems.append(loaded.problem("model.tokenizer", *found))
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
     for key, block in sources.items():

@@ -11,6 +11,7 @@ import numpy as np
 
 from stoker.data.cache import ShardSummary
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.drawn import Drawn, drawn
 from stoker.data.record import Rejected
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem
@@ -57,6 +58,7 @@ class Audit:
         formats: the format of each source, by name.
         evaluation_rows: (read, dropped) of ``evaluate.data``.
         problems: what the gate refuses; empty where training may begin.
+        drawn: what the run takes of each source.
         complete: false while a stream is still being tokenised: then it speaks of what has come so far.
     """
 
@@ -85,6 +87,7 @@ class Audit:
     evaluation_rows: tuple[int, int]
     complete: bool
     problems: tuple[Problem, ...] = field(default=())
+    drawn: tuple[Drawn, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The report as other programs read it."""
@@ -118,6 +121,7 @@ class Audit:
                 for s in self.samples
             ],
             "formats": self.formats,
+            "sources": [part.as_json() for part in self.drawn],
             "evaluation": {"rows_in": self.evaluation_rows[0], "rows_dropped": self.evaluation_rows[1]},
             "complete": self.complete,
             "errors": [problem_json(problem) for problem in self.problems],
@@ -168,6 +172,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         evaluation_rows=(sum(s.rows_in for s in evaluation), sum(_reasons(evaluation).values())),
         complete=all(cache.complete for cache in caches),
         problems=tuple(_gate(corpus, loaded)),
+        drawn=drawn(corpus, loaded.job),
     )
 
 

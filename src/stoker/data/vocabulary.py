@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -22,6 +22,11 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
 
     Words are found as GPT-2 finds them (Radford et al., 2019), so llama.cpp and other readers know them.
     """
+    return learn_from_texts((text for source, block in sources for text in texts_of(source, block)), size)
+
+
+def learn_from_texts(texts: Iterable[str], size: int) -> Tokenizer:
+    """The same from texts that are at hand."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -31,11 +36,17 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text for s, block in sources for text in _texts(s, block)), trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
 
-def _texts(source: Source, block: SourceBlock) -> Iterator[str]:
+def texts_of(source: Source, block: SourceBlock, most: int | None = None) -> Iterator[str]:
+    """The texts of a source: its documents, or the turns of its conversations; broken rows give none.
+
+    Args:
+        most: characters after which no further row is read; by default `LEARNT_FROM`.
+    """
+    most = LEARNT_FROM if most is None else most
     read = 0
     found = find_format(source, block.columns) if block.format == "auto" else block.format
     for raw in source.rows():
@@ -49,5 +60,5 @@ def _texts(source: Source, block: SourceBlock) -> Iterator[str]:
         for text in texts:
             yield text
             read += len(text)
-        if read > LEARNT_FROM:
+        if read > most:
             return

@@ -10,6 +10,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
 from stoker.job.schema import Job
 from stoker.job.tuning import ADAPTERS
@@ -18,6 +19,8 @@ from stoker.models.form import training_form
 from stoker.models.load import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta import allocate
+from stoker.models.resize import NewRows, enlarge, untrained
+from stoker.models.tokenizer import extension_of
 from stoker.models.virtual import Drawn, Prefix, Prompt, Reader, add_virtual_tokens
 from stoker.models.weights import Assembled, fill_whole
 
@@ -29,10 +32,12 @@ class Built:
     Attributes:
         model: with its parameters on the meta device, its buffers real. Only a quantised base has its weights already.
         weights: by the names that the model's parameters have now.
+        new_rows: of tokens that the model did not have; None where it had all.
     """
 
     model: nn.Module
     weights: Assembled
+    new_rows: NewRows | None = None
 
 
 def build_meta(
@@ -46,7 +51,8 @@ def build_meta(
         text: token ids of ``tune.text``.
 
     Raises:
-        UserError: the model cannot be found or loaded, or a target of the adapters names no layer.
+        UserError: the model cannot be found or loaded, a target of the adapters names no layer, or the rows of new
+            tokens would not be trained.
     """
     assert job.model is not None
     # Trained weights are float32 (float64 where that is asked for); a frozen base is held as it is computed in.
@@ -54,6 +60,12 @@ def build_meta(
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id)
+    extension, new_rows = extension_of(job.model, base), None
+    if extension is not None:
+        blank, new_rows = enlarge(blank, extension)
+        why = untrained(new_rows, job.tune)
+        if why is not None:
+            raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)
@@ -72,7 +84,7 @@ def build_meta(
     weights = Assembled(blank.weights, shapes, job.seed, parts, transposed, drawn)
     if quantised:
         fill_whole(_new_parameters(model, device), weights)
-    return Built(model.train(), weights)
+    return Built(model.train(), weights, new_rows)
 
 
 def _reader(blank: Blank, text: Sequence[int] | None) -> Reader:

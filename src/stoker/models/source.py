@@ -58,6 +58,14 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     return None
 
 
+def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
+    """The same about another tokenizer than the model's own."""
+    name = block.tokenizer
+    if name is None or locate(name, base) or (base / Path(name).expanduser() / "tokenizer.json").is_file():
+        return None
+    return f"there is no tokenizer {name!r}: no folder with a tokenizer.json", "`stoker tokenizer extend` writes one"
+
+
 def _unknown(name: str, base: Path) -> tuple[str, str]:
     if name in catalogue.PACKAGED:
         distribution = catalogue.PACKAGED[name].distribution

@@ -10,15 +10,20 @@ from stoker.data.cache import lock
 from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
 from stoker.data.tokenise import TextCodec
-from stoker.data.vocabulary import learn_vocabulary
-from stoker.errors import UserError
-from stoker.job.schema import Job
+from stoker.data.vocabulary import SPECIAL, learn_vocabulary
+from stoker.errors import Problem, UserError
+from stoker.job.extension import Extension, fingerprint, read_extension
+from stoker.job.schema import Job, ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
@@ -37,6 +42,33 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     if source.kind == "scratch":
         return _learnt(job, source.where, base)
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
+
+
+def extension_of(block: ModelBlock, base: Path) -> Extension | None:
+    """What the tokenizer of a job adds to that of its model; None where the model has a row for each of its tokens.
+
+    Raises:
+        UserError: it extends the tokenizer of another model.
+    """
+    if block.tokenizer is None:
+        return None
+    extension = read_extension(base / Path(block.tokenizer).expanduser())
+    source = locate(block.name, base)
+    if extension is None or source is None or source.kind == "scratch":
+        return extension
+    if source.kind == "folder" and not any((Path(source.where) / file).is_file() for file in TOKENIZER_FILES):
+        return extension  # the model comes without one, and transformers would make an empty one
+    try:
+        own = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code, revision=block.revision)
+    except UserError:
+        return extension
+    found = fingerprint(own.backend_tokenizer.get_vocab(with_added_tokens=True))
+    if found == extension.after:
+        return None
+    if found != extension.before:
+        message = f"model.tokenizer: {block.tokenizer} extends {extension.extends}, not the tokenizer of {block.name}"
+        raise UserError(Problem(message, f"write `stoker tokenizer extend --from {block.name} ...`"))
+    return extension
 
 
 def load_tokenizer_from(
@@ -61,7 +93,7 @@ def _first_line(error: BaseException) -> str:
 
 def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
     """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
 
     vocabulary = catalogue.SCRATCH[size].vocabulary
     sources = [open_source(block, base) for block in job.data]
@@ -72,14 +104,18 @@ def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
     with lock(folder):
         if not (folder / "tokenizer.json").exists():
             learnt = learn_vocabulary(list(zip(sources, job.data, strict=True)), vocabulary)
-            fast = PreTrainedTokenizerFast(
-                tokenizer_object=learnt,
-                eos_token="<|endoftext|>",
-                pad_token="<|pad|>",
-                clean_up_tokenization_spaces=False,
-            )
-            fast.save_pretrained(folder)
+            with_special_tokens(learnt).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
+
+
+def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:
+    """A learnt vocabulary as transformers' tokenizer, with the names of its special tokens."""
+    from transformers import PreTrainedTokenizerFast
+
+    end, padding = SPECIAL
+    return PreTrainedTokenizerFast(
+        tokenizer_object=learnt, eos_token=end, pad_token=padding, clean_up_tokenization_spaces=False
+    )
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> frozenset[int]:

@@ -35,7 +35,7 @@ class HostOptimizer(Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """One step. Parameters without a gradient stay as they are."""
         for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner["lr"] = outer["lr"]
+            inner["lr"], inner["weight_decay"] = outer["lr"], outer["weight_decay"]
         for parameter, copy in self._copies.items():
             if parameter.grad is not None:
                 copy.copy_(parameter)

@@ -9,6 +9,7 @@ from typing import Any
 from stoker.errors import UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process import has_bf16_matrix_units
+from stoker.job.extension import read_extension
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import LoadedJob
 from stoker.job.schema import Job
@@ -47,6 +48,9 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
         shape = shape_of_name(job.model.name, base or Path.cwd())
     except UserError as error:
         raise UserError(*(loaded.problem("model.name", p.message, p.suggestion) for p in error.problems)) from error
+    extension = read_extension((base or Path.cwd()) / job.model.tokenizer) if job.model.tokenizer else None
+    if extension is not None:
+        shape = replace(shape, vocabulary=extension.rows(shape.vocabulary))
     return work_of_shape(job, shape, precision=precision_of(job, cluster))
 
 

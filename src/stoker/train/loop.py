@@ -28,6 +28,7 @@ from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.runs.goodput import Running
 from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.new_rows import NewRowsFirst
 from stoker.train.passed import next_span
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
@@ -76,6 +77,7 @@ class Loop:
         aliases: Mapping[str, str] = NONE,
         on_step: Callable[[StepMetrics], None] = lambda _: None,
         heart: Heart = UNWATCHED,
+        stage: NewRowsFirst | None = None,
     ) -> None:
         self.task, self.optimizer = task, optimizer
         self.device, self.folder, self.saver, self.display = device, folder, saver, display
@@ -88,7 +90,14 @@ class Loop:
         # Where the run ends with a step that is not finite, what it did to the buffers is of no account.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.stepper = Stepper(
-            task, optimizer=optimizer, scaler=scaler, passes=passes, buffers=buffers, beat=heart.beat, spoil=spoil
+            task,
+            optimizer=optimizer,
+            scaler=scaler,
+            passes=passes,
+            buffers=buffers,
+            beat=heart.beat,
+            spoil=spoil,
+            stage=stage,
         )
         self.trouble = Trouble(faults)
         self.heart, self.faults = heart, faults

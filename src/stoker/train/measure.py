@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,14 @@ from stoker.checkpoint.tuned import TunedRun
 from stoker.data.build import Report
 from stoker.data.corpus import open_corpus, tokenise_source
 from stoker.data.sequences import Document
+from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build import build_model
 from stoker.models.layout import lay_out_for
+from stoker.models.text import open_text_side
+from stoker.models.tokenizer import extension_of
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.passes import Alone
 from stoker.train.tasks.language import LanguageTask
@@ -24,11 +30,23 @@ from stoker.train.tasks.language import LanguageTask
 
 @dataclass(frozen=True)
 class Measured:
-    """An evaluation, and of how many rows."""
+    """An evaluation, and of how many rows.
+
+    Attributes:
+        text_bytes: of text that the targets stand for, special tokens counting as none; None where a tokenizer does
+            not say.
+    """
 
     evaluation: Evaluation
     rows_used: int
     rows_dropped: int
+    text_bytes: int | None = None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The loss for a byte of text, by which models with different vocabularies can be compared."""
+        nats = self.evaluation.loss * self.evaluation.targets
+        return nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
     def as_json(self) -> dict[str, Any]:
         """As other programs read it."""
@@ -37,6 +55,8 @@ class Measured:
             "perplexity": self.evaluation.perplexity,
             "token_accuracy": self.evaluation.accuracy,
             "tokens": self.evaluation.targets,
+            "text_bytes": self.text_bytes,
+            "bits_per_byte": self.bits_per_byte,
             "rows_used": self.rows_used,
             "rows_dropped": self.rows_dropped,
         }
@@ -53,6 +73,9 @@ def measure(
 ) -> dict[str, Measured]:
     """Loss, perplexity and token accuracy: ``tuned``, and with ``compare`` the model ``untuned`` too.
 
+    Where the run gave the model new tokens, also the ``original`` model with its own tokenizer on the same text: on
+    ``data`` or the job's ``evaluate.data``, as what is held out of training data differs with the tokens.
+
     Args:
         data: a source; None for the rows that the run held out.
         form: the format of the source.
@@ -61,12 +84,26 @@ def measure(
         UserError: no row of the data has a trained token, or the run held nothing out.
     """
     documents, used, dropped = _documents(tuned, data, form, base, report)
-    results = {"tuned": Measured(_evaluate(tuned, tuned.model, documents), used, dropped)}
+    results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped)}
     if compare:
         with without_adapter(tuned.model):
             model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
-            results["untuned"] = Measured(_evaluate(tuned, model, documents), used, dropped)
+            results["untuned"] = _measured(tuned, model, documents, used, dropped)
+        if tuned.job.model and extension_of(tuned.job.model, base) and (data or tuned.job.evaluate.data):
+            results["original"] = _original(tuned, data, form, base, report)
     return results
+
+
+def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None) -> Measured:
+    """The model as it came, with its own tokenizer."""
+    job = tuned.job
+    assert job.model is not None
+    model = job.model.model_copy(update={"tokenizer": None})
+    loaded = replace(tuned.loaded, job=job.model_copy(update={"model": model}))
+    plain = replace(tuned, loaded=loaded, text=open_text_side(loaded, base))
+    blocks = [_block(plain, data, form)] if data is not None else job.evaluate.data
+    documents, used, dropped = _documents_of(plain, blocks, base, report)
+    return _measured(plain, untuned_model(plain, base), documents, used, dropped)
 
 
 def untuned_model(tuned: TunedRun, base: Path) -> nn.Module:
@@ -84,22 +121,43 @@ def _documents(
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
         return documents, len(documents), 0
+    return _documents_of(tuned, [_block(tuned, data, form)], base, report)
+
+
+def _block(tuned: TunedRun, data: str, form: str) -> SourceBlock:
     like = tuned.job.data[0]
-    block = SourceBlock(
+    return SourceBlock(
         path=data,
         format=form,  # type: ignore[arg-type]
         template=like.template,
         train_on=like.train_on,
         too_long=like.too_long,
     )
-    source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
-    rows = source.cache.rows
-    read = sum(s.rows_in for s in source.cache.summaries)
-    dropped = sum(sum(s.reasons.values()) for s in source.cache.summaries)
-    if not rows:
-        raise UserError(f"{data}: all {read} rows are dropped: {', '.join(source.cache.summaries[0].reasons)}")
-    documents = [Document(source.cache[row], 0, row) for row in range(rows)]
-    return sorted(documents, key=lambda d: len(d.row.ids)), read - dropped, dropped
+
+
+def _documents_of(
+    tuned: TunedRun, blocks: Sequence[SourceBlock], base: Path, report: Report | None
+) -> tuple[list[Document], int, int]:
+    documents: list[Document] = []
+    used = dropped = 0
+    for number, block in enumerate(blocks):
+        source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+        read = sum(s.rows_in for s in source.cache.summaries)
+        lost = sum(sum(s.reasons.values()) for s in source.cache.summaries)
+        if not source.cache.rows:
+            reasons = ", ".join(source.cache.summaries[0].reasons)
+            raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
+        documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
+        used, dropped = used + read - lost, dropped + lost
+    return sorted(documents, key=lambda d: len(d.row.ids)), used, dropped
+
+
+def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used: int, dropped: int) -> Measured:
+    lengths = byte_lengths(json.loads(tuned.text.codec.definition))
+    size = None
+    if lengths is not None:
+        size = sum(int(lengths[d.row.ids[1:][d.row.trained[1:]]].sum()) for d in documents)
+    return Measured(_evaluate(tuned, model, documents), used, dropped, size)
 
 
 def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:

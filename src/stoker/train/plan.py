@@ -106,4 +106,6 @@ def schedule_of(job: Job, plan: Plan) -> Schedule:
     """The learning rate of each of the plan's steps."""
     lr = job.train.lr
     assert lr != "auto"
-    return Schedule(lr, plan.steps, warmup_steps(job.train.warmup, plan.steps), job.train.schedule, job.train.min_lr)
+    first = min(job.tune.new_rows_first, plan.steps)
+    warmup = warmup_steps(job.train.warmup, plan.steps - first)
+    return Schedule(lr, plan.steps, warmup, job.train.schedule, job.train.min_lr, first)

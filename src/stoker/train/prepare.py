@@ -25,6 +25,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.layout import lay_out_for
 from stoker.models.meta import allocate
+from stoker.models.resize import NewRows
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weights import fill_whole
 from stoker.parallel.check import layout_problem
@@ -53,6 +54,7 @@ class Prepared:
         passes: how forward and backward passes are carried out, alone or with other processes.
         pieces, aliases: what this process holds of the model's parameters; see `stoker.parallel.spread.Spread`.
         audit: of a language task's data.
+        new_rows: of tokens that the model did not have.
     """
 
     job: Job
@@ -66,6 +68,7 @@ class Prepared:
     audit: Audit | None = None
     corpus: Corpus | None = None
     text: TextSide | None = None
+    new_rows: NewRows | None = None
 
 
 def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh: Mesh | None = None) -> Prepared:
@@ -103,8 +106,13 @@ def _prepare_language(
             loaded.problem(
                 "model.tokenizer",
                 f"the tokenizer has {len(text.tokenizer)} tokens, more than the model's vocabulary",
+                "make one with `stoker tokenizer extend`, whose folder says what new rows begin with",
             )
         )
+    if job.tune.new_rows_first and built.new_rows is None:
+        message = "the model has a row for every token, so there are no new ones to train first"
+        hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer"
+        raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
@@ -127,10 +135,20 @@ def _prepare_language(
         "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
+    if built.new_rows is not None:
+        facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     passes = _passes(task, device, mesh, spread_out)
-    return Prepared(job, task, device, facts, fingerprints, passes, pieces, aliases, checked, corpus, text)
+    return Prepared(
+        job, task, device, facts, fingerprints, passes, pieces, aliases, checked, corpus, text, built.new_rows
+    )
+
+
+def _describe_new_rows(job: Job, tokens: int) -> str:
+    words = f"{tokens:,}, whose rows begin as the mean of those that they consisted of"
+    first = job.tune.new_rows_first
+    return f"{words}; for {first} steps only they are trained" if first else words
 
 
 def _passes(task: Task, device: Device, mesh: Mesh | None, parts: Spread | None) -> Passes:

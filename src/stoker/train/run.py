@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.store import Store, place_of
 from stoker.checkpoint.together import by_first, rank
+from stoker.data.drawn import in_words
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
 from stoker.job.schema import Job
@@ -23,6 +25,7 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.environment import environment
 from stoker.train.loop import Loop, Outcome
+from stoker.train.new_rows import NewRowsFirst
 from stoker.train.optimizer import build_optimizer
 from stoker.train.plan import Plan, Progress, plan_of, schedule_of
 from stoker.train.predicted import compared, predicted_of
@@ -78,6 +81,7 @@ def start(
         aliases=prepared.aliases,
         on_step=on_step,
         heart=heart,
+        stage=_first_stage(prepared),
     )
     heart.beat("restore")
     resumed = loop.resume()
@@ -123,6 +127,13 @@ def start(
     return outcome, loop
 
 
+def _first_stage(prepared: Prepared) -> NewRowsFirst | None:
+    steps = prepared.job.tune.new_rows_first
+    if not steps or prepared.new_rows is None:
+        return None
+    return NewRowsFirst(prepared.task.model, prepared.new_rows, steps, prepared.pieces, prepared.aliases)
+
+
 def _sampler(prepared: Prepared) -> Sampler | None:
     corpus, text, count = prepared.corpus, prepared.text, prepared.job.evaluate.samples
     if corpus is None or text is None or not count:
@@ -157,7 +168,9 @@ def _record(
     folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))
     repeated = folder.forget_after(resumed)
-    common = {"task": job.task, "model": _model_name(job), "steps": plan.steps, "began": round(began, 3)}
+    common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
+    common["began"] = round(began, 3)
+    common |= {"sources": [part.as_json() for part in prepared.audit.drawn]} if prepared.audit else {}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:
@@ -181,6 +194,8 @@ def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, st
         "saves": f"every {plan.save_every} steps; held-out evaluation every {plan.evaluate_every}",
     }
     if checked:
+        if len(checked.drawn) > 1:
+            facts["sources"] = in_words(checked.drawn)
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens, "
             f"{checked.trained_tokens / checked.tokens:.0%} trained; {checked.held_out} sequences held out"

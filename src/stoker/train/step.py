@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from stoker.data.order import stream_key
 from stoker.train.finite import Found, Guard
+from stoker.train.new_rows import NewRowsFirst
 from stoker.train.optimizer import set_rate
 from stoker.train.passed import Span
 from stoker.train.passes import Counts, Passes
@@ -67,6 +68,7 @@ class Stepper:
 
     Args:
         beat: called as a phase of a step begins.
+        stage: trains the rows of new tokens alone in the first steps.
         spoil: what happens to a loss on purpose; see `stoker.resilience.chaos`.
     """
 
@@ -80,7 +82,9 @@ class Stepper:
         buffers: Sequence[Tensor] = (),
         beat: Beat = lambda _phase, _step: None,
         spoil: Spoil = untouched,
+        stage: NewRowsFirst | None = None,
     ) -> None:
+        self._stage = stage
         self._task, self._optimizer, self._scaler, self._passes = task, optimizer, scaler, passes
         self._beat, self._spoil = beat, spoil
         self._guard = Guard(optimizer, scaler, passes, buffers)
@@ -104,8 +108,12 @@ class Stepper:
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
         counts = self._passes.count(parts)
         self._optimizer.zero_grad(set_to_none=True)
+        if self._stage is not None:
+            self._stage.begin(step, self._optimizer)
         self._guard.begin()
         total = self._passes.train(parts, counts, self._scaler)
+        if self._stage is not None:
+            self._stage.mask(step)
         groups = self._optimizer.param_groups
         total = self._spoil(step, total, [parameter for group in groups for parameter in group["params"]])
         self._beat("optimizer", step)

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from stoker.errors import UserError
+from stoker.job.extension import Extension
 from stoker.job.render import scalar
 from stoker.job.schema import Job
 from stoker.job.tuning import ADAPTERS, keys_of
@@ -34,6 +35,8 @@ WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
 MOST_WEIGHTS = 20_000_000
 FIRST_CHARACTER = 0x4E00  # one character is one token, and no normaliser touches these
 TOKENS = 127  # fewer than the model's vocabulary, as often
+KNOWN = 101  # of them those that the model knows, where the job gives it new ones
+NEW_ROWS_FIRST = 2  # steps
 END, PAD = "<|end|>", "<|pad|>"
 
 
@@ -81,7 +84,10 @@ class Twin:
         experts = max(EXPERTS, cell.number("tensor"))
         folder = self.folder / f"model-{cell.blocks}-{experts}"
         if not folder.exists():
-            write_model(shrunk(self.config, Shape(cell.blocks, experts)), folder, self.base["seed"])
+            config = shrunk(self.config, Shape(cell.blocks, experts))
+            if self.base["tune"].get("new_rows_first"):
+                config.get_text_config().vocab_size = KNOWN
+            write_model(config, folder, self.base["seed"])
         return folder
 
     def describe(self) -> str:
@@ -121,6 +127,9 @@ def make_twin(job: Job, base: Path, folder: Path, *, steps: int, config: PreTrai
     tune, facts = _tune(job)
     write_rows(folder / "rows.jsonl", job.task, job.seed)
     tokenizer().save_pretrained(folder / "tokenizer")
+    if job.tune.new_rows_first:
+        pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
+        Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     source = {"path": str(folder / "rows.jsonl"), "format": "text"}
     if job.task != "pretrain":
         source |= {"format": "prompt", "template": "none"}
@@ -151,7 +160,8 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The job's ``tune:`` block with a small rank, and what else was changed in it."""
     tune = job.tune
     if tune.method == "full":
-        return {"method": "full"}, ()
+        first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
+        return {"method": "full", **first}, ()
     facts = []
     if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
         facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")

@@ -1,0 +1,121 @@
+"""Give a tokenizer new tokens for a corpus, without moving any old id; or learn one from nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.data.compression import Compression
+    from stoker.models.extended import Made
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker tokenizer``."""
+    parser.add_argument(
+        "what",
+        choices=("extend", "train"),
+        help="extend: new tokens behind those of another tokenizer, for the scripts that it cuts poorly; "
+        "train: a byte-level BPE from the corpus alone",
+    )
+    parser.add_argument(
+        "--from",
+        dest="start",
+        metavar="TOKENIZER",
+        help="what is extended: a model (catalogue name, hub id, .gguf), a folder, or a sentencepiece .model file",
+    )
+    parser.add_argument(
+        "--corpus",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="texts to learn from: files, folders or catalogue names, as a job's `data`",
+    )
+    parser.add_argument(
+        "--size",
+        type=int,
+        required=True,
+        metavar="N",
+        help="extend: how many tokens are added (not how many there are then); train: how many there are in all",
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--held-out",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="texts to measure the compression on (default: a twentieth of the corpus, which is not learnt from)",
+    )
+    parser.add_argument("--json", action="store_true", help="print what was made as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Learn, write, measure and print."""
+    if arguments.size < 1:
+        raise UserError(Problem(f"--size {arguments.size}: give at least 1"))
+    if arguments.what == "extend" and arguments.start is None:
+        raise UserError(Problem("--from is missing: which tokenizer is extended?", "write --from MODEL"))
+    if arguments.what == "train" and arguments.start is not None:
+        raise UserError(Problem("--from: `train` begins from nothing", "write `stoker tokenizer extend`, or no --from"))
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    from stoker.data.vocabulary import SPECIAL
+    from stoker.models.extended import check_target, extend_tokenizer, read_texts, train_tokenizer
+
+    fewest = 256 + len(SPECIAL)
+    if arguments.what == "train" and arguments.size < fewest:
+        raise UserError(Problem(f"--size {arguments.size}: a byte-level tokenizer has at least {fewest} tokens"))
+    base, folder = Path.cwd(), Path(arguments.output)
+    check_target(folder)
+    texts = read_texts(arguments.corpus, arguments.held_out, base)
+    if arguments.what == "extend":
+        made = extend_tokenizer(arguments.start, texts, arguments.size, folder, base)
+    else:
+        made = train_tokenizer(texts, arguments.size, folder)
+    if arguments.json:
+        print(json.dumps(_answer(made), ensure_ascii=False))
+    else:
+        _print(arguments, made)
+    return 0
+
+
+def _answer(made: Made) -> dict[str, Any]:
+    return {
+        "folder": str(made.folder),
+        "tokens": made.tokens,
+        "new_tokens": made.new,
+        "scripts": made.scripts,
+        "held_out": [measured.as_json() for measured in made.measured],
+    }
+
+
+def _print(arguments: argparse.Namespace, made: Made) -> None:
+    if made.new:
+        print(f"{made.new:,} new tokens of {made.tokens:,}, learnt for {', '.join(made.scripts)}; no old id has moved")
+    else:
+        print(f"{made.tokens:,} tokens")
+    if made.new < arguments.size and arguments.what == "extend":
+        print(f"fewer than the {arguments.size:,} asked for: no further pair of tokens stands twice in the corpus")
+    for measured in made.measured:
+        print(_line(measured))
+    print(f"written to {made.folder}; in a job: model: {{name: ..., tokenizer: {made.folder}}}")
+
+
+def _line(measured: Compression) -> str:
+    per_token = measured.characters / max(1, measured.after)
+    text = f"{measured.name}: {measured.texts:,} texts, {measured.characters:,} characters: "
+    if measured.before is None:
+        text += f"{measured.after:,} tokens, {per_token:.2f} characters a token"
+    else:
+        before = measured.characters / max(1, measured.before)
+        change = f"{-measured.fewer:+.1%}" if measured.fewer else "as many"
+        text += f"{measured.before:,} -> {measured.after:,} tokens ({change}), "
+        text += f"{before:.2f} -> {per_token:.2f} characters a token; {measured.same:,} texts with the same ids; "
+        text += f"{measured.used:,} new tokens used"
+    lost = measured.texts - measured.restored
+    return text + (f"; {lost:,} DO NOT COME BACK" if lost else "; all come back from their ids")

@@ -1,0 +1,108 @@
+"""How many tokens a tokenizer makes of texts, beside another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+HELD_OUT = 20  # one part in so many
+PART = 1 << 12  # characters of a text that are held out, or learnt from, together
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Two tokenizers on the same texts.
+
+    Attributes:
+        before, after: tokens; ``before`` is None where there is no earlier tokenizer.
+        same: texts whose ids are alike.
+        restored: texts that come back from the ids as they do from those of the earlier tokenizer (or are).
+        used: how many different new tokens stand in them.
+    """
+
+    name: str
+    texts: int
+    characters: int
+    before: int | None
+    after: int
+    same: int
+    restored: int
+    used: int
+
+    @property
+    def fewer(self) -> float | None:
+        """Share of the tokens that are saved."""
+        return 1 - self.after / self.before if self.before else None
+
+    def as_json(self) -> dict[str, Any]:
+        """As other programs read it."""
+        return {
+            **asdict(self),
+            "fewer": self.fewer,
+            "characters_per_token": self.characters / max(1, self.after),
+            "characters_per_token_before": self.characters / self.before if self.before else None,
+        }
+
+
+def compression(
+    name: str, texts: Sequence[str], tokenizer: Tokenizer, *, earlier: Tokenizer | None = None, first: int = 0
+) -> Compression:
+    """Encodes and decodes texts.
+
+    Args:
+        earlier: what the tokenizer is compared with.
+        first: the first new id.
+    """
+    ids = _encoded(tokenizer, texts)
+    back = _decoded(tokenizer, ids)
+    if earlier is None:
+        restored = sum(a == b for a, b in zip(back, texts, strict=True))
+        return Compression(name, len(texts), _total(texts), None, _total(ids), 0, restored, _used(ids, first))
+    before = _encoded(earlier, texts)
+    # Some tokenizers change texts (normalise them, drop a first space): what counts is that nothing more is lost.
+    restored = sum(a == b for a, b in zip(back, _decoded(earlier, before), strict=True))
+    same = sum(a == b for a, b in zip(ids, before, strict=True))
+    return Compression(name, len(texts), _total(texts), _total(before), _total(ids), same, restored, _used(ids, first))
+
+
+def parts(texts: Iterable[str]) -> Iterator[str]:
+    """Texts in parts of about `PART` characters, cut at the ends of lines; together they are the texts."""
+    for text in texts:
+        if len(text) <= PART:
+            yield text
+            continue
+        waiting: list[str] = []
+        size = 0
+        for line in text.splitlines(keepends=True):
+            waiting.append(line)
+            size += len(line)
+            if size >= PART:
+                yield "".join(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield "".join(waiting)
+
+
+def split_held_out(texts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(to learn from, held out): every twentieth text, spread evenly, and at least one where there are two."""
+    step = min(HELD_OUT, max(2, len(texts)))
+    return [t for i, t in enumerate(texts) if i % step != step - 1], list(texts[step - 1 :: step])
+
+
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def _decoded(tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> list[str]:
+    return tokenizer.decode_batch([list(own) for own in ids], skip_special_tokens=False)
+
+
+def _total(items: Sequence[Sequence[Any]]) -> int:
+    return sum(len(item) for item in items)
+
+
+def _used(ids: Sequence[Sequence[int]], first: int) -> int:
+    return len({number for own in ids for number in own if number >= first})

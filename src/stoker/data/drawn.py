@@ -1,0 +1,74 @@
+"""What a run takes of each of its sources: rows, tokens, shares, and how often a small one comes again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from stoker.data.corpus import Corpus
+from stoker.data.mix import pattern_counts
+from stoker.job.schema import Job
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A source's part in a run.
+
+    Attributes:
+        rows: sequences before packing that are drawn, those that come again counted again.
+        tokens: of these, by the mean length of the source's rows.
+        share: of all tokens of the run.
+        epochs: how often the source is gone through; of a stream, of what has been tokenised so far.
+    """
+
+    name: str
+    rows: int
+    tokens: int
+    share: float
+    epochs: float
+
+    def as_json(self) -> dict[str, Any]:
+        """As other programs read it."""
+        return asdict(self)
+
+
+def drawn(corpus: Corpus, job: Job) -> tuple[Drawn, ...]:
+    """The parts of a resolved job's sources. Of packed rows it is not known beforehand how many fill a sequence:
+    then as many as would without a gap."""
+    kept = [
+        source.cache.column("length")[: len(mask)][~mask]
+        for source, mask in zip(corpus.sources, corpus.held_out, strict=True)
+    ]
+    means = [float(lengths.mean()) if len(lengths) else 0.0 for lengths in kept]
+    counts = pattern_counts(corpus.sequences.mixture.counts, _draws(corpus, job, means))
+    tokens = [count * mean for count, mean in zip(counts, means, strict=True)]
+    total = sum(tokens) or 1.0
+    return tuple(
+        Drawn(source.source.name, count, round(own), own / total, count / max(1, len(lengths)))
+        for source, count, own, lengths in zip(corpus.sources, counts, tokens, kept, strict=True)
+    )
+
+
+def _draws(corpus: Corpus, job: Job, means: Sequence[float]) -> int:
+    """Rows drawn in the whole run."""
+    sequences, batch = corpus.sequences, job.train.batch
+    assert batch != "auto", "the job is resolved before its data is opened"
+    if job.steps is None:
+        assert sequences.epoch_rows is not None, "a stream has no epochs"
+        return int(sequences.epoch_rows * (job.epochs or 1.0) + 1e-9)
+    if sequences.capacity is None:
+        return job.steps * batch
+    shares = np.array(sequences.mixture.counts, dtype=np.float64)
+    mean = float((shares * means).sum() / max(1.0, shares.sum()))
+    return round(job.steps * batch * sequences.capacity / max(1.0, mean))
+
+
+def in_words(parts: Sequence[Drawn]) -> str:
+    """``a.jsonl 4,800 rows, 210,000 tokens (75.0%), 0.67 epochs; ...``"""
+    return "; ".join(
+        f"{part.name} {part.rows:,} rows, {part.tokens:,} tokens ({part.share:.1%}), {part.epochs:.2f} epochs"
+        for part in parts
+    )

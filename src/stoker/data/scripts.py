@@ -1,0 +1,64 @@
+"""The scripts that texts are written in, and which of them a tokenizer has still to learn."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import Counter
+from functools import lru_cache
+
+import numpy as np
+
+SHARE = 0.1  # of a corpus' letters: scripts with less are quotations
+POORLY = 0.5  # tokens a letter from which a script is poorly known; English has about 0.25 in English tokenizers
+_CHARACTERS = 0x110000
+# Marks that only texts in Chinese, Japanese and Korean have: their own punctuation, and the wide forms.
+_WIDE = ((0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF))
+
+
+@lru_cache(maxsize=1 << 16)
+def script_of(character: str) -> str:
+    """The script of a letter, as Unicode's names begin (``latin``, ``cjk``, ``hangul``); "" for what is of all."""
+    code = ord(character)
+    if any(first <= code <= last for first, last in _WIDE):
+        return "cjk"
+    if unicodedata.category(character)[0] not in "LM":
+        return ""
+    name = unicodedata.name(character, "").split(" ", maxsplit=1)[0].split("-", maxsplit=1)[0]
+    return "" if name in ("MODIFIER", "COMBINING", "VARIATION") else name.lower()
+
+
+def codes_of(text: str) -> np.ndarray:
+    """The code points of a text, shape (characters,)."""
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+class Letters:
+    """Letters of some scripts, as a table over all characters that have been asked for."""
+
+    def __init__(self, scripts: frozenset[str]) -> None:
+        self.scripts = scripts
+        self._known = np.zeros(_CHARACTERS, dtype=bool)
+        self._inside = np.zeros(_CHARACTERS, dtype=bool)
+
+    def among(self, codes: np.ndarray) -> np.ndarray:
+        """Which code points are letters of these scripts; a mask of the same shape."""
+        missing = np.unique(codes[~self._known[codes]])
+        self._inside[missing] = [script_of(chr(code)) in self.scripts for code in missing.tolist()]
+        self._known[missing] = True
+        return self._inside[codes]
+
+
+def to_learn(letters: Counter[str], tokens: Counter[str]) -> frozenset[str]:
+    """The scripts that new tokens are learnt for, so that texts in all others keep their tokens.
+
+    Those that are a tenth of the corpus and that the tokenizer cuts into more than one token for two letters; where
+    it knows them all well, the most frequent one.
+
+    Args:
+        letters: of the corpus, by script.
+        tokens: that begin at a letter, by its script.
+    """
+    total = sum(letters.values())
+    present = [script for script, count in letters.most_common() if count >= SHARE * total]
+    poorly = [script for script in present if tokens[script] > POORLY * letters[script]]
+    return frozenset(poorly or present[:1])

@@ -1,0 +1,74 @@
+"""What the folder of an extended tokenizer says of the one that it extends: enough to make a model's new rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+
+FILE = "extension.json"
+ROWS = 64  # embeddings are enlarged to multiples of this, which matrix units compute fastest (Shoeybi et al., 2019)
+
+
+@dataclass(frozen=True)
+class Extension:
+    """New tokens behind those of another tokenizer.
+
+    Attributes:
+        extends: the name of the tokenizer that was extended.
+        before, after: fingerprints of its vocabulary and of the extended one.
+        first: the first new id.
+        pieces: of each new token, in the order of ids, the old ids that it was cut into.
+    """
+
+    extends: str
+    before: str
+    after: str
+    first: int
+    pieces: tuple[tuple[int, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        """Ids in all."""
+        return self.first + len(self.pieces)
+
+    def rows(self, have: int) -> int:
+        """Rows that the embedding of a model with ``have`` rows gets: as they are where there is room."""
+        return have if self.tokens <= have else -(-self.tokens // ROWS) * ROWS
+
+    def write(self, folder: Path) -> None:
+        """Writes it beside the tokenizer."""
+        (folder / FILE).write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+
+
+def read_extension(folder: Path) -> Extension | None:
+    """The extension in a tokenizer's folder; None where it extends none.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        pieces = tuple(tuple(map(int, cut)) for cut in content.pop("pieces"))
+        found = Extension(pieces=pieces, **content)
+        if not all(cut and max(cut) < found.first and min(cut) >= 0 for cut in pieces):
+            raise ValueError("a new token consists of no old ones")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"cannot be read: {error}"
+        raise UserError(Problem(message, "write it anew with `stoker tokenizer extend`", file=str(path))) from error
+    return found
+
+
+def fingerprint(vocabulary: Mapping[str, int]) -> str:
+    """A digest of all tokens and their ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for token, number in sorted(vocabulary.items(), key=lambda item: (item[1], item[0])):
+        digest.update(f"{number} {token}\0".encode(errors="surrogatepass"))
+    return digest.hexdigest()

@@ -1,0 +1,172 @@
+"""``stoker tokenizer``: from a corpus to a folder that jobs, transformers and sentencepiece load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from stoker.cli.main import main
+from stoker.job.extension import fingerprint, read_extension
+from stoker.job.load import load_job
+from stoker.job.schema import ModelBlock
+from stoker.models.tokenizer import extension_of
+from stoker.plan.of_job import work_of
+
+CHINESE = "今天天气很好，我们去公园散步。\n我们今天去公园，天气很好！\n公园里的天气今天很好。\n你好，世界。\n"
+ENGLISH = "The stoker feeds the furnace, and the furnace heats the sea.\nHow are you today? I am well.\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Path:
+    """A folder with texts and a tokenizer that has a chat template."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "zh.txt").write_text(CHINESE * 300)
+    (tmp_path / "en.txt").write_text(ENGLISH * 100)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+    fast.chat_template = "{{ messages[0].content }}"
+    fast.save_pretrained(tmp_path / "old")
+    return tmp_path
+
+
+def extended(*more: str, start: str = "old", corpus: str = "zh.txt") -> int:
+    return main(["tokenizer", "extend", "--from", start, "--corpus", corpus, "--size", "40", "-o", "new", *more])
+
+
+def test_what_is_written_is_a_tokenizer_with_all_it_had(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert extended("--held-out", "zh.txt", "en.txt") == 0
+    said = capsys.readouterr().out
+    assert "40 new tokens of 416, learnt for cjk; no old id has moved" in said
+    assert "zh.txt: " in said and "en.txt: " in said and said.count("all come back from their ids") == 2
+    assert "(as many)" in said.split("en.txt: ", maxsplit=1)[1]
+    old, new = AutoTokenizer.from_pretrained("old"), AutoTokenizer.from_pretrained("new")
+    assert (len(old), len(new), new.chat_template, new.eos_token_id) == (376, 416, old.chat_template, old.eos_token_id)
+    assert new(ENGLISH).input_ids == old(ENGLISH).input_ids
+    assert new.decode(new(CHINESE).input_ids) == CHINESE and len(new(CHINESE).input_ids) < len(old(CHINESE).input_ids)
+    record = read_extension(folder / "new")
+    assert record is not None and (record.extends, record.first, record.tokens) == ("old", 376, 416)
+    assert record.after == fingerprint(new.get_vocab())
+    ids = [new.convert_tokens_to_ids(token) for token in new.convert_ids_to_tokens(range(376, 416))]
+    assert ids == list(range(376, 416))
+
+
+def test_programs_get_the_numbers(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert extended("--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tokens"], found["new_tokens"], found["scripts"]) == (416, 40, ["cjk"])
+    (held_out,) = found["held_out"]
+    assert held_out["name"] == "held out" and held_out["fewer"] > 0.4
+    assert held_out["restored"] == held_out["texts"] and held_out["used"] > 5
+
+
+def test_one_is_learnt_from_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tokenizer", "train", "--corpus", "en.txt", "zh.txt", "--size", "320", "-o", "new"]) == 0
+    assert "320 tokens" in capsys.readouterr().out
+    new = AutoTokenizer.from_pretrained("new")
+    assert len(new) == 320 and new.eos_token == "<|endoftext|>"
+    assert new.decode(new(ENGLISH + CHINESE).input_ids) == ENGLISH + CHINESE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["extend", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "--from is missing"),
+        (["extend", "--from", "nothere", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "is not there"),
+        (["extend", "--from", "llama-3m", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "learnt from its job's"),
+        (["extend", "--from", "old", "--corpus", "no.txt", "--size", "4", "-o", "new"], "no.txt"),
+        (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "0", "-o", "new"], "--size 0"),
+        (["extend", "--from", "old", "--corpus", "zh.txt", "--size", "4", "-o", "old"], "old exists already"),
+        (["extend", "--from", "digits.model", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "no sentencepiece"),
+        (["train", "--from", "old", "--corpus", "zh.txt", "--size", "400", "-o", "new"], "begins from nothing"),
+        (["train", "--corpus", "zh.txt", "--size", "100", "-o", "new"], "at least 258"),
+    ],
+)
+def test_wrong_input_is_one_clear_message(
+    arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("sentencepiece")
+    (folder / "digits.model").write_bytes(b"123")
+    assert main(["tokenizer", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and words in error and error.count("\n") == 1
+    assert not (folder / "new").exists()
+
+
+def sentencepiece_model(folder: Path) -> Path:
+    """A real one of Llama 2's kind, learnt from English."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "en.txt"), model_prefix=str(folder / "en"), vocab_size=310, model_type="bpe",
+        byte_fallback=True, split_digits=True, normalization_rule_name="identity", num_threads=1, minloglevel=2,
+        allow_whitespace_only_pieces=True, remove_extra_whitespaces=False,
+    )  # fmt: skip
+    return folder / "en.model"
+
+
+def test_a_sentencepiece_model_gets_pieces(folder: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = sentencepiece_model(folder)
+    assert extended(start=str(path)) == 0
+    before = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    after = sentencepiece.SentencePieceProcessor(model_file=str(folder / "new" / "tokenizer.model"))
+    assert after.get_piece_size() == before.get_piece_size() + 40
+    fast = AutoTokenizer.from_pretrained("new")
+    for text in (ENGLISH, "naïve café 12", "今天天气很好，我们散步。", "a 你好 b"):
+        assert fast(text, add_special_tokens=False).input_ids == after.encode(text), text
+        assert after.decode(after.encode(text)) == before.decode(before.encode(text))
+    assert after.encode(ENGLISH) == before.encode(ENGLISH)
+    assert len(after.encode(CHINESE)) < 0.5 * len(before.encode(CHINESE))
+    assert [after.id_to_piece(i) for i in range(310)] == [before.id_to_piece(i) for i in range(310)]
+
+
+def test_a_converted_sentencepiece_model_is_extended_with_the_file_beside_it(folder: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    path = sentencepiece_model(folder)
+    config: dict[str, Any] = {"tokenizer_class": "LlamaTokenizer", "legacy": False}
+    (folder / "llama").mkdir()
+    path.rename(folder / "llama" / "tokenizer.model")
+    (folder / "llama" / "tokenizer_config.json").write_text(json.dumps(config))
+    old = AutoTokenizer.from_pretrained("llama")
+    old.save_pretrained("llama")
+    assert (folder / "llama" / "tokenizer.json").is_file()
+    assert extended(start="llama") == 0
+    new = AutoTokenizer.from_pretrained("new")
+    assert new(ENGLISH).input_ids == old(ENGLISH).input_ids
+    assert len(new(CHINESE).input_ids) < 0.5 * len(old(CHINESE).input_ids)
+    assert new.decode(new(CHINESE, add_special_tokens=False).input_ids) == CHINESE
+    if (folder / "new" / "tokenizer.model").exists():
+        pieces = sentencepiece.SentencePieceProcessor(model_file="new/tokenizer.model")
+        assert pieces.get_piece_size() == len(new)
+
+
+def test_a_job_sees_new_tokens_where_the_model_has_none(folder: Path, tiny_llama: Path) -> None:
+    old = AutoTokenizer.from_pretrained("old")
+    assert extended() == 0
+    old.save_pretrained(tiny_llama)
+    block = ModelBlock(name=str(tiny_llama), tokenizer="new")
+    found = extension_of(block, folder)
+    assert found is not None and found.first == 376
+    (folder / "job.yaml").write_text(f"task: pretrain\nmodel: {{name: {tiny_llama}, tokenizer: new}}\ndata: zh.txt\n")
+    assert work_of(load_job(folder / "job.yaml"), base=folder).shape.vocabulary == 448
+    AutoTokenizer.from_pretrained("new").save_pretrained(tiny_llama)  # as an export has it
+    assert extension_of(block, folder) is None
+    other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file("old/tokenizer.json"))
+    other.add_tokens(["another"])
+    other.save_pretrained(tiny_llama)
+    with pytest.raises(Exception, match="new extends old, not the tokenizer of"):
+        extension_of(block, folder)
+
+
+@pytest.fixture
+def tiny_llama(tmp_path: Path) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
