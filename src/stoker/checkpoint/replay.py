@@ -10,10 +10,11 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -72,9 +73,17 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
 
 
 def answer_afresh(
-    folder: Path, questions: Sequence[Question], stop_ids: Sequence[int], conversation: list[dict[str, str]]
+    folder: Path,
+    questions: Sequence[Question],
+    stop_ids: Sequence[int],
+    conversation: list[dict[str, str]],
+    *,
+    quantisation: Mapping[str, Any] | None = None,
 ) -> tuple[list[Answer], list[int]]:
     """Asks the artifact in a folder, in a fresh process; also how its own tokenizer encodes a conversation.
+
+    Args:
+        quantisation: transformers' settings of an adapter's base, where that is quantised.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
@@ -85,6 +94,7 @@ def answer_afresh(
             "questions": [asdict(q) for q in questions],
             "stop_ids": list(stop_ids),
             "conversation": conversation,
+            "quantisation": quantisation,
             "out": str(out),
         }
         done = subprocess.run(
@@ -160,7 +170,12 @@ def _main(arguments: list[str]) -> None:
         from peft import AutoPeftModelForCausalLM
 
         load = AutoPeftModelForCausalLM.from_pretrained
-    model = load(str(folder)).eval()
+    settings = {"quantization_config": request["quantisation"]} if request["quantisation"] else {}
+    model = load(str(folder), **settings).eval()
+    kernel = "support_avx512bf16_for_cpu"  # bitsandbytes' for inference on some processors rounds to bfloat16
+    for module in model.modules():
+        if hasattr(module, kernel):
+            setattr(module, kernel, False)
     questions = [Question(tuple(q["ids"]), q["prompt"]) for q in request["questions"]]
     tensors = {}
     for i, given in enumerate(answer(model, questions, request["stop_ids"])):

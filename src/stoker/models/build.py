@@ -10,12 +10,14 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from stoker.hardware.device import Device
+from stoker.job.layout import layout_of
 from stoker.job.schema import Job
 from stoker.models.adapters import add_adapter
 from stoker.models.form import training_form
 from stoker.models.load import blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta import allocate
+from stoker.models.quantise import cut_by
 from stoker.models.weights import Assembled, fill_whole
 
 
@@ -47,7 +49,8 @@ def build_meta(job: Job, base: Path, device: Device, *, stop_id: int | None = No
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
-    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id)
+    storage = dtype if cut_by(job, layout_of(job)) else torch.uint8
+    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from stoker.checkpoint.export import quantised_run
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.build import Report
 from stoker.data.corpus import open_corpus, tokenise_source
@@ -16,6 +17,7 @@ from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build import build_model
+from stoker.models.form import training_form
 from stoker.models.layout import lay_out_for
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.passes import Alone
@@ -49,6 +51,7 @@ def measure(
     base: Path,
     *,
     compare: bool = False,
+    quantise: str | None = None,
     report: Report | None = None,
 ) -> dict[str, Measured]:
     """Loss, perplexity and token accuracy: ``tuned``, and with ``compare`` the model ``untuned`` too.
@@ -56,6 +59,7 @@ def measure(
     Args:
         data: a source; None for the rows that the run held out.
         form: the format of the source.
+        quantise: measures the merged model so held as well, under this name; the run's own model is gone afterwards.
 
     Raises:
         UserError: no row of the data has a trained token, or the run held nothing out.
@@ -66,6 +70,10 @@ def measure(
         with without_adapter(tuned.model):
             model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
             results["untuned"] = Measured(_evaluate(tuned, model, documents), used, dropped)
+    if quantise is not None:
+        held = quantised_run(tuned, quantise).model
+        training_form(unwrap(held))
+        results[quantise] = Measured(_evaluate(tuned, held, documents), used, dropped)
     return results
 
 
