@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from math import prod
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.errors import Problem, UserError
@@ -150,6 +151,31 @@ def _is_packed(parameter: nn.Parameter) -> bool:
     return not parameter.is_meta and type(parameter) is not nn.Parameter
 
 
+def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
+    """What gives the matrix of a linear layer in fewer bits, shape (outputs, inputs); None for any other layer.
+
+    It gives what the layer itself computes with, each time anew, and also while ``fully_shard`` has gathered it.
+    """
+    if not isinstance(layer, nn.Linear):
+        return None
+    for kind, unpack in (("Linear4bit", _unpack_4bit), ("Linear8bitLt", _unpack_8bit)):
+        if type(layer).__name__ == kind:
+            return partial(unpack, layer)
+    return getattr(layer.weight, "dequantize", None) if type(layer.weight).__module__.startswith("torchao") else None
+
+
+def _unpack_4bit(layer: Any) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    # What gathers a sharded weight makes a plain parameter of it; the layer itself remembers the scales.
+    return dequantize_4bit(layer.weight.data.view(-1, 1), layer.quant_state)
+
+
+def _unpack_8bit(layer: Any) -> Tensor:
+    scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
+    return layer.weight.data.to(scales.dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+
+
 def can_be_cut(parameter: nn.Parameter) -> bool:
     """Whether a packed parameter is stored so that ``fully_shard`` can cut it, see `quantisation`."""
     return getattr(parameter, "quant_state", None) is not None and parameter.is_floating_point()
@@ -184,6 +210,9 @@ def check_quantised(model: PreTrainedModel, quantise: str) -> None:
         message = f"model.quantise: {FORMS[quantise].package} quantises no layer of a {model.config.model_type}"
         raise UserError(Problem(message, f"write `quantise: {OTHER[quantise]}`"))
     compute_exactly(model)
+    for parameter in model.parameters():  # what was not quantised is a view of the mapped file, which it would keep
+        if not _is_packed(parameter):
+            parameter.data = parameter.data.clone()
 
 
 def compute_exactly(model: nn.Module) -> None:
