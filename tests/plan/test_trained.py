@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ GATED: dict[str, Any] = {
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": GATED,
     "gpt2": {"n_embd": 64, "n_head": 8, "n_inner": 160, "n_layer": 4, "vocab_size": 256},
-    "gpt_neox": GATED,
+    "gpt_neox": {key: value for key, value in GATED.items() if key != "num_key_value_heads"},
 }
 TASK = {"task_type": "CAUSAL_LM"}
 LSTM = PromptEncoderReparameterizationType.LSTM
@@ -45,7 +46,8 @@ LSTM = PromptEncoderReparameterizationType.LSTM
 METHODS: list[tuple[str, Any]] = [
     ("{method: lora, rank: 3}", LoraConfig(r=3, target_modules="all-linear", **TASK)),
     ("{method: prompt, tokens: 7}", PromptTuningConfig(num_virtual_tokens=7, **TASK)),
-    ("{method: p-tuning, tokens: 7, width: 24}", PromptEncoderConfig(num_virtual_tokens=7, encoder_hidden_size=24, **TASK)),
+    ("{method: p-tuning, tokens: 7, width: 24}", PromptEncoderConfig(
+        num_virtual_tokens=7, encoder_hidden_size=24, **TASK)),
     ("{method: p-tuning, tokens: 7}", PromptEncoderConfig(num_virtual_tokens=7, encoder_hidden_size=64, **TASK)),
     ("{method: p-tuning, tokens: 5, encoder: lstm, width: 24}", PromptEncoderConfig(
         num_virtual_tokens=5, encoder_hidden_size=24, encoder_reparameterization_type=LSTM, **TASK)),
@@ -54,15 +56,17 @@ METHODS: list[tuple[str, Any]] = [
     ("{method: prefix, tokens: 7, width: 24}", PrefixTuningConfig(
         num_virtual_tokens=7, prefix_projection=True, encoder_hidden_size=24, **TASK)),
 ]  # fmt: skip
+ALL = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
 # Of LoRA on a part of LLaMA's modules: (keys of `tune`, peft's).
 PARTS: list[tuple[str, dict[str, Any]]] = [
     ("targets: [q_proj]", {"target_modules": ["q_proj"]}),
     ("targets: [k_proj, o_proj, up_proj]", {"target_modules": ["k_proj", "o_proj", "up_proj"]}),
     ("targets: ['*.mlp.*']", {"target_modules": ["gate_proj", "up_proj", "down_proj"]}),
     ("targets: ['*.self_attn.*']", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
-    ("layers: '0,2-'", {"target_modules": "all-linear", "layers_to_transform": [0, 2, 3]}),
+    ("layers: '0,2-'", {"target_modules": ALL, "layers_to_transform": [0, 2, 3]}),
     ("modules_to_save: [lm_head]", {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}),
-    ("modules_to_save: [embed_tokens, norm]", {"target_modules": "all-linear", "modules_to_save": ["embed_tokens", "norm"]}),
+    ("modules_to_save: [embed_tokens, norm]", {
+        "target_modules": "all-linear", "modules_to_save": ["embed_tokens", "norm"]}),
 ]  # fmt: skip
 
 
@@ -87,7 +91,7 @@ def test_methods_train_what_peft_trains(tune: str, config: Any, family: str, tmp
     job = tuned(tune, tmp_path).job
     shape = shape_of_config(AutoConfig.for_model(family, **CONFIGS[family]).to_dict())
     found = trained_elements(shape, job.tune.method, job.tune.rank, adapters_of(job.tune, shape.layers))
-    assert found == count(get_peft_model(on_meta(family), config))
+    assert found == count(get_peft_model(on_meta(family), copy.deepcopy(config)))
 
 
 @pytest.mark.parametrize(("keys", "config"), PARTS, ids=[keys for keys, _ in PARTS])

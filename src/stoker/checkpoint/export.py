@@ -160,19 +160,24 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     return folder
 
 
-def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.float32) -> TunedRun:
-    """The run with its adapters merged, and its linear layers in fewer bits.
-
-    Raises:
-        UserError: the package that it needs is not installed, or the run's base is quantised already.
-    """
+def check_quantisable(tuned: TunedRun, quantise: str) -> None:
+    """Raises: UserError: the package that it needs is not installed, or the run's base is quantised already."""
     assert tuned.job.model is not None
     if tuned.job.model.quantise != "none":
         raise UserError(
             f"--quantise {quantise}: this run's base is in {tuned.job.model.quantise} already, and merging into it "
             "would round the tuning away"
         )
-    quantisation(quantise, dtype)  # is it installed? Before the model is changed
+    quantisation(quantise, torch.float32)
+
+
+def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.float32) -> TunedRun:
+    """The run with its adapters merged, and its linear layers in fewer bits; its own model is gone afterwards.
+
+    Raises:
+        UserError: see `check_quantisable`.
+    """
+    check_quantisable(tuned, quantise)
     return replace(tuned, model=quantised_copy(merged_model(tuned.model), quantise, dtype).eval())
 
 

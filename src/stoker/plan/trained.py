@@ -129,7 +129,8 @@ def _products(shape: Shape, target: str) -> tuple[tuple[str, int | None], ...]:
 def whole_elements(shape: Shape, name: str) -> int:
     """Elements of a layer that is trained whole, each time that the model has it; 0 where its name is not known.
 
-    peft trains a copy, so that a tied head counts as well.
+    peft trains a copy, so that a tied head counts as well, and takes every layer whose name ends so: ``norm`` means the
+    norms of LLaMA's blocks, too.
     """
     leaf = name.rsplit(".", 1)[-1]
     if leaf in HEADS:
@@ -137,7 +138,8 @@ def whole_elements(shape: Shape, name: str) -> int:
     if leaf in EMBEDDINGS:
         return shape.vocabulary * (shape.embedding_width or shape.width)
     if leaf in FINAL_NORMS:
-        return shape.final_norm_parameters
+        ends_so = leaf == "norm" and shape.norm == "rms"
+        return shape.final_norm_parameters + ends_so * sum(shape.vectors(shape.layer(i)) for i in range(shape.layers))
     if leaf not in MODULES:
         return 0
     return sum(

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from stoker.checkpoint.export import quantised_run
+from stoker.checkpoint.export import check_quantisable, quantised_run
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.build import Report
 from stoker.data.corpus import open_corpus, tokenise_source
@@ -62,8 +62,10 @@ def measure(
         quantise: measures the merged model so held as well, under this name; the run's own model is gone afterwards.
 
     Raises:
-        UserError: no row of the data has a trained token, or the run held nothing out.
+        UserError: no row of the data has a trained token, the run held nothing out, or its base is quantised already.
     """
+    if quantise is not None:
+        check_quantisable(tuned, quantise)
     documents, used, dropped = _documents(tuned, data, form, base, report)
     results = {"tuned": Measured(_evaluate(tuned, tuned.model, documents), used, dropped)}
     if compare:
