@@ -54,7 +54,10 @@ def said(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+SELDOM = [pytest.param(form, marks=pytest.mark.slow) for form in ("8bit", "int8", "int4")]  # as 4bit goes
+
+
+@pytest.mark.parametrize("form", ["4bit", *SELDOM])
 def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(FORMS[form].package)
     assert main(["eval", "lora", "--quantise", form, "--json"]) == 0
@@ -63,7 +66,7 @@ def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.
     assert held != tuned and held == pytest.approx(tuned, rel=0.1 if form.startswith(("4", "int4")) else 0.02)
 
 
-@pytest.mark.parametrize("form", ["4bit", "8bit", "int8", "int4"])
+@pytest.mark.parametrize("form", ["4bit", *SELDOM])
 def test_a_folder_in_fewer_bits_is_what_transformers_loads(
     form: str, base: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
