@@ -107,7 +107,9 @@ def test_an_adapter_needs_no_states_of_the_base() -> None:
     ]
     assert sizes[0] == pytest.approx(16 * shape.parameters)
     assert sizes[1] == pytest.approx(2 * shape.parameters + 16 * shape.lora_parameters(16))
-    assert sizes[2] < sizes[1] / 3
+    outside = shape.parameters - shape.layers * sum(m.parameters for m in shape.layer_matmuls(0))
+    packed = (0.5 + 1 / 64 + 4 / 64 / 256) * (shape.parameters - outside)  # bits, scales, and scales of those
+    assert sizes[2] == pytest.approx(packed + 2 * outside + 16 * shape.lora_parameters(16))
 
 
 def test_what_sequence_parallelism_gathers_is_whole_on_every_process() -> None:

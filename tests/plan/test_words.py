@@ -17,6 +17,7 @@ from stoker.plan.setting import Setting, Work
 from stoker.plan.shapes.names import shape_named
 from stoker.plan.software import STOKER
 from stoker.plan.space import EVERYTHING, trainable
+from stoker.plan.trained import Adapters
 
 HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 
@@ -37,7 +38,7 @@ def test_a_job_accepts_the_plan_and_has_its_layout(setting: Setting) -> None:
     assert (train.batch, train.micro_batch, train.accumulation) == (16, setting.micro_batch, setting.micro_batches)
 
 
-@pytest.mark.parametrize("name", ["fp16", "qlora", "recompute"])
+@pytest.mark.parametrize("name", ["fp16", "qlora", "prompt", "recompute"])
 def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     """Each of Stoker's rules once: the job with the words is refused, and the search leaves it out."""
     shape, cluster = shape_named("gpt2"), load_cluster("2x4xA100-80GB")
@@ -46,13 +47,16 @@ def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     if name == "fp16":
         work, layout, more = Work(shape, 1024, 16, precision="fp16"), Layout(data=4, pipeline=2), "precision: fp16"
     if name == "qlora":
-        work, layout = Work(shape, 1024, 16, tuning="qlora"), Layout(data=8, shard="zero3", shard_size=8)
+        work, layout = Work(shape, 1024, 16, tuning="qlora"), Layout(data=4, tensor=2)
+    if name == "prompt":
+        work = Work(shape, 1024, 16, tuning="prompt", adapters=Adapters(tokens=20))
+        layout = Layout(data=4, context=2)
     setting = Setting(work, cluster, layout, 1)
     assert not trainable(setting) and not EVERYTHING.has(setting)
-    text = HEAD + job_yaml(setting) + (f"tune: {work.tuning}\n" if name == "qlora" else "")
+    text = HEAD + job_yaml(setting) + (f"tune: {work.tuning}\n" if work.tuning != "full" else "")
     if more:
         text = text.replace("train:\n", f"train:\n  {more}\n")
-    with pytest.raises(Exception, match=r"fp16|cannot be cut|recompute"):
+    with pytest.raises(Exception, match=r"fp16|cannot be cut|made for whole|recompute"):
         check_document(parse_document(text, file="job.yaml"))
     found = search(work, cluster).plans
     assert found and all(trainable(plan.setting) for plan in found)

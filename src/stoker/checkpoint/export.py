@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +26,7 @@ from stoker.errors import RunFailed, UserError
 from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
+from stoker.models.quantise import quantisation, quantised_copy
 from stoker.models.source import locate
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual import virtual_of
@@ -47,11 +48,13 @@ class Export:
         format: ``adapter`` (peft), ``merged`` (transformers) or ``gguf`` (llama.cpp).
         to: the folder it shall lie in.
         dtype: of the weights; None takes what the format is best in.
+        quantise: how the linear layers of ``merged`` are held, as ``model.quantise`` says it; None for as they are.
     """
 
     format: Format
     to: Path
     dtype: str | None = None
+    quantise: str | None = None
 
     @property
     def weights(self) -> str:
@@ -82,6 +85,8 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
+    if export.quantise and export.format != "merged":
+        raise UserError(f"--quantise {export.quantise} is for merged weights: write --format merged")
     assert tuned.job.model is not None
     if export.format != "adapter" and tuned.job.model.quantise != "none":
         raise UserError(
@@ -150,7 +155,9 @@ def base_of(tuned: TunedRun, base: Path) -> str:
 
 
 def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
-    model = merged_model(tuned.model).to(DTYPES[export.weights])
+    model = merged_model(tuned.model)
+    if export.quantise is None:
+        model = model.to(DTYPES[export.weights])
     stops = sorted(codec_of_run(tuned).stop_ids)
     model.generation_config.eos_token_id = stops[0] if len(stops) == 1 else stops
     model.generation_config.do_sample = model.generation_config.do_sample or None
@@ -158,6 +165,27 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     model.save_pretrained(folder)
     served_tokenizer(tuned).save_pretrained(folder)
     return folder
+
+
+def check_quantisable(tuned: TunedRun, quantise: str) -> None:
+    """Raises: UserError: the package that it needs is not installed, or the run's base is quantised already."""
+    assert tuned.job.model is not None
+    if tuned.job.model.quantise != "none":
+        raise UserError(
+            f"--quantise {quantise}: this run's base is in {tuned.job.model.quantise} already, and merging into it "
+            "would round the tuning away"
+        )
+    quantisation(quantise, torch.float32)
+
+
+def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.float32) -> TunedRun:
+    """The run with its adapters merged, and its linear layers in fewer bits; its own model is gone afterwards.
+
+    Raises:
+        UserError: see `check_quantisable`.
+    """
+    check_quantisable(tuned, quantise)
+    return replace(tuned, model=quantised_copy(merged_model(tuned.model), quantise, dtype).eval())
 
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]

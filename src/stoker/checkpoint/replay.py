@@ -10,10 +10,11 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -80,11 +81,13 @@ def answer_afresh(
     conversation: list[dict[str, str]],
     *,
     trust_remote_code: bool = False,
+    quantisation: Mapping[str, Any] | None = None,
 ) -> tuple[list[Answer], list[int]]:
     """Asks the artifact in a folder, in a fresh process; also how its own tokenizer encodes a conversation.
 
     Args:
         trust_remote_code: whether modelling code that comes with the model may run there too.
+        quantisation: transformers' settings of an adapter's base, where that is quantised.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
@@ -96,6 +99,7 @@ def answer_afresh(
             "stop_ids": list(stop_ids),
             "conversation": conversation,
             "trust_remote_code": trust_remote_code,
+            "quantisation": quantisation,
             "out": str(out),
         }
         done = subprocess.run(
@@ -172,7 +176,12 @@ def _main(arguments: list[str]) -> None:
 
         load = AutoPeftModelForCausalLM.from_pretrained
     trust = request["trust_remote_code"]
-    model = load(str(folder), trust_remote_code=trust).eval()
+    settings = {"quantization_config": request["quantisation"]} if request["quantisation"] else {}
+    model = load(str(folder), trust_remote_code=trust, **settings).eval()
+    kernel = "support_avx512bf16_for_cpu"  # bitsandbytes' for inference on some processors rounds to bfloat16
+    for module in model.modules():
+        if hasattr(module, kernel):
+            setattr(module, kernel, False)
     questions = [Question(tuple(q["ids"]), q["prompt"]) for q in request["questions"]]
     tensors = {}
     for i, given in enumerate(answer(model, questions, request["stop_ids"])):

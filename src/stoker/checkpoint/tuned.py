@@ -12,11 +12,12 @@ from torch import nn
 from stoker.checkpoint.store import Store, place_of
 from stoker.checkpoint.weights import restore_weights
 from stoker.errors import UserError
-from stoker.hardware.device import Device, choose_device
+from stoker.hardware.device import Device
 from stoker.job.load import LoadedJob, load_job
 from stoker.job.schema import Job
 from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
+from stoker.models.quantise import device_for
 from stoker.models.text import TextSide, open_text_side
 from stoker.runs.folder import RunFolder
 
@@ -105,7 +106,7 @@ def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
         )
     store, step = checkpoint_step(folder, job, at, base)
     # What was trained in mixed precision is used in it, too.
-    device = choose_device(job.train.precision)
+    device = device_for(job)
     text = open_text_side(loaded, base)
     model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)

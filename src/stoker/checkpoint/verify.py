@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stoker.checkpoint.export import Export, codec_of_run
 from stoker.checkpoint.gguf_replay import ReplayRequest, replay
@@ -12,11 +13,15 @@ from stoker.checkpoint.replay import Answer, Question, answer, answer_afresh, co
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.corpus import open_corpus
 from stoker.errors import RunFailed, UserError
+from stoker.models.adapters import unwrap
+from stoker.models.quantise import quantisation
 
 ROWS = 6
 LONGEST = 96  # tokens of a row that are compared: the logits of a large vocabulary fill memory
 # Largest difference of logits, as a share of their standard deviation. 16-bit weights carry 3 (bf16) or 11 (fp16)
 # bits of mantissa less than float32; 8-bit blocks are off by about 0.6 % each, which adds up over the layers.
+# bitsandbytes rounds activations to 8 bits, in which the least difference before is one of a whole step.
+EIGHT_BIT = 5e-2
 TOLERANCE = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 0.2, "q8_0": 0.6}
 CONVERSATION = [{"role": "user", "content": "Name 3 colours, please.\nThen  stop."}]
 TEXTS = ["Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve café — 你好，世界 🙂"]
@@ -28,6 +33,7 @@ class Reference:
 
     Attributes:
         trust_remote_code: whether the job lets the model's own code run.
+        quantise, quantisation: of the base, as the job and as transformers say it.
     """
 
     questions: tuple[Question, ...]
@@ -35,7 +41,9 @@ class Reference:
     stop_ids: tuple[int, ...]
     conversation: tuple[int, ...]
     texts: tuple[tuple[int, ...], ...]
-    trust_remote_code: bool
+    trust_remote_code: bool = False
+    quantise: str = "none"
+    quantisation: Mapping[str, Any] | None = None
 
 
 def take_reference(tuned: TunedRun, base: Path) -> Reference:
@@ -49,8 +57,30 @@ def take_reference(tuned: TunedRun, base: Path) -> Reference:
         conversation = tuple(codec.tokenizer.encode(text, add_special_tokens=False).ids)
     texts = tuple(tuple(codec.tokenizer.encode(t, add_special_tokens=False).ids) for t in TEXTS)
     assert tuned.job.model is not None
-    answers = tuple(answer(tuned.model, questions, stops))
-    return Reference(questions, answers, stops, conversation, texts, tuned.job.model.trust_remote_code)
+    settings = quantisation(tuned.job.model.quantise, unwrap(tuned.model).dtype)
+    return Reference(
+        questions,
+        tuple(answer(tuned.model, questions, stops)),
+        stops,
+        conversation,
+        texts,
+        tuned.job.model.trust_remote_code,
+        tuned.job.model.quantise,
+        settings.to_dict() if settings is not None else None,
+    )
+
+
+def drift(trained: Reference, quantised: Reference) -> str:
+    """How far the answers in fewer bits are from those of the trained model, in one line."""
+    apart = [
+        float((ours.logits - theirs.logits).square().mean().sqrt() / ours.logits.std())
+        for ours, theirs in zip(trained.answers, quantised.answers, strict=True)
+    ]
+    equal = sum(a.tokens == b.tokens for a, b in zip(trained.answers, quantised.answers, strict=True))
+    return (
+        f"in fewer bits logits are {sum(apart) / len(apart):.1e} of their spread from the trained ones (root mean "
+        f"square), {equal} of {len(apart)} greedy answers equal"
+    )
 
 
 def _questions(tuned: TunedRun, base: Path) -> list[Question]:
@@ -82,10 +112,13 @@ def verify(reference: Reference, export: Export, written: Path) -> str:
         reference.stop_ids,
         conversation,
         trust_remote_code=reference.trust_remote_code,
+        quantisation=reference.quantisation,
     )
     if tuple(encoded) != reference.conversation:
         raise RunFailed("the export's chat template or tokenizer gives other tokens than the training's")
-    return compare(reference.answers, replayed, reference.questions, reference.stop_ids, TOLERANCE[export.weights])
+    eight_bit = "8bit" in (reference.quantise, export.quantise)
+    tolerance = max(TOLERANCE[export.weights], EIGHT_BIT if eight_bit else 0.0)
+    return compare(reference.answers, replayed, reference.questions, reference.stop_ids, tolerance)
 
 
 def _verify_gguf(reference: Reference, export: Export, written: Path) -> str:

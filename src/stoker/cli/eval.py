@@ -8,6 +8,8 @@ from pathlib import Path
 
 from stoker.errors import UserError
 
+QUANTISED = ("8bit", "4bit", "int8", "int4")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker eval``."""
@@ -21,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
+    parser.add_argument(
+        "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
@@ -37,12 +42,20 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments, base)
     tuned = open_run(arguments.run, base, at=arguments.at)
     with TokeniseReport() as report:
-        results = measure(tuned, arguments.data, arguments.format, base, compare=arguments.compare, report=report)
+        results = measure(
+            tuned,
+            arguments.data,
+            arguments.format,
+            base,
+            compare=arguments.compare,
+            quantise=arguments.quantise,
+            report=report,
+        )
     if arguments.json:
         print(
             json.dumps(
                 {name: result.as_json() for name, result in results.items()} | {"step": tuned.step}
-                if arguments.compare
+                if arguments.compare or arguments.quantise
                 else results["tuned"].as_json() | {"step": tuned.step}
             )
         )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 FORMATS = ("adapter", "merged", "gguf")
+QUANTISED = ("8bit", "4bit", "int8", "int4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, required=True, help="adapter, merged or gguf")
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
+    parser.add_argument("--quantise", choices=QUANTISED, help="hold merged weights in 8 or 4 bits, or as int8 or int4")
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -24,20 +26,26 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.checkpoint.export import Export, check_export, write_export
+    from stoker.checkpoint.export import DTYPES, Export, check_export, quantised_run, write_export
     from stoker.checkpoint.tuned import open_run
-    from stoker.checkpoint.verify import take_reference, verify
+    from stoker.checkpoint.verify import drift, take_reference, verify
 
     base = Path.cwd()
     tuned = open_run(arguments.run, base, at=arguments.at)
-    export = Export(arguments.format, base / arguments.to, arguments.dtype)
+    export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
     check_export(tuned, export)
     reference = take_reference(tuned, base)
     said: list[str] = []
+    lost = ""
+    if arguments.quantise:
+        tuned = quantised_run(tuned, arguments.quantise, DTYPES[export.weights])
+        trained, reference = reference, take_reference(tuned, base)
+        lost = drift(trained, reference)
     written = write_export(tuned, export, base, lambda path: said.append(verify(reference, export, path)))
     tuned.folder.event("exported", format=export.format, to=str(written), step=tuned.step, verified=said[0])
     if arguments.json:
-        print(json.dumps({"written": str(written), "step": tuned.step, "verified": said[0]}))
+        answer = {"written": str(written), "step": tuned.step, "verified": said[0]}
+        print(json.dumps(answer | ({"quantised": lost} if lost else {})))
     else:
-        print(f"step {tuned.step} -> {written}\n{said[0]}")
+        print(f"step {tuned.step} -> {written}\n{said[0]}" + (f"\n{lost}" if lost else ""))
     return 0

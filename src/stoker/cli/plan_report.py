@@ -20,6 +20,7 @@ from stoker.plan.answer.whole import Answer, NothingFits, Question, bars, holder
 from stoker.plan.answer.words import job_yaml, time_words
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import Plan
+from stoker.plan.setting import Work
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
@@ -84,10 +85,17 @@ def picture(found: Answer) -> str:
 def _head(question: Question, searched: str) -> None:
     work, cluster = question.work, question.cluster
     _say("cluster", f"{_devices(cluster)}, {cluster.per_node} a node")
-    trained = "all are trained" if work.tuning == "full" else f"{work.tuning} of rank {work.rank}"
+    trained = "all are trained" if work.tuning == "full" else f"{work.trained / 1e6:,.3g} million trained ({_by(work)})"
     _say("model", f"{work.shape.name}: {work.shape.parameters / 1e9:.2f} billion parameters, {trained}")
     _say("work", f"{work.global_batch} rows of {work.seq_len} tokens a step, in {work.precision}")
     _say("searched", searched)
+
+
+def _by(work: Work) -> str:
+    """What is trained beside a frozen model."""
+    by = f"rank {work.rank}" if work.low_rank else f"{work.adapters.tokens} virtual tokens"
+    base = "" if work.base == "none" else f", the base in {work.base}"
+    return f"{work.tuning}, {by}{base}"
 
 
 def _memory(found: Answer, *, pictures: bool) -> None:

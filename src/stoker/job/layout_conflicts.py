@@ -191,18 +191,20 @@ def _module(view: View) -> Iterator[Problem]:
 
 def _quantised(view: View) -> Iterator[Problem]:
     parts = _parts(view)
-    quantised = view.value("tune.method") == "qlora" or view.value("model.quantise") in ("4bit", "8bit")
+    quantised = view.value("tune.method") == "qlora" or view.value("model.quantise") not in (None, "none")
     if not quantised:
         return
     keys = ["model.quantise", "tune.method"]
-    spread = {"tensor": parts.tensor > 1, "pipeline": parts.pipeline > 1, "shard": parts.shard != "none"}
-    for name in (name for name, asked in spread.items() if asked):
-        value = getattr(parts, name)
+    for name in (name for name in ("tensor", "pipeline") if getattr(parts, name) > 1):
         message = (
-            f"`{name}: {value}` cuts weights into pieces, and a quantised base is held in blocks that cannot be cut"
+            f"`{name}: {getattr(parts, name)}` cuts the model into pieces, and a quantised base is held in blocks that "
+            "cannot be cut"
         )
         hint = f"remove `{name}` and write `data`, or write `tune: lora` on a base that is not quantised"
         yield from view.at_each([f"parallel.{name}", *keys], message, hint)
+    if parts.offload == "params":
+        message = "`offload: params` moves the weights of each block to and fro, and a quantised base stays where it is"
+        yield from view.at_each(["parallel.offload", *keys], message, "write `offload: optimizer` or none")
     if view.value("train.precision") == "fp64":
         message = "`precision: fp64` cannot be had of a quantised base"
         yield from view.at_each(

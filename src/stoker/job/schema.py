@@ -39,9 +39,10 @@ class ModelBlock(Block):
         default=None,
         description="another tokenizer: hub id, folder or catalogue name; by default the model's own",
     )
-    quantise: Literal["none", "8bit", "4bit"] = Field(
+    quantise: Literal["none", "8bit", "4bit", "int8", "int4"] = Field(
         default="none",
-        description="hold the frozen base in 8 or 4 bits (bitsandbytes); needs an adapter to train",
+        description="hold the frozen base in 8 or 4 bits (by bitsandbytes), or as int8 or int4 (by torchao); "
+        "needs an adapter to train",
     )
     trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
     allow_pickle: bool = Field(default=False, description="load pickled weights (.bin, .pt), which can run code")

@@ -206,7 +206,7 @@ VALUES = {
     "zerobubble": "zero-bubble", "zbvzerobubble": "zbv", "zb-v": "zbv",
     "all-gather": "gather", "allgather": "gather", "ring": "gather",
     "cpu": "optimizer", "weights": "params", "parameters": "params", "optimiser": "optimizer",
-    "truncate": "cut", "int8": "8bit", "int4": "4bit", "nf4": "4bit", "fp4": "4bit", "all": "all-linear",
+    "truncate": "cut", "nf4": "4bit", "fp4": "4bit", "all": "all-linear",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
+from stoker.job.layout import layout_of
 from stoker.job.schema import Job
 from stoker.job.tuning import ADAPTERS
 from stoker.models.adapters import add_adapter
@@ -19,6 +20,7 @@ from stoker.models.form import training_form
 from stoker.models.load import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta import allocate
+from stoker.models.quantise import cut_by
 from stoker.models.resize import NewRows, enlarge, untrained
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual import Drawn, Prefix, Prompt, Reader, add_virtual_tokens
@@ -59,7 +61,8 @@ def build_meta(
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
-    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id)
+    storage = dtype if cut_by(job, layout_of(job)) else torch.uint8
+    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
     extension, new_rows = extension_of(job.model, base), None
     if extension is not None:
         blank, new_rows = enlarge(blank, extension)

@@ -22,12 +22,13 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from stoker.errors import Problem, UserError
+from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.initial import Initial
 from stoker.models.meta import allocate, parameters_on_meta, set_parameter
+from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.source import locate
 from stoker.models.stored import Stored
 from stoker.models.weights import Held, WeightSource, fill_whole
@@ -67,6 +68,7 @@ def blank_model(
     seed: int,
     dtype: torch.dtype = torch.float32,
     stop_id: int | None = None,
+    storage: torch.dtype = torch.uint8,
 ) -> Blank:
     """The model of a job without memory for its parameters.
 
@@ -76,6 +78,7 @@ def blank_model(
         seed: of the random weights of a model from scratch.
         dtype: of the weights.
         stop_id: of a model from scratch, the end token to write into its configuration.
+        storage: of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
 
     Raises:
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
@@ -85,6 +88,8 @@ def blank_model(
     if source is None:
         raise UserError(f"there is no model {block.name!r}")
     if source.kind == "scratch":
+        if block.quantise != "none":
+            raise UserError(f"model.quantise: {block.name} begins with random weights, which are there to be trained")
         with parameters_on_meta():
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
         return Blank(fresh, Initial(fresh, seed))
@@ -92,7 +97,7 @@ def blank_model(
     try:
         config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
         if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
-            return Blank(_read_whole(block, where, dtype), Held({}))
+            return Blank(_read_whole(block, where, dtype, storage), Held({}))
         files = _weight_files(where, block.revision)
         if not files and block.allow_pickle:  # pickled weights cannot be read in parts
             held = _read_whole(block, where, dtype)
@@ -161,7 +166,9 @@ def _weight_files(where: str, revision: str | None) -> list[Path]:
     return []
 
 
-def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
+def _read_whole(
+    block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
+) -> PreTrainedModel:
     """The model as transformers loads it, in one piece."""
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         where,
@@ -169,12 +176,14 @@ def _read_whole(block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrained
         revision=block.revision,
         use_safetensors=None if block.allow_pickle else True,
         trust_remote_code=block.trust_remote_code,
-        quantization_config=quantisation(block.quantise, dtype),
+        quantization_config=quantisation(block.quantise, dtype, storage=storage),
         output_loading_info=True,
     )
     model, info = loaded
     if info["missing_keys"]:  # transformers would go on with random ones
         raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
+    if block.quantise != "none":
+        check_quantised(model, block.quantise)
     return model
 
 
@@ -192,25 +201,4 @@ def _scratch_config(name: str, stop_id: int | None) -> LlamaConfig:
         bos_token_id=None,
         eos_token_id=stop_id,
         pad_token_id=None,
-    )
-
-
-def quantisation(quantise: str, dtype: torch.dtype):  # type: ignore[no-untyped-def]
-    """transformers' quantisation settings of ``model.quantise``, or None."""
-    if quantise == "none":
-        return None
-    from transformers import BitsAndBytesConfig
-
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        message = f"model.quantise: {quantise} needs the package bitsandbytes"
-        raise UserError(Problem(message, "pip install 'stoker[quantise]'")) from error
-    if quantise == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
     )

@@ -3,19 +3,51 @@
 peft computes ``W x + scaling * B(A(x))`` as separate modules: two passes over the full output for the scaling
 and the sum, and autograd keeps what each needs. Here the scaling is applied to the narrow ``A(x)`` and the
 product with ``B`` is added into ``W x`` in place; what is kept is ``x`` and ``A(x)``. The mathematics, the
-parameters and the file format are peft's.
+parameters and the file format are peft's. A base in fewer bits is unpacked for each product, forward and backward.
 
 Shapes: N tokens, I input width, O output width, R rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+
+from stoker.models.quantise import unpacker
+
+
+class _LoraPacked(torch.autograd.Function):
+    """The same where ``unpack()`` gives W: it is not kept, and unpacked again for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_NI: Tensor,
+        unpack: Callable[[], Tensor],
+        bias_O: Tensor | None,
+        a_RI: Tensor,
+        b_OR: Tensor,
+        scaling: float,
+    ) -> Tensor:
+        narrow_NR = torch.mm(x_NI, a_RI.T).mul_(scaling)
+        weight_OI = unpack()
+        y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
+        ctx.save_for_backward(x_NI, narrow_NR, a_RI, b_OR)
+        ctx.unpack, ctx.scaling = unpack, scaling
+        return y_NO.addmm_(narrow_NR, b_OR.T)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
+        x_NI, narrow_NR, a_RI, b_OR = ctx.saved_tensors
+        back_NR = torch.mm(grad_NO, b_OR).mul_(ctx.scaling)
+        grad_x = torch.mm(grad_NO, ctx.unpack()).addmm_(back_NR, a_RI) if ctx.needs_input_grad[0] else None
+        return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
 
 
 class _LoraLinear(torch.autograd.Function):
@@ -47,8 +79,9 @@ class _LoraLinear(torch.autograd.Function):
         return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
 
 
-def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
     base = layer.base_layer
+    unpack = unpacker(base)
     plain = (
         "forward" not in vars(base)  # a layer that a layout has split in a way of its own
         and not layer.disable_adapters
@@ -58,11 +91,14 @@ def _forward(layer: LoraLinear, name: str, x: Tensor, *arguments: Any, **options
         and layer.active_adapters == [name]
         and not torch.is_autocast_enabled(x.device.type)
     )
-    if not plain:
+    # bitsandbytes rounds activations to 8 bits where it only infers, and so will who loads the adapter.
+    infers = unpack is not None and not layer.training
+    if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)
-    y = _LoraLinear.apply(
+    apply = _LoraLinear.apply if unpack is None else _LoraPacked.apply
+    y = apply(
         x.reshape(-1, x.shape[-1]),
-        base.weight,
+        base.weight if unpack is None else unpack,
         base.bias,
         layer.lora_A[name].weight,
         layer.lora_B[name].weight,
@@ -75,19 +111,23 @@ def fuse_lora(model: nn.Module) -> int:
     """Gives every plain LoRA layer of a model the fused pass; says how many there are.
 
     Plain is: one adapter, no dropout, no DoRA, and as its base an ordinary linear layer of floating-point
-    weights. All others keep peft's own.
+    weights, or one in fewer bits that is computed in the adapter's type. All others keep peft's own.
     """
     fused = 0
     for layer in model.modules():
-        if type(layer) is not LoraLinear or type(layer.base_layer) is not nn.Linear:
+        if not isinstance(layer, LoraLayer) or not isinstance(layer, nn.Module):
+            continue
+        unpack = unpacker(layer.base_layer)
+        if unpack is None and (type(layer) is not LoraLinear or type(layer.base_layer) is not nn.Linear):
             continue
         names = list(layer.lora_A)
         if len(names) != 1 or any(layer.use_dora.values()) or layer.fan_in_fan_out:
             continue
         name = names[0]
-        same = layer.base_layer.weight.dtype == layer.lora_A[name].weight.dtype
+        held = layer.base_layer.weight.dtype if unpack is None else unpack().dtype
+        same = held == layer.lora_A[name].weight.dtype
         if not same or not isinstance(layer.lora_dropout[name], nn.Identity) or layer.lora_bias.get(name, False):
             continue
-        layer.forward = partial(_forward, layer, name)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, name)
         fused += 1
     return fused

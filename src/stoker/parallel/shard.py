@@ -17,12 +17,20 @@ from stoker.job.layout import Layout
 from stoker.parallel.mesh import Mesh
 
 
-def shard(root: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, compute: torch.dtype | None) -> None:
+def shard(
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: Mesh,
+    compute: torch.dtype | None,
+    *,
+    whole: set[nn.Parameter] | None = None,
+) -> None:
     """Shards each block, and what is outside of them with the root. Works on the meta device.
 
     Args:
         root: is called for the forward pass.
         compute: type that gathered weights are cast to; None for the type they are kept in.
+        whole: parameters that every process keeps as they are.
     """
     layout = mesh.layout
     offload = OffloadPolicy()
@@ -31,9 +39,15 @@ def shard(root: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, compute: tor
     # Gradients are reduced in float32, or in float64 where they are.
     types = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32 if compute else None)
     again = layout.shard == "zero3"
-    for block in blocks:
-        fully_shard(block, mesh=mesh.sharding, reshard_after_forward=again, mp_policy=types, offload_policy=offload)
-    fully_shard(root, mesh=mesh.sharding, reshard_after_forward=False, mp_policy=types, offload_policy=offload)
+    for part in (*blocks, root):
+        fully_shard(
+            part,
+            mesh=mesh.sharding,
+            reshard_after_forward=again and part is not root,
+            mp_policy=types,
+            offload_policy=offload,
+            ignored_params=whole,
+        )
     for module in sharded_modules(root):
         # Losses are divided by the targets of the whole step, so gradients are summed and not averaged.
         module.set_gradient_divide_factor(1.0)

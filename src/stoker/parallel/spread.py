@@ -23,6 +23,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.head import Head, head_of
 from stoker.models.layout import LanguageModel
+from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.virtual import has_prefix, virtual_ids
 from stoker.models.weights import Rows, WeightSource
 from stoker.parallel.blocks import blocks_of
@@ -87,12 +88,15 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)))
     _apply_to_blocks(inner, family, layout, compiled=compiled)
     root: nn.Module = Whole(language, mesh)
+    packed_weights = packed_parameters(model)
     if layout.shard != "none":
-        shard(root, blocks_of(inner), mesh, compute)
+        whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
+        shard(root, blocks_of(inner), mesh, compute, whole=whole)
     prefix = "" if model is inner else "base_model.model."
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     materialise(model, built.weights, pieces, mesh.device, offload=layout.offload == "params")
-    root._apply(_same)  # tells fully_shard of the memory that its parameters have now
+    if not packed_weights:
+        root._apply(_same)  # tells fully_shard of the memory that its parameters have now
     partial = _partial(model, placed, prefix, layout)
     trained = [
         Trained(p, split=name in pieces, partial=name in partial)

@@ -34,7 +34,7 @@ def layer_activations(setting: Setting, layer: Layer) -> float:
         outside += 3 * shape.width
         inside += 2 * shape.query_width + 2 * shape.key_value_width + 2 * shape.heads
         if not software.flash and not selective:
-            inside += SCORES * shape.heads * setting.work.seq_len
+            inside += SCORES * shape.heads * setting.work.attended
     inside += _nonlinear(setting, shape) * _mlp_width(shape, layer)
     if layer.feed_forward != "none":
         outside += 3 * shape.width

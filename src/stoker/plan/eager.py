@@ -32,7 +32,8 @@ class Arithmetic:
         product: of what goes into and comes out of products.
         casts: whether each product keeps a cast copy of its input.
         norms_trained: whether norms keep the normalised values, which only their weights' gradients need.
-        rank: of the adapters on the products; 0 where these are trained themselves.
+        rank: of the adapters on the products; 0 where there are none.
+        reads: whether products keep what they read, which only the gradients of their weights or adapters need.
     """
 
     stream: int
@@ -40,24 +41,27 @@ class Arithmetic:
     casts: bool
     norms_trained: bool = True
     rank: int = 0
+    reads: bool = True
 
 
-def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0) -> Arithmetic:
+def arithmetic(precision: str, *, held: Held = "fp32", rank: int = 0, frozen: bool | None = None) -> Arithmetic:
     """The types under Stoker.
 
     Args:
         precision: of products.
         held: the weights that a block computes with: float32 under autocast (one process, DDP), or 16-bit copies
             (FSDP2's mixed precision, and a frozen base), in which hidden states are 16-bit as well.
-        rank: of adapters on a frozen base; 0 for full training.
+        rank: of adapters on a frozen base; 0 where there are none.
+        frozen: whether the base is; by default where there are adapters.
     """
+    frozen = rank > 0 if frozen is None else frozen
     if precision in ("fp32", "tf32"):
         found = Arithmetic(FLOAT, FLOAT, casts=False)
-    elif rank or held == "16-bit":  # adapters are float32, so autocast casts the input of each
+    elif frozen or held == "16-bit":  # adapters are float32, so autocast casts the input of each
         found = Arithmetic(HALF, HALF, casts=rank > 0)
     else:
         found = Arithmetic(FLOAT, HALF, casts=True)
-    return replace(found, norms_trained=not rank, rank=rank)
+    return replace(found, norms_trained=not frozen, rank=rank, reads=rank > 0 or not frozen)
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ def eager_kept(
     of_attention, of_mlp = _readers(shape, layer, code)
     if not types.casts:  # all read one tensor: that of the norm
         of_attention, of_mlp = min(of_attention, 1), min(of_mlp, 1 if shape.norms > 1 or not of_attention else 0)
+    if not types.reads:
+        of_attention = of_mlp = 0
     return Kept(
         _norms(shape, layer, code, types, processor) / (tensor if sequence else 1),
         of_attention * types.product * shape.width,
@@ -196,7 +202,7 @@ def _attention(shape: Shape, layer: Layer, code: Code, types: Arithmetic, seq_le
     query, key, value = shape.query_width, shape.key_value_width, shape.value_width
     whole = query + 2 * key  # where values are a part of what one product gave, all of it stays
     fused = shape.fused_qkv
-    kept = float(product * value)  # what the output product reads
+    kept = float(product * value) * types.reads  # what the output product reads
     if shape.latent is not None:
         latent = shape.latent
         content = shape.heads * (latent.content_size + latent.value_size)
@@ -227,6 +233,7 @@ def _feed_forward(shape: Shape, layer: Layer, code: Code, types: Arithmetic) -> 
     product = types.product
     tensors = 2 + code.nonlinearity if shape.gated else code.nonlinearity
     if layer.feed_forward == "dense":
+        tensors -= not types.reads and code.nonlinearity > 1  # what the last product reads
         narrow = types.rank * (3 if shape.gated and not shape.fused_gate else 2)
         return product * (tensors * shape.mlp_width + narrow)
     if layer.feed_forward != "experts" or shape.mixture is None:

@@ -9,8 +9,15 @@ from __future__ import annotations
 from stoker.plan.activations import in_flight
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.head import HeadBytes, head_bytes
-from stoker.plan.held import QUANTISED, Held, block_parameters, held_parameters, trained_parameters
-from stoker.plan.setting import Setting
+from stoker.plan.held import (
+    Held,
+    block_parameters,
+    held_parameters,
+    packed_of_block,
+    packed_parameters,
+    trained_parameters,
+)
+from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
 # and transformers 5.23, measured before a model is there.
@@ -31,16 +38,17 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     work, layout, shape = setting.work, setting.layout, setting.shape
     held = held_parameters(setting, stage)
     trained = trained_parameters(setting, held)
-    rank = 0 if work.tuning == "full" else work.rank
-    types = arithmetic(work.precision, held="16-bit" if layout.zero else "fp32", rank=rank)
+    types = types_of(setting)
 
     def share(parameters: Held) -> float:
         return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
 
     weights = share(held) * FLOAT
     if work.tuning != "full":
-        frozen = QUANTISED if work.tuning == "qlora" else types.product
-        weights = share(held) * frozen + share(trained) * FLOAT
+        packed = packed_parameters(setting, stage)
+        cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
+        weights = packed / cut * PACKED_BYTES.get(work.base, 0.0)
+        weights += share(Held(held.dense - packed, held.experts)) * types.product + share(trained) * FLOAT
     states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
     summed = gradients
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):
@@ -63,6 +71,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "activations": again if at_end else kept + again * (fullest == BACKWARD),
         "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
         "gathered weights": _gathered(setting, stage, types),
+        "unpacked weights": _unpacked(setting, stage, types),
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again}
@@ -83,7 +92,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             shape,
             layer,
             recompute=layout.recompute,
-            seq_len=work.seq_len,
+            seq_len=work.attended,
             types=types,
             tensor=layout.tensor,
             sequence=layout.sequence,
@@ -93,8 +102,11 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
         again = max(again, alone)
         if work.tuning == "full":
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
-    kept += row_bytes(shape, seq_len=work.seq_len, types=types, tensor=layout.tensor)
+    kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor)
     flying = in_flight(setting, stage)
+    # The keys and values of a prefix, in front of those of each row.
+    prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
+    of_weights += prefix * sum(setting.blocks[stage].values())
     return setting.tokens * kept * flying + of_weights, setting.tokens * again
 
 
@@ -102,7 +114,27 @@ def _head(setting: Setting, stage: int, types: Arithmetic) -> HeadBytes:
     if stage != setting.last:
         return HeadBytes(0.0, 0.0, 0.0)
     full = setting.work.tuning == "full"
-    return head_bytes(setting.shape, setting.tokens, types=types, trained=full, tensor=setting.layout.tensor)
+    return head_bytes(setting.shape, setting.predicting, types=types, trained=full, tensor=setting.layout.tensor)
+
+
+def types_of(setting: Setting) -> Arithmetic:
+    """The types in which a setting's blocks compute."""
+    work = setting.work
+    return arithmetic(
+        work.precision,
+        held="16-bit" if setting.layout.zero else "fp32",
+        rank=work.low_rank,
+        frozen=work.tuning != "full",
+    )
+
+
+def _unpacked(setting: Setting, stage: int, types: Arithmetic) -> float:
+    """The largest matrix of a quantised base while it is multiplied with: unpacked, one at a time."""
+    if setting.work.base == "none":
+        return 0.0
+    return types.product * max(
+        (m.inputs * m.outputs for layer in setting.blocks[stage] for m in setting.shape.matmuls(layer)), default=0.0
+    )
 
 
 def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
@@ -112,9 +144,12 @@ def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
         return 0.0
     held = held_parameters(setting, stage)
     if layout.zero < 3:
-        return held.total * types.product
+        return (held.total - packed_parameters(setting, stage)) * types.product
+    # Of a quantised base blocks gather packed weights, or none.
+    packed = PACKED_BYTES.get(setting.work.base, 0.0) / types.product if setting.work.base in CUT else 0.0
     blocks = [
         block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total
+        - (1 - packed) * packed_of_block(setting, layer)
         for layer in setting.blocks[stage]
     ]
     outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stoker.plan.matmul import STACKED
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer, Shape
-
-QUANTISED = 0.55  # bytes of a 4-bit number with its share of the scales
 
 
 @dataclass(frozen=True)
@@ -40,8 +39,25 @@ def trained_parameters(setting: Setting, held: Held) -> Held:
     """Of those that a process holds; under adapters, its part of theirs."""
     if setting.work.tuning == "full":
         return held
-    adapters = _adapters(setting.shape, setting.work.rank)
-    return Held(adapters / setting.layout.tensor / setting.layout.pipeline)
+    return Held(setting.work.trained / setting.layout.tensor / setting.layout.pipeline)
+
+
+def packed_parameters(setting: Setting, stage: int) -> float:
+    """Those that a process of the pipeline holds in fewer bits: linear layers in the blocks, no stacked experts."""
+    if setting.work.base == "none":
+        return 0.0
+    return sum(count * packed_of_block(setting, layer) for layer, count in setting.blocks[stage].items())
+
+
+def packed_of_block(setting: Setting, layer: Layer) -> float:
+    """The same of one block."""
+    if setting.work.base == "none":
+        return 0.0
+    return sum(
+        m.copies * m.inputs * m.outputs / (1 if m.split == "replicated" else setting.layout.tensor)
+        for m in setting.shape.matmuls(layer)
+        if m.name not in STACKED
+    )
 
 
 def most_held(setting: Setting) -> Held:
@@ -80,8 +96,3 @@ def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) ->
         else:
             dense += held
     return Held(dense, experts)
-
-
-@lru_cache(maxsize=256)
-def _adapters(shape: Shape, rank: int) -> int:
-    return shape.lora_parameters(rank)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration
 from stoker.plan.code import TANH_GELU, code_of
-from stoker.plan.eager import FLOAT, Arithmetic, arithmetic
+from stoker.plan.eager import FLOAT, Arithmetic
+from stoker.plan.eager_memory import types_of
 from stoker.plan.head import CHUNK
 from stoker.plan.held import most_held, trained_parameters
 from stoker.plan.layer import Layer
@@ -21,6 +22,7 @@ from stoker.plan.matmul import Matmul
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
+from stoker.plan.trained import matmul_elements
 
 # Passes over the hidden states, (forward, backward). What is written counts twice: a cache reads it first.
 # Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.
@@ -72,8 +74,7 @@ class MeasuredPasses:
     def block_pass(self, setting: Setting, layer: Layer) -> StageTime:
         """One block, one micro-batch, without what processes say to each other; recompute included."""
         shape, layout, work = setting.shape, setting.layout, setting.work
-        rank = 0 if work.tuning == "full" else work.rank
-        types = arithmetic(work.precision, held="16-bit" if layout.zero else "fp32", rank=rank)
+        types = types_of(setting)
         tokens = setting.tokens
         products = [self._product(m, tokens, setting) for m in shape.matmuls(layer)]
         forward = sum(product.forward for product in products)
@@ -104,7 +105,7 @@ class MeasuredPasses:
 
     def head_pass(self, setting: Setting) -> StageTime:
         """Head and cross entropy of a micro-batch. All gradients are computed with the loss, then scaled."""
-        shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.tokens
+        shape, tensor, tokens = setting.shape, setting.layout.tensor, setting.predicting
         trained = setting.work.tuning == "full"
         product = self._product(shape.head_matmul(), tokens, setting, trained=trained)
         words = shape.vocabulary / tensor
@@ -138,8 +139,9 @@ class MeasuredPasses:
 
         weights = seconds(outputs, inputs, rows) if trained else 0.0
         narrow = 0.0
-        if work.tuning != "full" and matmul.name != "head":
-            adapters = 2 * tokens * matmul.lora_parameters(work.rank) * matmul.uses / max(1, matmul.copies) / tensor
+        elements = matmul_elements(setting.shape, matmul, work.rank, work.adapters) if work.low_rank else 0
+        if elements and matmul.name != "head":
+            adapters = 2 * tokens * elements * matmul.uses / max(1, matmul.copies) / tensor
             narrow = adapters / self.calibration.matmul_rate(rows, work.rank, inputs, work.precision)
         return StageTime(
             seconds(rows, outputs, inputs) + narrow, seconds(rows, inputs, outputs) + narrow, weights + narrow
@@ -149,14 +151,14 @@ class MeasuredPasses:
         shape, work = setting.shape, setting.work
         if not layer.attentions:
             return 0.0, 0.0
-        rows = setting.tokens * setting.layout.context / work.seq_len
+        rows = setting.tokens * setting.layout.context / work.positions
         heads = layer.attentions * rows * shape.heads / setting.layout.tensor / setting.layout.context
         code = code_of(shape)
         if code.softcap or (code.drops_scores and shape.dropout and setting.cluster.device.is_cpu):
-            return self._scored(heads, work.seq_len, shape, work.precision)
+            return self._scored(heads, work.attended, shape, work.precision)
         size = max(1, round((shape.query_width + shape.value_width) / 2 / shape.heads))
-        reach = min(layer.window or work.seq_len, work.seq_len)
-        windows = work.seq_len / reach  # masked rows compute all of it, but not faster than a window's share
+        reach = min(layer.window or work.attended, work.attended)
+        windows = work.attended / reach  # masked rows compute all of it, but not faster than a window's share
         forward, backward = (
             heads * windows * self.calibration.attention(size, reach, backward=back) for back in (False, True)
         )

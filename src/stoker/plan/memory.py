@@ -16,8 +16,8 @@ from stoker.hardware.cluster import Cluster
 from stoker.job.layout import SHARDS, Shard
 from stoker.plan.activations import HALF, late_freed, stage_activations
 from stoker.plan.eager_memory import eager_parts
-from stoker.plan.held import QUANTISED, Held, block_parameters, held_parameters, trained_parameters
-from stoker.plan.setting import Setting
+from stoker.plan.held import Held, block_parameters, held_parameters, packed_parameters, trained_parameters
+from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Shape
 
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
@@ -103,7 +103,11 @@ def _fused_parts(setting: Setting, stage: int) -> dict[str, float]:
     trained = trained_parameters(setting, held)
     weights = share(held, 3) * software.weights
     if work.tuning != "full":
-        weights = share(held, 3) * (QUANTISED if work.tuning == "qlora" else software.frozen) + share(trained, 3) * 4
+        packed = packed_parameters(setting, stage)
+        frozen = HALF if packed else software.frozen
+        rest = Held(held.dense - packed, held.experts)
+        weights = share(Held(packed), 3) * PACKED_BYTES.get(work.base, 0.0) + share(rest, 3) * frozen
+        weights += share(trained, 3) * 4
     parts: dict[str, float] = {
         "weights": weights,
         "gradients": share(trained, 2) * software.gradients,
@@ -112,7 +116,7 @@ def _fused_parts(setting: Setting, stage: int) -> dict[str, float]:
     parts["activations"] = stage_activations(setting, stage)
     if stage == setting.last:
         later = software.later_logits * (setting.micro_batches > 1)
-        parts["logits"] = setting.tokens * (software.logits + later) * shape.vocabulary / layout.tensor
+        parts["logits"] = setting.predicting * (software.logits + later) * shape.vocabulary / layout.tensor
     parts["buffers"] = _buffers(setting, stage, held.total)
     if software.late is not None and layout.sequence:
         parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))

@@ -12,22 +12,18 @@ from stoker.hardware.process import has_bf16_matrix_units
 from stoker.job.extension import read_extension
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import LoadedJob
-from stoker.job.schema import Job
+from stoker.job.schema import Job, TuneBlock
 from stoker.job.scratch import SCRATCH
-from stoker.plan.setting import Setting, Tuning, Work
+from stoker.plan.setting import Setting, Work
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.config import shape_of_config
 from stoker.plan.shapes.find import shape_of_model
 from stoker.plan.shapes.gguf import shape_of_gguf
 from stoker.plan.software import STOKER, Software
+from stoker.plan.trained import PLAIN, WITH_MATRICES, Adapters, Encoder
 
 # Bytes of a parameter's states in float32: AdamW's two moments; SGD's momentum; Adafactor's sums of rows and columns.
 STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
-
-# How each method counts: virtual tokens as adapters do.
-TUNING: dict[str, Tuning] = {
-    "full": "full", "lora": "lora", "qlora": "qlora", "prefix": "lora", "prompt": "lora", "p-tuning": "lora",
-}  # fmt: skip
 
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> Work:
@@ -58,10 +54,42 @@ def work_of_shape(job: Job, shape: Shape, *, precision: str) -> Work:
     """What a resolved job computes with a model of this shape."""
     train = job.train
     assert train.seq_len != "auto" and train.batch != "auto"
-    tuning = TUNING[job.tune.method]
-    if tuning == "lora" and job.model is not None and job.model.quantise != "none":
-        tuning = "qlora"
-    return Work(shape, train.seq_len, train.batch, precision=precision, tuning=tuning, rank=job.tune.rank)
+    return Work(
+        shape,
+        train.seq_len,
+        train.batch,
+        precision=precision,
+        tuning=job.tune.method,
+        rank=job.tune.rank,
+        adapters=adapters_of(job.tune, shape.layers),
+        quantise=job.model.quantise if job.model is not None else "none",
+    )
+
+
+def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
+    """What a job trains beside the frozen weights of a model of so many blocks, as far as names tell."""
+    if tune.method == "full":
+        return PLAIN
+    if tune.method in WITH_MATRICES:
+        targets = None if isinstance(tune.targets, str) else tuple(tune.targets)
+        blocks = None if tune.layers == "all" else tuple(i for i in range(layers) if _is_in(i, tune.layers))
+        return Adapters(targets=targets, blocks=blocks, modules=tuple(tune.modules_to_save))
+    width = 0 if tune.width == "auto" else tune.width
+    if tune.method == "prefix":
+        encoder: Encoder = "projection" if tune.projection else "none"
+        return Adapters(tokens=tune.tokens, encoder=encoder, width=width, deep=True)
+    if tune.method == "p-tuning" and not tune.deep:
+        return Adapters(tokens=tune.tokens, encoder=tune.encoder, width=width)
+    return Adapters(tokens=tune.tokens, deep=tune.deep)
+
+
+def _is_in(block: int, ranges: str) -> bool:
+    """Whether a block is in numbers and ranges such as ``0-3,20-``."""
+    for one in ranges.split(","):
+        first, dash, last = one.partition("-")
+        if int(first) <= block <= (int(last) if last else block if dash else int(first)):
+            return True
+    return False
 
 
 def shape_of_name(name: str, base: Path) -> Shape:
@@ -94,15 +122,16 @@ def shape_of_name(name: str, base: Path) -> Shape:
 def precision_of(job: Job, cluster: Cluster | None = None) -> str:
     """Of the matrix products: as the job says, else the fastest of the devices that needs no care.
 
-    As `stoker.hardware.device.choose_device` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
-    without units for it.
+    As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
+    without units for it, or under a quantised base.
     """
     if job.train.precision != "auto":
         return job.train.precision
     if cluster is None:
         return "bf16"
     if cluster.device.is_cpu:
-        return "bf16" if has_bf16_matrix_units() else "fp32"
+        quantised = job.model is not None and job.model.quantise != "none"
+        return "bf16" if has_bf16_matrix_units() and not quantised else "fp32"
     return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
 
 

@@ -6,16 +6,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
-from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
 from stoker.plan.pipeline.schedule import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
+from stoker.plan.trained import PLAIN, WITH_MATRICES, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
-Tuning = Literal["full", "lora", "qlora"]
+
+# Bytes of a weight that a library holds in fewer bits, with its share of the scales: nf4 with one of 8 bits for 64
+# weights, and one in float32 for 256 of those; a scale for an output of a thousand inputs and more; in torchao's 4 bits
+# a byte, a scale in float32 and a zero point for 32.
+PACKED_BYTES = {"4bit": 0.5 + 1 / 64 + 4 / 64 / 256, "8bit": 1.0, "int8": 1.0, "int4": 1 + 5 / 32}
+CUT = ("4bit",)  # those whose packed weights ZeRO-3 shards
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,9 @@ class Work:
         global_batch: rows of an optimizer step.
         precision: of matrix products: ``fp32``, ``bf16``, ``fp16``, ``fp8``, ``fp4``.
         tuning: which weights are trained.
-        rank: of the adapters.
+        rank: of low-rank matrices.
+        adapters: what is trained beside frozen weights, in so far as `rank` does not say it.
+        quantise: how a frozen base is held, as ``model.quantise`` of a job says it.
     """
 
     shape: Shape
@@ -37,6 +44,33 @@ class Work:
     precision: str = "bf16"
     tuning: Tuning = "full"
     rank: int = 16
+    adapters: Adapters = PLAIN
+    quantise: str = "none"
+
+    @property
+    def base(self) -> str:
+        """How the base is held: QLoRA's in 4 bits."""
+        return "4bit" if self.tuning == "qlora" and self.quantise == "none" else self.quantise
+
+    @property
+    def low_rank(self) -> int:
+        """Rank of the matrices beside the products; 0 where there are none."""
+        return self.rank if self.tuning in WITH_MATRICES else 0
+
+    @property
+    def positions(self) -> int:
+        """Of a row, with virtual tokens."""
+        return self.seq_len + self.adapters.positions
+
+    @property
+    def attended(self) -> int:
+        """Positions of a row that its last one attends to."""
+        return self.positions + self.adapters.prefix
+
+    @property
+    def trained(self) -> int:
+        """Elements that are trained."""
+        return trained_elements(self.shape, self.tuning, self.rank, self.adapters)
 
 
 @dataclass(frozen=True)
@@ -73,6 +107,11 @@ class Setting:
     @property
     def tokens(self) -> float:
         """Tokens of a micro-batch that one process holds between the matrices, tensor parallelism aside."""
+        return self.micro_batch * self.work.positions / self.layout.context
+
+    @property
+    def predicting(self) -> float:
+        """Those of them that are no virtual ones: only from them is the next token predicted."""
         return self.micro_batch * self.work.seq_len / self.layout.context
 
     @cached_property

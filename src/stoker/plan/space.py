@@ -26,8 +26,8 @@ def splits(family: str, axis: str) -> bool:
 def trainable(setting: Setting) -> bool:
     """Whether Stoker trains so, as `stoker.job.layout_conflicts` judges a job that says it.
 
-    Split backward passes recompute nothing; fp16 scales the loss, which stages cannot do one by one; a quantised base
-    is held in blocks that cannot be cut.
+    Split backward passes recompute nothing; fp16 scales the loss, which stages cannot do one by one; virtual tokens
+    are made for whole rows and models; a quantised base is held in blocks that cannot be cut.
     """
     layout, work = setting.layout, setting.work
     axes = (("tensor", layout.tensor), ("pipeline", layout.pipeline), ("context", layout.context))
@@ -37,7 +37,11 @@ def trainable(setting: Setting) -> bool:
         return False
     if layout.pipeline > 1 and work.precision == "fp16":
         return False
-    return work.tuning != "qlora" or (layout.tensor == layout.pipeline == 1 and layout.shard == "none")
+    if work.adapters.tokens and not layout.tensor == layout.pipeline == layout.context == 1:
+        return False
+    if work.adapters.prefix and layout.recompute != "none":
+        return False
+    return work.base == "none" or (layout.tensor == layout.pipeline == 1 and layout.offload != "params")
 
 
 @dataclass(frozen=True)

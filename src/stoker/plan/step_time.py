@@ -10,12 +10,12 @@ from stoker.plan.activations import HALF
 from stoker.plan.eager import FLOAT
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.held import QUANTISED, most_held, trained_parameters
+from stoker.plan.held import most_held, trained_parameters
 from stoker.plan.measured import measured_passes
 from stoker.plan.network import Group, collective_seconds, send_seconds
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
-from stoker.plan.setting import Setting
+from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
@@ -24,7 +24,8 @@ HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
 ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
-DEQUANTISED = 2 * (QUANTISED + 2)  # bytes moved for a 4-bit weight: bitsandbytes' kernels reach half of the bandwidth
+# Bytes moved for a weight in 4 bits: bitsandbytes' kernels reach half of the bandwidth.
+DEQUANTISED = 2 * (PACKED_BYTES["4bit"] + 2)
 ATTENTION = ("qkv", "attention output")  # products that are split by heads
 SMOOTH = 4.0  # exponent of the maximum of what the host and the device need
 
@@ -73,7 +74,7 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
             of=efficiency,
         )
     bandwidth = device.memory_gbs * 1e9
-    seq = work.seq_len
+    seq = work.attended
     attention = 0.0
     if layer.attentions:
         flop = layer.attentions * 2 * (shape.query_width + shape.value_width) / heads * tokens
@@ -88,7 +89,7 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
         width = mixture.per_token * (mixture.width + 2 * shape.width) + mixture.shared_width
     inside = (4 if shape.gated else 3) * width / tensor
     elementwise = tokens * HALF * software.traffic * (outside + inside) / (bandwidth * efficiency.bandwidth)
-    if work.tuning == "qlora":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
+    if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = software.launch + software.launch_tensor * (tensor > 1)
@@ -146,7 +147,7 @@ def _longer(device: float, host: float) -> float:
 def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
     """Head and cross entropy, one micro-batch."""
     shape, layout, work = setting.shape, setting.layout, setting.work
-    device, tokens = setting.cluster.device, setting.tokens
+    device, tokens = setting.cluster.device, setting.predicting
     matmul = shape.head_matmul()
     product = matmul_seconds(
         tokens * matmul.forward_flop / layout.tensor,

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from stoker.checkpoint.export import check_quantisable, quantised_run
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.build import Report
 from stoker.data.corpus import open_corpus, tokenise_source
@@ -20,6 +21,7 @@ from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build import build_model
+from stoker.models.form import training_form
 from stoker.models.layout import lay_out_for
 from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
@@ -69,6 +71,7 @@ def measure(
     base: Path,
     *,
     compare: bool = False,
+    quantise: str | None = None,
     report: Report | None = None,
 ) -> dict[str, Measured]:
     """Loss, perplexity and token accuracy: ``tuned``, and with ``compare`` the model ``untuned`` too.
@@ -79,10 +82,13 @@ def measure(
     Args:
         data: a source; None for the rows that the run held out.
         form: the format of the source.
+        quantise: measures the merged model so held as well, under this name; the run's own model is gone afterwards.
 
     Raises:
-        UserError: no row of the data has a trained token, or the run held nothing out.
+        UserError: no row of the data has a trained token, the run held nothing out, or its base is quantised already.
     """
+    if quantise is not None:
+        check_quantisable(tuned, quantise)
     documents, used, dropped = _documents(tuned, data, form, base, report)
     results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped)}
     if compare:
@@ -91,6 +97,10 @@ def measure(
             results["untuned"] = _measured(tuned, model, documents, used, dropped)
         if tuned.job.model and extension_of(tuned.job.model, base) and (data or tuned.job.evaluate.data):
             results["original"] = _original(tuned, data, form, base, report)
+    if quantise is not None:
+        held = quantised_run(tuned, quantise).model
+        training_form(unwrap(held))
+        results[quantise] = _measured(tuned, held, documents, used, dropped)
     return results
 
 

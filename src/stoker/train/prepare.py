@@ -15,7 +15,7 @@ from stoker.data.audit import Audit, audit
 from stoker.data.build import Report
 from stoker.data.corpus import Corpus, open_corpus
 from stoker.errors import UserError
-from stoker.hardware.device import Device, choose_device
+from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load import LoadedJob
 from stoker.job.schema import Job
@@ -25,6 +25,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.layout import lay_out_for
 from stoker.models.meta import allocate
+from stoker.models.quantise import device_for, elements, fact
 from stoker.models.resize import NewRows
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weights import fill_whole
@@ -81,7 +82,7 @@ def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh
         UserError: the data does not pass the audit, or the model cannot be loaded or spread as the job says.
     """
     job = loaded.job
-    device = choose_device(job.train.precision, mesh.device if mesh else None)
+    device = device_for(job, mesh.device if mesh else None)
     return (_prepare_module if job.task == "module" else _prepare_language)(loaded, device, base, report, mesh)
 
 
@@ -137,6 +138,9 @@ def _prepare_language(
     }
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
+    quantised = fact(job, device, layout)
+    if quantised is not None:
+        facts["base"] = quantised
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     passes = _passes(task, device, mesh, spread_out)
@@ -208,5 +212,5 @@ def apply_to_blocks(job: Job, model: nn.Module, family: Family | None = None) ->
 def describe_parameters(model: nn.Module) -> str:
     """``134.5 M parameters, 4.9 M trained (3.6 %)``."""
     trained = sum(p.numel() for p in trainable(model).values())
-    total = max(1, sum(p.numel() for p in model.parameters()))
+    total = max(1, sum(map(elements, model.parameters())))
     return f"{total / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained ({trained / total:.1%})"

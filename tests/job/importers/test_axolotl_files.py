@@ -36,10 +36,12 @@ def test_axolotl_completions_are_pretraining_and_other_types_keep_their_columns(
 
 
 def test_what_stoker_refuses_beside_the_rest_is_left_out_with_its_reason() -> None:
-    written(ZERO3, "z3.json")
+    zero = {**ZERO3["zero_optimization"], "offload_param": {"device": "cpu"}}  # type: ignore[dict-item]
+    written({**ZERO3, "zero_optimization": zero}, "z3.json")
     imported = import_files([written(AXOLOTL, deepspeed="z3.json")], processes=4)
-    assert checked(imported).job.parallel.shard == "none"
-    assert "Stoker refuses it: `shard: zero3` cuts weights" in why(imported, "zero_optimization.stage")
+    parallel = checked(imported).job.parallel
+    assert (parallel.shard, parallel.offload) == ("zero3", "none")
+    assert "Stoker refuses it: `offload: params` moves" in why(imported, "zero_optimization.offload_param.device")
 
 
 def test_axolotl_s_fsdp_and_axes() -> None:

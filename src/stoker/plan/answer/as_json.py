@@ -145,7 +145,10 @@ def _work(work: Work) -> dict[str, Any]:
         "batch": work.global_batch,
         "precision": work.precision,
         "tune": work.tuning,
-        "rank": work.rank if work.tuning != "full" else None,
+        "rank": work.low_rank or None,
+        "quantise": work.base,
+        "virtual_tokens": work.adapters.tokens,
+        "trained_parameters": work.trained,
     }
 
 

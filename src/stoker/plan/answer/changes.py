@@ -20,7 +20,7 @@ MORE = 1.02  # times the memory, from which on a device has more
 SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
 # Of all settings of the same axes these take the least memory.
 SPARING = Space(micro_batch={1}, recompute={"full"})
-LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",), "qlora": ()}
+LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _shorter(asked: _Asked) -> Iterator[Candidate]:
 
 def _tuning(asked: _Asked) -> Iterator[Candidate]:
     """Adapters instead of all weights, on a base in 4 bits if need be."""
-    for tuning in LIGHTER[asked.work.tuning]:
-        changed = replace(asked.work, tuning=tuning)
+    for tuning in LIGHTER.get(asked.work.tuning, ()):
+        changed = replace(asked.work, tuning=tuning, quantise="none")
         if asked.fits(work=changed):
             yield "adapters instead of all weights", f"tune={tuning}", inf, changed, asked.cluster

@@ -89,8 +89,7 @@ def checkpoint_bytes(setting: Setting) -> float:
     """Of a checkpoint: the weights that are trained, and the optimizer's states of them, each once."""
     work, software = setting.work, setting.software
     full = work.tuning == "full"
-    trained = setting.shape.parameters if full else setting.shape.lora_parameters(work.rank)
-    return float(trained * ((software.weights if full else 4) + software.states))
+    return float(work.trained * ((software.weights if full else 4) + software.states))
 
 
 def saving_of(setting: Setting, step: float) -> Saving:

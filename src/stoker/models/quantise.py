@@ -1,0 +1,227 @@
+"""Frozen bases in 8 or 4 bits: who holds them so, in which arithmetic they are computed, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from math import prod
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.device import Device, choose_device
+from stoker.job.layout import Layout
+from stoker.job.schema import Job
+
+GROUP = 32  # inputs that share a scale in torchao's 4 bits
+# A forward and backward pass of a LLaMA of width 576 under LoRA, on a processor that has instructions for bfloat16:
+# 0.19 s in float32, 0.31 to 0.36 s in bfloat16 (2026-11-21). Without such instructions it is twenty times.
+WHY_FP32 = "bf16 takes 1.6 times as long on a processor, and more where that has no instructions for it"
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a base is held.
+
+    Attributes:
+        words: for people.
+        package: that holds it so, by the name it is imported and installed by.
+        extra: of Stoker, that brings it.
+        config: transformers' settings, made for a type of computation and a type of storage.
+    """
+
+    words: str
+    package: str
+    extra: str
+    config: Callable[[torch.dtype, torch.dtype], Any]
+
+
+def _nf4(compute: torch.dtype, storage: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+        bnb_4bit_quant_storage=storage,
+    )
+
+
+def _int8_bitsandbytes(compute: torch.dtype, storage: torch.dtype) -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=True)
+
+
+def _int8_torchao(compute: torch.dtype, storage: torch.dtype) -> Any:
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    return TorchAoConfig(Int8WeightOnlyConfig())
+
+
+def _int4_torchao(compute: torch.dtype, storage: torch.dtype) -> Any:
+    from torchao.quantization import IntxWeightOnlyConfig
+    from torchao.quantization.granularity import PerGroup
+    from transformers import TorchAoConfig
+
+    bits = torch.int4  # type: ignore[attr-defined]
+    return TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=bits, granularity=PerGroup(GROUP)))
+
+
+FORMS: dict[str, Form] = {
+    "4bit": Form("nf4 with double quantisation (bitsandbytes)", "bitsandbytes", "quantise", _nf4),
+    "8bit": Form("int8, a scale for each output (bitsandbytes)", "bitsandbytes", "quantise", _int8_bitsandbytes),
+    "int8": Form("int8, a scale for each output (torchao)", "torchao", "torchao", _int8_torchao),
+    "int4": Form(f"int4, a scale for each {GROUP} inputs, a byte each (torchao)", "torchao", "torchao", _int4_torchao),
+}
+AVX512 = "support_avx512bf16_for_cpu"  # whether a 4-bit layer may use the kernel, in bitsandbytes
+OTHER = {"4bit": "int4", "8bit": "int8", "int8": "8bit", "int4": "4bit"}  # as small, of the other package
+
+
+def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = torch.uint8) -> Any:
+    """transformers' quantisation settings of ``model.quantise``, or None.
+
+    Args:
+        compute: type of the products with the base.
+        storage: type that packed 4-bit numbers are kept as, which only matters to who cuts them: ``fully_shard`` cuts
+            numbers of floating point.
+
+    Raises:
+        UserError: the package that it needs is not installed.
+    """
+    if quantise == "none":
+        return None
+    form = FORMS[quantise]
+    if find_spec(form.package) is None:
+        message = f"model.quantise: {quantise} needs the package {form.package}"
+        other = FORMS[OTHER[quantise]]
+        hint = f"pip install 'stoker[{form.extra}]'"
+        if find_spec(other.package) is not None:
+            hint += f", or write `model.quantise: {OTHER[quantise]}` beside `tune: lora`, as {other.package} is here"
+        raise UserError(Problem(message, hint))
+    return form.config(compute, storage)
+
+
+def is_quantised(job: Job) -> bool:
+    """Whether the job's base is held in fewer bits."""
+    return job.model is not None and job.model.quantise != "none"
+
+
+def device_for(job: Job, on: torch.device | None = None) -> Device:
+    """The device of this process and the precision of a job on it; a quantised base computes in float32 on a CPU."""
+    device = choose_device(job.train.precision, on)
+    if is_quantised(job) and device.type == "cpu" and job.train.precision == "auto":
+        return Device(device.type, "fp32", WHY_FP32, device.index)
+    return device
+
+
+def cut_by(job: Job, layout: Layout) -> bool:
+    """Whether a layout cuts the packed weights of the job's base: zero3 does with 4 bits of bitsandbytes."""
+    return is_quantised(job) and layout.zero == 3 and job.model is not None and job.model.quantise == "4bit"
+
+
+def fact(job: Job, device: Device, layout: Layout) -> str | None:
+    """How the job's base is held and computed, in one line; None where it is not quantised."""
+    if not is_quantised(job):
+        return None
+    assert job.model is not None
+    words = f"{FORMS[job.model.quantise].words}, computed in {device.precision}"
+    if device.type == "cpu" and device.precision == "fp32":
+        words += f": {WHY_FP32}"
+    if cut_by(job, layout):
+        words += "; the packed weights are sharded"
+    elif layout.zero:
+        words += "; every process holds them whole, what is trained is sharded"
+    return words
+
+
+def packed_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """The parameters that a library holds in fewer bits, before anything is sharded."""
+    return {p for p in model.parameters() if _is_packed(p)}
+
+
+def _is_packed(parameter: nn.Parameter) -> bool:
+    return not parameter.is_meta and type(parameter) is not nn.Parameter
+
+
+def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
+    """What gives the matrix of a linear layer in fewer bits, shape (outputs, inputs); None for any other layer.
+
+    It gives what the layer itself computes with, each time anew, and also while ``fully_shard`` has gathered it.
+    """
+    if not isinstance(layer, nn.Linear):
+        return None
+    for kind, unpack in (("Linear4bit", _unpack_4bit), ("Linear8bitLt", _unpack_8bit)):
+        if type(layer).__name__ == kind:
+            return partial(unpack, layer)
+    return getattr(layer.weight, "dequantize", None) if type(layer.weight).__module__.startswith("torchao") else None
+
+
+def _unpack_4bit(layer: Any) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    # What gathers a sharded weight makes a plain parameter of it; the layer itself remembers the scales.
+    return dequantize_4bit(layer.weight.data.view(-1, 1), layer.quant_state)
+
+
+def _unpack_8bit(layer: Any) -> Tensor:
+    scales = layer.weight.SCB if layer.state.SCB is None else layer.state.SCB
+    return layer.weight.data.to(scales.dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+
+
+def can_be_cut(parameter: nn.Parameter) -> bool:
+    """Whether a packed parameter is stored so that ``fully_shard`` can cut it, see `quantisation`."""
+    return getattr(parameter, "quant_state", None) is not None and parameter.is_floating_point()
+
+
+def elements(parameter: nn.Parameter) -> int:
+    """Numbers in a parameter; those that are packed, not what they are packed in."""
+    state = getattr(parameter, "quant_state", None)
+    return prod(state.shape) if state is not None else parameter.numel()
+
+
+def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model whose linear layers are held in fewer bits, from one that transformers can save.
+
+    Args:
+        dtype: of the products, and of what is not quantised.
+
+    Raises:
+        UserError: the package is not installed, or it quantises no layer of this model.
+    """
+    config = quantisation(quantise, dtype)
+    with TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        held = type(model).from_pretrained(folder, dtype=dtype, quantization_config=config)
+    check_quantised(held, quantise)
+    return held
+
+
+def check_quantised(model: PreTrainedModel, quantise: str) -> None:
+    """Raises: UserError: nothing in the model was quantised; else makes it compute the same in every mode."""
+    if not packed_parameters(model):
+        message = f"model.quantise: {FORMS[quantise].package} quantises no layer of a {model.config.model_type}"
+        raise UserError(Problem(message, f"write `quantise: {OTHER[quantise]}`"))
+    compute_exactly(model)
+    for parameter in model.parameters():  # what was not quantised is a view of the mapped file, which it would keep
+        if not _is_packed(parameter):
+            parameter.data = parameter.data.clone()
+
+
+def compute_exactly(model: nn.Module) -> None:
+    """Keeps bitsandbytes' kernel for inference on processors with bfloat16 away from a model's 4-bit layers.
+
+    The first pass in evaluation mode would repack the weights for it, in place: later passes round to bfloat16,
+    and no gradient goes through them any more, also after the return to training mode.
+    """
+    for module in model.modules():
+        if hasattr(module, AVX512):
+            setattr(module, AVX512, False)

@@ -1,0 +1,163 @@
+"""Bases in fewer bits: every family trains on them, and plain peft on the same base answers as the trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from stoker.checkpoint.adapter import save_adapter
+from stoker.errors import UserError
+from stoker.hardware.device import choose_device
+from stoker.job.load import load_job
+from stoker.job.schema import Job, ModelBlock
+from stoker.models import packed, quantise
+from stoker.models.adapters import unwrap
+from stoker.models.build import build_model
+from stoker.models.layout import lay_out_for
+from stoker.models.load import load_model
+from stoker.models.quantise import compute_exactly, device_for, elements, packed_parameters, quantisation
+
+FAMILIES = (
+    "gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral",
+)  # fmt: skip
+WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+OTHER_WIDTHS: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64},
+    "gptj": {"n_embd": 64},
+    "bloom": {"hidden_size": 64},
+    "opt": {"hidden_size": 64, "ffn_dim": 96, "word_embed_proj_dim": 64},
+    "gpt_neo": {"hidden_size": 64},
+}
+CPU = torch.device("cpu")
+FORMS = ("4bit", "8bit", "int8", "int4")
+SELDOM = ("8bit", "int8", "int4")
+CELLS = [
+    pytest.param(f, form, marks=[pytest.mark.slow] if form in SELDOM and f != "llama" else [])
+    for f in FAMILIES
+    for form in FORMS
+    if (f, form) not in (("gpt2", "int8"), ("gpt2", "int4"))  # refused, see below
+]
+
+
+def written(family: str, folder: Path) -> Path:
+    model = tiny(family, dtype=torch.float32, **OTHER_WIDTHS.get(family, WIDTHS))
+    model.save_pretrained(folder / "m")
+    return folder
+
+
+def job(folder: Path, form: str) -> Job:
+    lines = ["task: sft", f"model: {{name: m, quantise: {form}}}", "data: x.jsonl", "steps: 1"]
+    lines.append("tune: {method: lora, rank: 4}")
+    (folder / "job.yaml").write_text("\n".join(lines) + "\n")
+    return load_job(folder / "job.yaml").job
+
+
+def train(model: nn.Module, steps: int = 6) -> list[float]:
+    language = lay_out_for(unwrap(model))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        parts = language.lay_out([(np.arange(2, 34, dtype=np.uint32), np.ones(32, bool))], CPU)
+        total = torch.zeros(())
+        for inputs in parts:
+            with packed.segments(inputs.segments):
+                total = total + language.loss(inputs)[0]
+        total.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(total.detach()))
+    return losses
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> Tensor:
+    return model.eval()(input_ids=torch.arange(2, 34)[None], use_cache=False).logits
+
+
+@pytest.mark.parametrize(("family", "form"), CELLS)
+def test_a_family_trains_and_plain_peft_answers_the_same(family: str, form: str, tmp_path: Path) -> None:
+    pytest.importorskip(quantise.FORMS[form].package)
+    base = written(family, tmp_path)
+    model = build_model(job(base, form), base, choose_device("fp32"))
+    packed_now = packed_parameters(model)
+    assert packed_now and not any(p.requires_grad for p in packed_now)
+    losses = train(model)
+    assert losses[-1] < 0.95 * losses[0]
+    assert isinstance(model, PeftModel)
+    save_adapter(model, base / "adapter")
+
+    settings = quantisation(form, torch.float32)
+    plain = AutoModelForCausalLM.from_pretrained(base / "m", dtype=torch.float32, quantization_config=settings)
+    compute_exactly(plain)
+    again = PeftModel.from_pretrained(plain, str(base / "adapter"))
+    ours, theirs = logits(model), logits(again)
+    # Attention is computed by another kernel; bitsandbytes rounds activations to 8 bits where it only infers.
+    tolerance = 5e-2 if form == "8bit" else 1e-4
+    assert float((ours - theirs).abs().max() / ours.std()) < tolerance
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_torchao_has_nothing_for_gpt2_and_the_other_package_is_named(form: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    block = ModelBlock(name="m", quantise=form)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="quantises no layer of a gpt2") as raised:
+        load_model(block, written("gpt2", tmp_path), seed=0)
+    assert {"int8": "8bit", "int4": "4bit"}[form] in str(raised.value.problems[0].suggestion)
+
+
+def test_gradients_go_through_the_base_after_an_evaluation_too(tmp_path: Path) -> None:
+    model = build_model(job(written("llama", tmp_path), "4bit"), tmp_path, choose_device("fp32"))
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model.train()(input_ids=torch.arange(2, 34)[None]).logits.square().sum().backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    before, _ = gradients(), logits(model)
+    after = gradients()
+    assert len(before) == len(after) == 2 * 14
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_packed_weights_are_counted_as_what_they_hold(tmp_path: Path) -> None:
+    whole = load_model(ModelBlock(name="m"), written("llama", tmp_path), seed=0)
+    for form in ("4bit", "8bit"):
+        held = load_model(ModelBlock(name="m", quantise=form), tmp_path, seed=0)  # type: ignore[arg-type]
+        assert sum(map(elements, held.parameters())) == whole.num_parameters()
+        bytes_held = sum(p.numel() * p.element_size() for p in packed_parameters(held))
+        linear = sum(elements(p) for p in packed_parameters(held))
+        assert bytes_held == linear * {"4bit": 0.5, "8bit": 1}[form]
+
+
+def test_a_processor_computes_a_quantised_base_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.hardware.device.has_bf16_matrix_units", lambda: True)
+    quantised = job(written("llama", tmp_path), "4bit")
+    plain = quantised.model_copy(update={"model": ModelBlock(name="m")})
+    assert (device_for(quantised, CPU).precision, device_for(plain, CPU).precision) == ("fp32", "bf16")
+
+
+@pytest.mark.parametrize(("form", "missing", "hint"), [
+    ("4bit", "bitsandbytes", r"stoker\[quantise\]"), ("int8", "torchao", r"stoker\[torchao\]"),
+])  # fmt: skip
+def test_a_package_that_is_missing_is_named(
+    form: str, missing: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantise, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(UserError) as raised:
+        quantisation(form, torch.float32)
+    problem = raised.value.problems[0]
+    assert missing in problem.message
+    assert "stoker[" in str(problem.suggestion) and quantise.OTHER[form] in str(problem.suggestion)
+
+
+def test_random_weights_are_not_quantised(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="begins with random weights"):
+        load_model(ModelBlock(name="llama-3m", quantise="4bit"), tmp_path, seed=0)
