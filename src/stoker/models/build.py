@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
-from stoker.job.layout import layout_of
 from stoker.job.schema import Job
 from stoker.job.tuning import ADAPTERS
 from stoker.models.adapters import add_adapter
@@ -61,7 +60,7 @@ def build_meta(
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
-    storage = dtype if cut_by(job, layout_of(job)) else torch.uint8
+    storage = dtype if cut_by(job) else torch.uint8
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
     extension, new_rows = extension_of(job.model, base), None
     if extension is not None:

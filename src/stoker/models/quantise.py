@@ -123,9 +123,11 @@ def device_for(job: Job, on: torch.device | None = None) -> Device:
     return device
 
 
-def cut_by(job: Job, layout: Layout) -> bool:
-    """Whether a layout cuts the packed weights of the job's base: zero3 does with 4 bits of bitsandbytes."""
-    return is_quantised(job) and layout.zero == 3 and job.model is not None and job.model.quantise == "4bit"
+def cut_by(job: Job) -> bool:
+    """Whether the job's layout cuts the packed weights of the job's base: zero3 does with 4 bits of bitsandbytes."""
+    return (
+        is_quantised(job) and job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
+    )
 
 
 def fact(job: Job, device: Device, layout: Layout) -> str | None:
@@ -136,7 +138,7 @@ def fact(job: Job, device: Device, layout: Layout) -> str | None:
     words = f"{FORMS[job.model.quantise].words}, computed in {device.precision}"
     if device.type == "cpu" and device.precision == "fp32":
         words += f": {WHY_FP32}"
-    if cut_by(job, layout):
+    if cut_by(job):
         words += "; the packed weights are sharded"
     elif layout.zero:
         words += "; every process holds them whole, what is trained is sharded"
