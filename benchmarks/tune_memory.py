@@ -43,9 +43,8 @@ METHODS = (
     Method("lora on 8bit", {"method": "lora"}, "8bit"),
     Method("lora on int8", {"method": "lora"}, "int8"),
     Method("lora on int4", {"method": "lora"}, "int4"),
+    *(Method(name, {"method": name}) for name in ("prompt", "p-tuning", "prefix")),
 )
-VIRTUAL = tuple(Method(name, {"method": name}) for name in ("prompt", "p-tuning", "prefix"))
-SHOWN = METHODS
 
 
 def job_of(method: Method, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -115,7 +114,7 @@ def here(arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_words(folder / "words.jsonl")
-        for method in SHOWN:
+        for method in METHODS:
             if arguments.only and not any(part in method.name for part in arguments.only):
                 continue
             found = measure(method, folder, arguments)
