@@ -40,7 +40,9 @@ def test_chatterbot_corpus_is_conversations() -> None:
                     "content": "Artificial Intelligence is the branch of engineering and science devoted to "
                     "constructing machines that think.",
                 },
-            ]
+            ],
+            "question": "What is AI?",
+            "topic": "ai",
         },
     )
     assert rows == list(opened("chatterbot-corpus/english").rows())

@@ -92,7 +92,7 @@ def test_a_family_trains_and_plain_peft_answers_the_same(family: str, form: str,
     losses = train(model)
     assert losses[-1] < 0.95 * losses[0]
     assert isinstance(model, PeftModel)
-    save_adapter(model, base / "adapter")
+    save_adapter(model, base / "adapter", "base")
 
     settings = quantisation(form, torch.float32)
     plain = AutoModelForCausalLM.from_pretrained(base / "m", dtype=torch.float32, quantization_config=settings)
