@@ -77,6 +77,7 @@ def test_without_the_jobs_word_its_code_does_not_run(base: Path, capsys: pytest.
     assert not (base / "it-ran").exists() and not (base / "runs" / "trust-false").exists()
 
 
+@pytest.mark.slow
 def test_with_it_an_adapter_is_trained_exported_and_loaded(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "trust-true.yaml"]) == 0
     events = [json.loads(line) for line in (base / "runs/trust-true/events.jsonl").read_text().splitlines()]

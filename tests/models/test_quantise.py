@@ -38,9 +38,9 @@ OTHER_WIDTHS: dict[str, dict[str, Any]] = {
 }
 CPU = torch.device("cpu")
 FORMS = ("4bit", "8bit", "int8", "int4")
-SELDOM = ("8bit", "int8", "int4")
+OFTEN = (("gpt2", "4bit"), ("bloom", "4bit"), ("glm4", "4bit"), *(("llama", form) for form in FORMS))
 CELLS = [
-    pytest.param(f, form, marks=[pytest.mark.slow] if form in SELDOM and f != "llama" else [])
+    pytest.param(f, form, marks=[] if (f, form) in OFTEN else [pytest.mark.slow])
     for f in FAMILIES
     for form in FORMS
     if (f, form) not in (("gpt2", "int8"), ("gpt2", "int4"))  # refused, see below
