@@ -8,8 +8,9 @@ from peft import LoraConfig, get_peft_model
 
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
+from stoker.job.tuning import block_numbers
 from stoker.models.form import training_form
-from stoker.models.targets import block_numbers, layers_to_adapt, modules_trained_whole
+from stoker.models.targets import layers_to_adapt, modules_trained_whole
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]

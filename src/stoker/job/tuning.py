@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stoker.errors import UserError
 from stoker.job.schema import Job, TuneBlock
 
 LORA = ("rank", "alpha", "dropout", "targets", "layers", "modules_to_save", "loraplus_ratio", "rslora", "dora")
@@ -27,14 +28,27 @@ def methods_with(key: str) -> list[str]:
     return [method for method, keys in KEYS.items() if key in keys]
 
 
-def has_prefix(job: Job) -> bool:
-    """Whether the job trains keys and values in every layer."""
-    return job.tune.method == "prefix" or (job.tune.method == "p-tuning" and job.tune.deep)
-
-
 def virtual_tokens(job: Job) -> int:
     """Positions that the job's method puts in front of every sequence."""
     return job.tune.tokens if job.tune.method in VIRTUAL else 0
+
+
+def block_numbers(written: str, count: int) -> set[int]:
+    """The blocks that ``tune.layers`` means, such as ``0-3,20-``, counted from 0.
+
+    Raises:
+        UserError: the model has no such blocks.
+    """
+    numbers: set[int] = set()
+    for part in written.split(","):
+        first, dash, last = part.partition("-")
+        begin, end = int(first), int(last) if last else count - 1 if dash else int(first)
+        if end >= count or begin >= count:
+            raise UserError(f"tune.layers: the model has the blocks 0 to {count - 1}, and none of the number {part}")
+        if end < begin:
+            raise UserError(f"tune.layers: {part} runs backwards; write {end}-{begin}")
+        numbers |= set(range(begin, end + 1))
+    return numbers
 
 
 assert {key for keys in KEYS.values() for key in keys} == set(TuneBlock.model_fields) - {"method"}

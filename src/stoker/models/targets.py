@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
+from stoker.job.tuning import block_numbers
 from stoker.models.families import family_of
 from stoker.models.split import Parts
 
@@ -134,24 +135,6 @@ def blocks_path(model: PreTrainedModel) -> str:
         return family.blocks
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     return max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="")
-
-
-def block_numbers(written: str, count: int) -> set[int]:
-    """The blocks that ``tune.layers`` means, such as ``0-3,20-``, counted from 0.
-
-    Raises:
-        UserError: the model has no such blocks.
-    """
-    numbers: set[int] = set()
-    for part in written.split(","):
-        first, dash, last = part.partition("-")
-        begin, end = int(first), int(last) if last else count - 1 if dash else int(first)
-        if end >= count or begin >= count:
-            raise UserError(f"tune.layers: the model has the blocks 0 to {count - 1}, and none of the number {part}")
-        if end < begin:
-            raise UserError(f"tune.layers: {part} runs backwards; write {end}-{begin}")
-        numbers |= set(range(begin, end + 1))
-    return numbers
 
 
 def _in_blocks(model: PreTrainedModel, written: str) -> Callable[[str], bool]:

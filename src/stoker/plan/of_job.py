@@ -14,13 +14,14 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.load import LoadedJob
 from stoker.job.schema import Job, TuneBlock
 from stoker.job.scratch import SCRATCH
+from stoker.job.tuning import ADAPTERS, block_numbers
 from stoker.plan.setting import Setting, Work
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.config import shape_of_config
 from stoker.plan.shapes.find import shape_of_model
 from stoker.plan.shapes.gguf import shape_of_gguf
 from stoker.plan.software import STOKER, Software
-from stoker.plan.trained import PLAIN, WITH_MATRICES, Adapters, Encoder
+from stoker.plan.trained import PLAIN, Adapters, Encoder
 
 # Bytes of a parameter's states in float32: AdamW's two moments; SGD's momentum; Adafactor's sums of rows and columns.
 STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
@@ -70,9 +71,9 @@ def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
     """What a job trains beside the frozen weights of a model of so many blocks, as far as names tell."""
     if tune.method == "full":
         return PLAIN
-    if tune.method in WITH_MATRICES:
+    if tune.method in ADAPTERS:
         targets = None if isinstance(tune.targets, str) else tuple(tune.targets)
-        blocks = None if tune.layers == "all" else tuple(i for i in range(layers) if _is_in(i, tune.layers))
+        blocks = None if tune.layers == "all" else tuple(sorted(block_numbers(tune.layers, layers)))
         return Adapters(targets=targets, blocks=blocks, modules=tuple(tune.modules_to_save))
     width = 0 if tune.width == "auto" else tune.width
     if tune.method == "prefix":
@@ -81,15 +82,6 @@ def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
     if tune.method == "p-tuning" and not tune.deep:
         return Adapters(tokens=tune.tokens, encoder=tune.encoder, width=width)
     return Adapters(tokens=tune.tokens, deep=tune.deep)
-
-
-def _is_in(block: int, ranges: str) -> bool:
-    """Whether a block is in numbers and ranges such as ``0-3,20-``."""
-    for one in ranges.split(","):
-        first, dash, last = one.partition("-")
-        if int(first) <= block <= (int(last) if last else block if dash else int(first)):
-            return True
-    return False
 
 
 def shape_of_name(name: str, base: Path) -> Shape:

@@ -9,10 +9,11 @@ from functools import cache, cached_property, lru_cache
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
+from stoker.job.tuning import ADAPTERS
 from stoker.plan.pipeline.schedule import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
-from stoker.plan.trained import PLAIN, WITH_MATRICES, Adapters, Tuning, trained_elements
+from stoker.plan.trained import PLAIN, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
 
@@ -55,7 +56,7 @@ class Work:
     @property
     def low_rank(self) -> int:
         """Rank of the matrices beside the products; 0 where there are none."""
-        return self.rank if self.tuning in WITH_MATRICES else 0
+        return self.rank if self.tuning in ADAPTERS else 0
 
     @property
     def positions(self) -> int:

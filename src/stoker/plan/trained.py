@@ -11,11 +11,11 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Literal
 
+from stoker.job.tuning import ADAPTERS
 from stoker.plan.matmul import STACKED, Matmul
 from stoker.plan.shape import Shape
 
 Tuning = Literal["full", "lora", "qlora", "prefix", "prompt", "p-tuning"]
-WITH_MATRICES = ("lora", "qlora")
 Encoder = Literal["none", "mlp", "lstm", "projection"]
 DEPTH = 2  # layers of the encoder's LSTM
 
@@ -81,7 +81,7 @@ def trained_elements(shape: Shape, tuning: Tuning, rank: int, adapters: Adapters
     """Elements that are trained; all of the model's under ``full``."""
     if tuning == "full":
         return shape.parameters
-    if tuning in WITH_MATRICES:
+    if tuning in ADAPTERS:
         return lora_elements(shape, rank, adapters) + sum(whole_elements(shape, name) for name in adapters.modules)
     return virtual_elements(shape, adapters)
 
