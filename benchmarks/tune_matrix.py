@@ -180,7 +180,7 @@ def greedy(model: Any, ids: torch.Tensor) -> list[int]:
     made = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, pad_token_id=0
     )
-    return made[0, -12:].tolist() if made.shape[1] > ids.shape[1] else made[0].tolist()
+    return made[0, ids.shape[1] :].tolist()
 
 
 def ends_alike(job: Path, run: RunFolder) -> bool:

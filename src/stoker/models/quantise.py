@@ -124,10 +124,8 @@ def device_for(job: Job, on: torch.device | None = None) -> Device:
 
 
 def cut_by(job: Job) -> bool:
-    """Whether the job's layout cuts the packed weights of the job's base: zero3 does with 4 bits of bitsandbytes."""
-    return (
-        is_quantised(job) and job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
-    )
+    """Whether the job's layout cuts the packed weights of its base: zero3 does with 4 bits of bitsandbytes."""
+    return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
 def fact(job: Job, device: Device, layout: Layout) -> str | None:

@@ -52,10 +52,14 @@ class Prompt(nn.Module):
         return self.base_layer.weight  # type: ignore[return-value]
 
     @property
+    def first(self) -> int:
+        """The id that stands for the first virtual token."""
+        return int(self.base_layer.num_embeddings)  # type: ignore[arg-type]
+
+    @property
     def ids(self) -> list[int]:
         """What stands for the virtual tokens in a row."""
-        first = int(self.base_layer.num_embeddings)  # type: ignore[arg-type]
-        return list(range(first, first + self.config.num_virtual_tokens))
+        return list(range(self.first, self.first + self.config.num_virtual_tokens))
 
     def embeddings(self) -> Tensor:
         """Of the virtual tokens, shape (K, D)."""
@@ -65,7 +69,7 @@ class Prompt(nn.Module):
 
     def forward(self, ids_BT: Tensor) -> Tensor:
         """Embeddings, shape (B, T, D)."""
-        first = self.ids[0]
+        first = self.first
         own_BTD = self.base_layer(ids_BT.clamp(max=first - 1))
         if not self.enabled:
             return own_BTD

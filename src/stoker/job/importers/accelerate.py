@@ -101,12 +101,18 @@ def _precision(ledger: Ledger) -> None:
         ledger.drop("mixed_precision", "Stoker computes in bf16, fp16 or fp32", matters=True)
 
 
+def _is_used(ledger: Ledger, block: str, kind: str, wanted: str) -> bool:
+    """Whether a block is there and its engine is the one that the file asks for; an idle one is dropped."""
+    if ledger.value(block) is None:
+        return False
+    if kind != wanted:
+        ledger.drop(block, f"idle: distributed_type is not {wanted}")
+    return kind == wanted
+
+
 def _deepspeed(ledger: Ledger, kind: str) -> None:
     block = "deepspeed_config"
-    if ledger.value(block) is None:
-        return
-    if kind != "DEEPSPEED":
-        ledger.drop(block, "idle: distributed_type is not DEEPSPEED")
+    if not _is_used(ledger, block, kind, "DEEPSPEED"):
         return
     name = _deepspeed_file(ledger, f"{block}.deepspeed_config_file")
     stage = ledger.whole(f"{block}.zero_stage")
@@ -144,10 +150,7 @@ def _deepspeed_file(ledger: Ledger, key: str) -> str | None:
 
 def _megatron(ledger: Ledger, kind: str) -> None:
     block = "megatron_lm_config"
-    if ledger.value(block) is None:
-        return
-    if kind != "MEGATRON_LM":
-        ledger.drop(block, "idle: distributed_type is not MEGATRON_LM")
+    if not _is_used(ledger, block, kind, "MEGATRON_LM"):
         return
     sizes: tuple[tuple[str, str], ...] = (
         ("tp_degree", "tensor"), ("pp_degree", "pipeline"), ("context_parallel_size", "context"),

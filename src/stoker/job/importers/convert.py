@@ -108,13 +108,18 @@ def import_files(
     names = ", ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in ledgers)
     text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
     shown = {(item.target, item.key) for item in values.values()}
-    carried = tuple(
-        item
-        for item in (*(one for ledger in ledgers for one in ledger.carried), *values.values())
-        if (item.target, item.key) in shown and not shown.discard((item.target, item.key))  # type: ignore[func-returns-value]
-    )
+    carried: dict[tuple[str, str], Carried] = {}  # as it stands in the files, before what became of it
+    for item in (*(one for ledger in ledgers for one in ledger.carried), *values.values()):
+        if (item.target, item.key) in shown:
+            carried.setdefault((item.target, item.key), item)
     return Imported(
-        text, plain(values), carried, tuple(dropped), unknown, blocks, tuple(ledger.tool for ledger in ledgers)
+        text,
+        plain(values),
+        tuple(carried.values()),
+        tuple(dropped),
+        unknown,
+        blocks,
+        tuple(ledger.tool for ledger in ledgers),
     )
 
 
