@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,17 @@ def test_runs_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_same_command_says_that_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "full.yaml", "faults.restarts=0"]) == 0
     assert "this run is done: 8 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tune", ["lora", "prompt"])
+def test_the_export_that_training_names_can_be_written(
+    tune: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"tune.method={tune}", f"output={tmp_path}/run", "steps=1", "faults.restarts=0"]
+    assert main(["train", "full.yaml", *words]) == 0
+    named = re.search(r"^  stoker (export .*) --to exported$", capsys.readouterr().out, re.MULTILINE)
+    assert named
+    assert main([*named[1].split(), "--to", str(tmp_path / "exported")]) == 0
 
 
 def test_eval_measures_what_training_measured(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

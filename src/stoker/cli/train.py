@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if first and arguments.json:
         print(json.dumps(_answer(work.output, ending)))
     elif first:
-        _say(arguments.job, arguments.overrides, work.output, ending)
+        _say(arguments.job, arguments.overrides, work, ending)
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, work.loaded.job.faults)
 
 
@@ -139,7 +139,10 @@ def _answer(output: Path, ending: Ending) -> dict[str, Any]:
     }
 
 
-def _say(job: str, overrides: list[str], output: Path, ending: Ending) -> None:
+def _say(job: str, overrides: list[str], work: Work, ending: Ending) -> None:
+    from stoker.job.tuning import merges
+
+    output = work.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
@@ -156,6 +159,6 @@ def _say(job: str, overrides: list[str], output: Path, ending: Ending) -> None:
         commands = (
             f"chat {shown} --compare",
             f"eval {shown} YOUR.jsonl",
-            f"export {shown} --format merged --to exported",
+            f"export {shown} --format {'merged' if merges(work.loaded.job) else 'adapter'} --to exported",
         )
         print("\nnext:", *(f"  stoker {command}" for command in commands), sep="\n")

@@ -33,6 +33,11 @@ def virtual_tokens(job: Job) -> int:
     return job.tune.tokens if job.tune.method in VIRTUAL else 0
 
 
+def merges(job: Job) -> bool:
+    """Whether what the job trains can be added to the weights of its base, without rounding it away."""
+    return job.tune.method not in VIRTUAL and (job.model is None or job.model.quantise == "none")
+
+
 def block_numbers(written: str, count: int) -> set[int]:
     """The blocks that ``tune.layers`` means, such as ``0-3,20-``, counted from 0.
 
