@@ -160,6 +160,7 @@ class Chaos:
     def _fill(self, _: Fault) -> None:
         """From now on no file of those that write for this process may grow: the error is the system's own."""
         events = len(self._folder.read_events())
+        _limit(psutil.Process().children(recursive=True), FULL_AT)  # before the next step, which may take an instant
         threading.Thread(target=self._be_full, args=(events,), daemon=True, name="full-disk").start()
 
     def _be_full(self, events: int) -> None:
