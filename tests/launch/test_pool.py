@@ -12,6 +12,8 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.launch.failure import RankFailed
@@ -33,6 +35,16 @@ def alone() -> tuple[bool, int, float]:
 
 def process_id() -> int:
     return os.getpid()
+
+
+def threads() -> int:
+    return psutil.Process().num_threads()
+
+
+def split_sum(size: int) -> float:
+    """Of a tensor over a mesh: what it is computed with stays in caches of PyTorch."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    return float(distribute_tensor(torch.ones(size), mesh, [Shard(0)]).sum().full_tensor())
 
 
 def refuse(ranks: set[int], kind: type[UserError]) -> None:
@@ -73,6 +85,14 @@ def test_one_rank_has_no_group_and_one_thread(pool: Pool) -> None:
 
 def test_processes_are_kept(pool: Pool) -> None:
     assert pool.run(process_id, world=2) == pool.run(process_id, world=2)
+
+
+def test_threads_of_groups_end_with_the_call(pool: Pool) -> None:
+    counts = []
+    for size in (4, 6, 8):
+        assert pool.run(split_sum, size, world=2) == [size, size]
+        counts.append(pool.run(threads, world=2))
+    assert counts[1:] == counts[:1] * 2
 
 
 @pytest.mark.parametrize("kind", [UserError, CannotRun])
