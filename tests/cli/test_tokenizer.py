@@ -123,6 +123,36 @@ def test_a_sentencepiece_model_gets_pieces(folder: Path) -> None:
     assert [after.id_to_piece(i) for i in range(310)] == [before.id_to_piece(i) for i in range(310)]
 
 
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+        {"normalization_rule_name": "nmt_nfkc", "user_defined_symbols": ["<sep>"]},
+        {"add_dummy_prefix": False, "split_by_whitespace": False, "bos_id": -1},
+    ],
+)
+def test_a_unigram_model_gets_pieces(rules: dict[str, Any], folder: Path) -> None:
+    """Of sentencepiece's own default type."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (folder / "more.txt").write_text((folder / "en.txt").read_text() + "Sally sells sea shells by the shore.\n" * 3)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "more.txt"), model_prefix=str(folder / "en"), vocab_size=310, byte_fallback=True,
+        hard_vocab_limit=False, num_threads=1, minloglevel=2, **rules,
+    )  # fmt: skip
+    assert extended(start="en.model") == 0
+    before = sentencepiece.SentencePieceProcessor(model_file="en.model")
+    after = sentencepiece.SentencePieceProcessor(model_file="new/tokenizer.model")
+    fast = AutoTokenizer.from_pretrained("new")
+    assert len(fast) == after.get_piece_size() == before.get_piece_size() + 40
+    texts = [ENGLISH, "naïve café 12", "今天天气很好，我们散步。", "a 你好 b", "  two  spaces ", "ﬁne ①", "a <sep>b"]
+    for text in texts:
+        ids = after.encode(text)
+        assert fast(text, add_special_tokens=False).input_ids == ids, text
+        assert after.decode(ids) == before.decode(before.encode(text)) == fast.decode(ids), text
+    assert after.encode(ENGLISH) == before.encode(ENGLISH)
+    assert len(after.encode(CHINESE)) < 0.6 * len(before.encode(CHINESE))
+
+
 def test_a_converted_sentencepiece_model_is_extended_with_the_file_beside_it(folder: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     path = sentencepiece_model(folder)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -76,10 +76,13 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     tokenizer = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))  # it would trim spaces off offsets
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    scripts = scripts_to_learn(tokenizer, texts)
+    bytes_by_id = {number: byte_of(token) for token, number in ids_of(content).items()} if kind == "fallback" else {}
+    known = {number: byte for number, byte in bytes_by_id.items() if byte is not None}
+    scripts = scripts_to_learn(tokenizer, texts, known)
     if not scripts:
         raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
-    runs = _counted_runs(tokenizer, texts, Letters(scripts), frozenset(t["id"] for t in content["added_tokens"]))
+    added = frozenset(token["id"] for token in content["added_tokens"])
+    runs = _counted_runs(tokenizer, texts, Letters(scripts), added, known)
     numbered = _Numbered(content, kind)
     numbers = [numbered.run(run) for run in runs]
     taken = set(ids_of(content)) | {token["content"] for token in content["added_tokens"]}
@@ -95,7 +98,7 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     )
 
 
-def scripts_to_learn(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[str]:
+def scripts_to_learn(tokenizer: Tokenizer, texts: Sequence[str], bytes_by_id: Mapping[int, int]) -> frozenset[str]:
     """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`."""
     letters: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -103,7 +106,7 @@ def scripts_to_learn(tokenizer: Tokenizer, texts: Sequence[str]) -> frozenset[st
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             letters.update(map(script_of, text))
             # A token belongs to the last character that it has a part of: the first may be a space.
-            tokens.update(script_of(text[end - 1]) for _, end in encoding.offsets if end)
+            tokens.update(script_of(text[end - 1]) for _, end in _places(encoding, bytes_by_id).tolist() if end)
         break
     del letters[""]
     return to_learn(letters, tokens)
@@ -122,8 +125,34 @@ def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
         yield batch
 
 
+def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
+    """Where each token begins and ends in the text, shape (ids, 2).
+
+    A Unigram tokenizer gives every byte of several unknown characters the place of them all.
+    """
+    places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+    wide = places[:, 1] - places[:, 0] > 1
+    if not bytes_by_id or not wide.any():
+        return places
+    bounds = [0, *(np.flatnonzero((places[1:] != places[:-1]).any(axis=1)) + 1).tolist(), len(places)]
+    for first, last in pairwise(bounds):
+        found = [bytes_by_id.get(number) for number in encoding.ids[first:last]] if wide[first] else [None]
+        written = bytes(byte for byte in found if byte is not None)
+        characters = written.decode(errors="ignore")
+        start, end = places[first].tolist()
+        if len(written) == len(found) and len(characters) == end - start:  # else its normalizer writes others
+            lengths = [len(character.encode()) for character in characters]
+            places[first:last, 0] = start + np.repeat(np.arange(end - start), lengths)
+            places[first:last, 1] = places[first:last, 0] + 1
+    return places
+
+
 def _counted_runs(
-    tokenizer: Tokenizer, texts: Iterable[str], letters: Letters, added: frozenset[int]
+    tokenizer: Tokenizer,
+    texts: Iterable[str],
+    letters: Letters,
+    added: frozenset[int],
+    bytes_by_id: Mapping[int, int],
 ) -> Counter[bytes]:
     """How often each run of token ids (as the bytes of an int64 array) stands in the texts.
 
@@ -132,15 +161,16 @@ def _counted_runs(
     counted: Counter[bytes] = Counter()
     for batch in _batches(texts, AT_ONCE):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-            counted.update(_runs(text, encoding, letters, added))
+            counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), letters, added))
     return counted
 
 
-def _runs(text: str, encoding: Encoding, letters: Letters, added: frozenset[int]) -> Iterator[bytes]:
+def _runs(
+    text: str, encoding: Encoding, places: np.ndarray, letters: Letters, added: frozenset[int]
+) -> Iterator[bytes]:
     ids = np.array(encoding.ids, dtype=np.int64)
     if not len(ids):
         return
-    places = np.array(encoding.offsets, dtype=np.int64)
     words = np.array(encoding.word_ids, dtype=np.float64)  # NaN for tokens of no word
     codes = codes_of(text)
     inside = letters.among(codes)

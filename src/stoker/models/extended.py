@@ -19,8 +19,8 @@ from stoker.data.vocabulary import learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.extension import FILE, Extension, fingerprint
 from stoker.job.schema import SourceBlock
+from stoker.models.piece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.piece_model import FILE as PIECES
-from stoker.models.piece_model import as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.source import ModelSource, locate
 from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
 
@@ -110,7 +110,7 @@ def extend_tokenizer(name: str, texts: Texts, size: int, folder: Path, base: Pat
         with as_folder(path) as opened:
             return _extend(name, from_pieces(opened), opened / PIECES, texts, size, folder)
     source = locate(name, base)
-    if source is None and any((path / file).is_file() for file in ("tokenizer.json", PIECES)):
+    if source is None and any((path / file).is_file() for file in (CONVERTED, PIECES)):
         source = ModelSource("folder", str(path))
     if source is None or source.kind == "scratch":
         what = "is learnt from its job's data" if source else "is not there"
@@ -156,13 +156,13 @@ def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTo
         write_extended(beside, extended.tokens, place / PIECES)
     else:
         (place / PIECES).unlink(missing_ok=True)
-    if pieces is None:
-        (place / "tokenizer.json").write_text(extended.definition, encoding="utf-8")
+    if pieces is None or (pieces.parent / CONVERTED).is_file():
+        (place / CONVERTED).write_text(extended.definition, encoding="utf-8")
         return
     # What transformers makes of the new file is what everybody gets of it.
     with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
         shutil.copytree(place, temporary, dirs_exist_ok=True)
-        (Path(temporary) / "tokenizer.json").unlink()
+        (Path(temporary) / CONVERTED).unlink()
         from_pieces(Path(temporary)).save_pretrained(place)
 
 

@@ -9,14 +9,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from stoker.data.token_bytes import SPACE
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FILE = "tokenizer.model"
-_BPE = 2  # of TrainerSpec.ModelType
-_NORMAL = 1  # of SentencePiece.Type
+CONVERTED = "tokenizer.json"
+_UNIGRAM, _BPE = 1, 2  # of TrainerSpec.ModelType
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of SentencePiece.Type
 
 
 def _proto(path: Path) -> Any:
@@ -47,26 +51,53 @@ def as_folder(path: Path) -> Iterator[Path]:
     """A ``.model`` file as a folder that transformers loads, while it is needed.
 
     Raises:
-        UserError: it is no BPE model: Unigram models have no form of that kind in transformers.
+        UserError: it is of another type: of words, or of characters.
     """
     proto = _proto(path)
-    if proto.trainer_spec.model_type != _BPE:
-        message = "only sentencepiece models of type BPE can be extended as a .model file"
-        raise UserError(Problem(message, "give the folder with its tokenizer.json", file=str(path)))
+    spec = proto.trainer_spec
+    if spec.model_type not in (_BPE, _UNIGRAM) or spec.treat_whitespace_as_suffix:
+        message = "only sentencepiece models of type BPE and Unigram, with spaces before words, can be extended"
+        raise UserError(Problem(message, file=str(path)))
+    config: dict[str, Any] = {"bos_token": spec.bos_piece if spec.bos_id >= 0 else None}
+    config["eos_token"] = spec.eos_piece if spec.eos_id >= 0 else None
     with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
         folder = Path(temporary)
         (folder / FILE).write_bytes(path.read_bytes())
-        spec = proto.trainer_spec
-        config = {
-            "tokenizer_class": "LlamaTokenizer",
-            "legacy": False,
-            "add_prefix_space": proto.normalizer_spec.add_dummy_prefix,
-            "add_bos_token": spec.bos_id >= 0,
-        }
-        config["bos_token"] = spec.bos_piece if spec.bos_id >= 0 else None
-        config["eos_token"] = spec.eos_piece if spec.eos_id >= 0 else None
+        if spec.model_type == _BPE:
+            config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": spec.bos_id >= 0}
+            config["add_prefix_space"] = proto.normalizer_spec.add_dummy_prefix
+        else:
+            config |= {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": spec.unk_piece}
+            _unigram(proto).save(str(folder / CONVERTED))
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
         yield folder
+
+
+def _unigram(proto: Any) -> Tokenizer:
+    """A Unigram model as the library ``tokenizers`` has it; BPE ones are converted by transformers."""
+    spec, rules = proto.trainer_spec, proto.normalizer_spec
+    best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
+    # As sentencepiece has it: those that its user defined win over all cuts of the same text.
+    scores = [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
+    pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, scores, strict=True)]
+    tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
+    steps: list[normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if rules.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])  # type: ignore[assignment]
+    if spec.split_by_whitespace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")  # type: ignore[assignment]
+    words = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if rules.add_dummy_prefix:
+        words.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(words)  # type: ignore[assignment]
+    named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
+    return tokenizer
 
 
 def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
@@ -77,9 +108,10 @@ def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
     """
     proto = _proto(old)
     lowest = min(piece.score for piece in proto.pieces)
+    alike = proto.trainer_spec.model_type == _UNIGRAM  # else a score is a merge's rank
     for number, token in enumerate(tokens, 1):
         piece = proto.pieces.add()
-        piece.piece, piece.score, piece.type = token, lowest - number, _NORMAL
+        piece.piece, piece.score, piece.type = token, lowest - (1 if alike else number), _NORMAL
     proto.trainer_spec.vocab_size = len(proto.pieces)
     new.write_bytes(proto.SerializeToString())
 
