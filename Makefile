@@ -40,14 +40,14 @@ lint: .venv/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# First the tests of one process, two at a time; then those that take all cores themselves and share a pool.
+# First the tests of one process; then those that start processes themselves and share a pool of them.
 test: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow" -n 2
 
-# What `make test` leaves out: DeepSpeed as a peer, the rest of the matrix.
+# What `make test` leaves out: DeepSpeed as a peer, the rest of the matrix, longer ways to fail.
 test-slow: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n 2
 
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix src tests benchmarks examples

@@ -52,6 +52,7 @@ def test_no_rank_outlives_a_killed_parent(tmp_path: Path) -> None:
     assert_gone(pids)
 
 
+@pytest.mark.slow
 def test_a_bug_is_told_once_and_a_deaf_rank_is_ended(tmp_path: Path) -> None:
     process = begin(tmp_path, "hang_deaf")
     pids = process_ids(tmp_path, process)
@@ -87,6 +88,7 @@ def test_a_signal_reaches_every_rank_once(tmp_path: Path, number: signal.Signals
     assert [(tmp_path / f"asked-{rank}").read_text() for rank in range(2)] == [f"[{number}]"] * 2
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     process = begin(tmp_path, "wait_deaf")
     pids = process_ids(tmp_path, process)

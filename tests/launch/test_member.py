@@ -110,6 +110,7 @@ def test_as_many_processes_as_the_layout_wants(tmp_path: Path) -> None:
     assert [(code, err) for code, _, err in others] == [(2, "")] * 2 and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_what_all_find_wrong_is_told_by_one(tmp_path: Path) -> None:
     (code, _, err), (other, _, quiet) = launched(tmp_path, "module.data=made:nothing", world=2)
     assert (code, other) == (2, 2)

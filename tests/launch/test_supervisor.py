@@ -49,6 +49,7 @@ def test_a_killed_rank_is_started_again_and_progress_resets_the_count(tmp_path: 
     assert "was killed by SIGKILL" in out and "starting again (1 of 1)" in out
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_every_time_is_given_up(tmp_path: Path) -> None:
     begun = time.monotonic()
     code, _, err = ran(tmp_path, "die_always", "restarts: 2, back_off: 0.2")
@@ -63,6 +64,7 @@ def test_without_restarts_the_first_death_ends_the_run(tmp_path: Path) -> None:
     assert code == 1 and (tmp_path / "starts").read_text().count("1 of 2") == 1
 
 
+@pytest.mark.slow
 def test_a_bug_is_tried_again_once_and_an_error_for_the_user_never(tmp_path: Path) -> None:
     code, _, err = ran(tmp_path, "fail_at_a_step", "restarts: 5, back_off: 0")
     assert code == 1 and "ZeroDivisionError: a bug" in err
@@ -80,7 +82,7 @@ def test_a_rank_that_dies_again_and_again_is_gone_on_without(tmp_path: Path) -> 
     assert (event["without"], event["was"], event["now"]) == ([1], "data 2", "data 1")
 
 
-@pytest.mark.parametrize(("lost", "code"), [("shrink", 0), ("replace", 3)])
+@pytest.mark.parametrize(("lost", "code"), [("shrink", 0), pytest.param("replace", 3, marks=pytest.mark.slow)])
 def test_a_device_that_does_not_pass_its_test(tmp_path: Path, lost: str, code: int) -> None:
     got, _, err = ran(tmp_path, "bad_device", f"lost: {lost}")
     assert got == code, err

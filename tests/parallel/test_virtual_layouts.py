@@ -22,7 +22,7 @@ LAYOUTS = [
 JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntune: {tune}\n"
 
 
-@pytest.mark.parametrize("family", ["llama", "bloom"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "tune", ["prompt", "{method: p-tuning, encoder: lstm}", "prefix", "{method: p-tuning, deep: true}"]
 )

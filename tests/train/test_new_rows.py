@@ -76,7 +76,7 @@ def test_it_goes_on_to_the_bit(stop: int, job: dict[str, Any], base: Path) -> No
     assert_same_state(run(base, job).last_state(), whole.last_state())
 
 
-@pytest.mark.parametrize("family", ["llama", "gptj"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gptj", marks=pytest.mark.slow)])
 def test_layouts_compute_what_one_process_does(family: str, pool: Pool, tmp_path: Path) -> None:
     config = AutoConfig.for_model(family, tie_word_embeddings=family == "llama")
     text = "task: pretrain\nmodel: some/model\ndata: none.jsonl\nsteps: 4\ntune: {method: full, new_rows_first: 100}\n"

@@ -41,11 +41,11 @@ TUNES: dict[str, dict[str, Any]] = {"full": {"method": "full"}, "lora": {"method
 PAIRS = [
     (ZERO3, TENSOR, "full", "disk"),
     (ZERO3, TENSOR, "lora", "memory"),
-    (ZERO3, ONE, "full", "memory"),
+    pytest.param(ZERO3, ONE, "full", "memory", marks=pytest.mark.slow),
     (ZERO3, ONE, "lora", "disk"),
     (ZERO3, THREE_D, "full", "memory"),
     (THREE_D, ZERO3, "lora", "disk"),
-    (THREE_D, ZERO2, "full", "memory"),
+    pytest.param(THREE_D, ZERO2, "full", "memory", marks=pytest.mark.slow),
     (ONE, ZERO3, "full", "disk"),
 ]
 

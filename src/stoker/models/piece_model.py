@@ -88,13 +88,13 @@ def _unigram(proto: Any) -> Tokenizer:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if rules.add_dummy_prefix:
         steps.append(normalizers.Prepend(SPACE))
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])  # type: ignore[assignment]
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     if spec.split_by_whitespace:
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
     words = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if rules.add_dummy_prefix:
         words.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(words)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Sequence(words)
     named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
     return tokenizer
