@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -14,23 +14,40 @@ from stoker.cli.main import main
 from stoker.job.render import scalar
 from stoker.runs.comparison import read_comparison
 from stoker.train import predicted
+from stoker.train.prepare import Prepared
+from stoker.train.task import Part
 
 
 def test_a_run_is_predicted_and_measured(base: Path, sft: dict[str, Any]) -> None:
-    ran = run(base, sft)
+    positions: list[int] = []
+
+    def count(prepared: Prepared) -> None:
+        parts = prepared.task.parts
+
+        def counted(first: int, last: int) -> list[Part]:
+            laid_out = parts(first, last)
+            positions.append(sum(part.inputs.ids.numel() for part in laid_out))
+            return laid_out
+
+        prepared.task.parts = counted  # type: ignore[method-assign]
+
+    ran = run(base, {**sft, "steps": predicted.MICRO_BATCHES}, before=count)
     found = read_comparison(ran.folder)
     assert found is not None and found.predicted is not None and found.measured is not None
     lines = ran.folder.read_metrics()
-    assert found.measured.steps == 10  # of twelve, without the first two
+    assert found.measured.steps == predicted.MICRO_BATCHES - 2  # without the first two
     assert found.measured.seconds == median(line["seconds"] for line in lines[2:])
     assert found.measured.memory / 2**30 == pytest.approx(lines[-1]["memory_gib"], rel=0.05)
     said, audit = found.predicted, ran.prepared.audit
     assert audit is not None
     assert (said.layout, said.micro_batch, said.accumulation) == ("data 1", 4, 1)
-    assert said.mean == audit.mean  # rows are not filled up to seq_len
-    assert audit.mean < said.longest <= audit.longest  # four of them are together less uneven than each alone
+    assert said.mean == pytest.approx(mean(positions) / 4)  # rows are not filled up to seq_len, and begin alike
+    assert max(positions) / 4 <= said.longest + 0.5 <= audit.longest  # four are less uneven than each alone
     parameters = sum(p.numel() for p in ran.prepared.task.model.parameters())
     assert said.memory["weights"] == 4 * parameters  # counted from the configuration
+    trained = sum(p.numel() for p in ran.prepared.task.model.parameters() if p.requires_grad)
+    assert said.memory["checkpoint copies"] == 2 * 12 * trained  # with AdamW's two moments, twice
+    assert said.peak == pytest.approx(sum(said.memory.values()))
     assert said.seconds == pytest.approx(sum(said.time.values()))
 
 

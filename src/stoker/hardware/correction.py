@@ -21,7 +21,8 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cache import cache_folder
 
 FORMAT = 1
-COUNTED = ("weights", "gradients", "optimizer", "process")  # components of memory; the others are estimated
+COPIES = "checkpoint copies"
+COUNTED = ("weights", "gradients", "optimizer", "process", COPIES)  # components of memory; the others are estimated
 TRAVEL = ("pipeline sends", "data parallel")  # parts of a step that devices do not compute in
 LEAST, MOST = 0.5, 2.0  # what one run may say of activations; an error beyond that is a constant's
 SHORTEST = 0.05  # share of the predicted computation that a measured step leaves for it at least

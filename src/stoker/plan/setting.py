@@ -37,6 +37,9 @@ class Work:
         rank: of low-rank matrices.
         adapters: what is trained beside frozen weights, in so far as `rank` does not say it.
         quantise: how a frozen base is held, as ``model.quantise`` of a job says it.
+        computed: positions of a row that blocks compute, where data says so: a beginning that rows of a micro-batch
+            share is computed once, and nothing behind the last trained token; None for all of a full row.
+        predicted: positions of a row from which the next token is predicted, where data says so; None for all.
     """
 
     shape: Shape
@@ -47,6 +50,8 @@ class Work:
     rank: int = 16
     adapters: Adapters = PLAIN
     quantise: str = "none"
+    computed: float | None = None
+    predicted: float | None = None
 
     @property
     def base(self) -> str:
@@ -59,14 +64,14 @@ class Work:
         return self.rank if self.tuning in ADAPTERS else 0
 
     @property
-    def positions(self) -> int:
-        """Of a row, with virtual tokens."""
-        return self.seq_len + self.adapters.positions
+    def positions(self) -> float:
+        """Of a row that are computed, with virtual tokens."""
+        return self.seq_len + self.adapters.positions if self.computed is None else self.computed
 
     @property
     def attended(self) -> int:
         """Positions of a row that its last one attends to."""
-        return self.positions + self.adapters.prefix
+        return self.seq_len + self.adapters.positions + self.adapters.prefix
 
     @property
     def trained(self) -> int:
@@ -112,8 +117,9 @@ class Setting:
 
     @property
     def predicting(self) -> float:
-        """Those of them that are no virtual ones: only from them is the next token predicted."""
-        return self.micro_batch * self.work.seq_len / self.layout.context
+        """Those of them from which the next token is predicted: virtual ones are not."""
+        work = self.work
+        return self.micro_batch * (work.seq_len if work.predicted is None else work.predicted) / self.layout.context
 
     @cached_property
     def stages(self) -> tuple[range, ...]:

@@ -21,8 +21,8 @@ class Predicted:
 
     Attributes:
         layout, micro_batch, accumulation: in words, and rows.
-        longest, mean: tokens of a row in the fullest micro-batch, for which memory is predicted, and on the mean, for
-            which time is.
+        longest, mean: positions that are computed of a row in the fullest micro-batch, for which memory is predicted,
+            and on the mean, for which time is.
         model: its name in the job.
         precision, tuning: as `stoker.plan.setting.Work` names them.
         device: the catalogue's name of a GPU, the maker's of a processor.

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import replace
-from math import sqrt
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
+import torch
 
 from stoker.checkpoint.together import rank, together
 from stoker.errors import UserError
+from stoker.hardware.correction import COPIES
 from stoker.hardware.detect import machines
 from stoker.hardware.device import Device
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
+from stoker.job.schema import Job
+from stoker.job.tuning import virtual_tokens
 from stoker.models.adapters import unwrap
+from stoker.plan.eager import FLOAT
 from stoker.plan.memory import peak_memory
 from stoker.plan.of_job import setting_of_job, work_of_shape
+from stoker.plan.setting import Setting
 from stoker.plan.shapes.config import shape_of_config
 from stoker.plan.step_time import step_time
 from stoker.runs.comparison import Comparison, Predicted, measured_of
 from stoker.runs.folder import RunFolder
 from stoker.train.prepare import Prepared
+
+MICRO_BATCHES, TOKENS = 32, 1 << 20  # that are looked at, whichever is reached first
 
 
 def predicted_of(prepared: Prepared) -> Comparison:
@@ -48,25 +57,26 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
     cluster = machines(processes, per_machine)
     config: Mapping[str, Any] = unwrap(prepared.task.model).config.to_dict()
     shape = shape_of_config(config, name=job.model.name)
-    longest, usual_length = _tokens_a_row(prepared)
-    lengths = (
-        job.model_copy(update={"train": job.train.model_copy(update={"seq_len": length})})
-        for length in (longest, max(1, round(usual_length)))
-    )
-    fullest, usual = (
-        setting_of_job(one, cluster, work_of_shape(one, shape, precision=prepared.device.precision)) for one in lengths
-    )
+    rows = _fullest_and_usual(prepared)
+    settings = []
+    for row in rows:
+        one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
+        work = work_of_shape(one, shape, precision=prepared.device.precision)
+        work = replace(work, computed=row.computed, predicted=row.predicted)
+        settings.append(setting_of_job(one, cluster, work))
+    fullest, usual = settings
     _, memory = peak_memory(fullest)
     time = step_time(usual)
     bare = (setting_of_job(job, replace(cluster, corrections=()), s.work) for s in (fullest, usual))
     cpu = cluster.device.is_cpu
     correction = cluster.correction(fullest.work.precision, fullest.work.tuning)
+    copies = {COPIES: _copies(fullest, job)} if cpu else {}
     return Predicted(
         layout=layout_of(job).describe(),
         micro_batch=fullest.micro_batch,
         accumulation=fullest.micro_batches,
-        longest=longest,
-        mean=usual_length,
+        longest=round(rows[0].computed),
+        mean=rows[1].computed,
         model=job.model.name,
         precision=fullest.work.precision,
         tuning=fullest.work.tuning,
@@ -76,26 +86,64 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
         per_machine=per_machine,
         calibration=cluster.calibration.date if cluster.calibration else None,
         corrected_by=correction.run if correction else None,
-        memory=dict(peak_memory(next(bare))[1].parts),
+        memory=dict(peak_memory(next(bare))[1].parts) | copies,
         time=dict(step_time(next(bare)).parts),
-        peak=memory.peak,
-        upper=memory.upper,
+        peak=memory.peak + sum(copies.values()),
+        upper=memory.upper + sum(copies.values()),
         seconds=time.total,
     )
 
 
-def _tokens_a_row(prepared: Prepared) -> tuple[int, float]:
-    """(in the fullest forward pass, on the mean) tokens of each row of a micro-batch.
+def _copies(setting: Setting, job: Job) -> float:
+    """Bytes of this process' two copies of the training state, which lie in the memory that a processor trains in.
 
-    Rows that are laid end to end vary less together than alone: beyond three deviations none is expected, nor beyond
-    the longest. That beginnings they share are computed once is not counted.
+    They are made where there is room for them, so whether a job fits does not hang on them.
     """
-    train, audit = prepared.job.train, prepared.audit
-    assert audit is not None and train.seq_len != "auto" and train.micro_batch != "auto"
-    if train.pack:
-        return train.seq_len, float(train.seq_len)
-    fullest = min(train.seq_len, audit.longest, audit.mean + 3 * audit.deviation / sqrt(train.micro_batch))
-    return max(1, round(fullest)), min(train.seq_len, audit.mean)
+    if not (job.checkpoint.background or (job.checkpoint.memory and job.faults.restarts)):
+        return 0.0
+    return 2 * setting.work.trained * (FLOAT + setting.software.states) / setting.layout.world
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a micro-batch: its tokens, and as `stoker.plan.setting.Work` names them what is computed of it."""
+
+    tokens: int
+    computed: float
+    predicted: float
+
+
+def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
+    """Rows of the fullest forward pass and of a micro-batch on the mean, as the first micro-batches have them.
+
+    Beyond three deviations from the mean no pass is expected, nor beyond the longest row.
+    """
+    train, audit, corpus, language = prepared.job.train, prepared.audit, prepared.corpus, prepared.task.language
+    assert (
+        audit is not None
+        and corpus is not None
+        and language is not None
+        and train.seq_len != "auto"
+        and train.micro_batch != "auto"
+    )
+    size = train.micro_batch
+    totals: list[np.ndarray] = []
+    passes: list[np.ndarray] = []
+    seen = 0
+    while len(totals) < MICRO_BATCHES and seen < TOKENS:
+        first = len(totals) * size
+        rows = [(d.row.ids, d.row.trained) for i in range(first, first + size) for d in corpus.sequences[i]]
+        laid_out = language.lay_out(rows, torch.device("cpu"))
+        sizes = [(inputs.ids.numel(), len(inputs.targets)) for inputs in laid_out]
+        totals.append(np.sum(sizes, axis=0) / size)
+        passes.append(np.max(sizes, axis=0) / size)
+        seen += sum(inputs.tokens for inputs in laid_out)
+    full = np.maximum(np.max(passes, axis=0), np.mean(passes, axis=0) + 3 * np.std(passes, axis=0))
+    longest = train.seq_len if train.pack else min(train.seq_len, audit.longest)
+    computed, predicted = np.minimum(full, longest + virtual_tokens(prepared.job)).tolist()
+    usual = np.mean(totals, axis=0).tolist()
+    mean = train.seq_len if train.pack else min(train.seq_len, audit.mean)
+    return _Row(longest, computed, predicted), _Row(max(1, round(mean)), *usual)
 
 
 def compared(before: Comparison, folder: RunFolder, device: Device, *, resumed: int) -> Comparison:
