@@ -18,6 +18,7 @@ from stoker.runs.folder import RunFolder
 from stoker.train.loop import Loop, Outcome
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
+from stoker.train.task import Part
 
 WORDS = "the sea is blue and cold today how are you please write a poem about wind".split()  # noqa: SIM905
 
@@ -74,20 +75,30 @@ def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prep
     return Ran(loaded, prepared, outcome, loop, folder)
 
 
-def at_sample(sample: int, act: Callable[[], None]) -> Callable[[Prepared], None]:
-    """Acts when the loop asks for a sample."""
+def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared], None]:
+    """Is told of each micro-batch that the loop asks for: its samples, from the first to before the last."""
 
     def before(prepared: Prepared) -> None:
         parts = prepared.task.parts
 
-        def watched(first: int, last: int) -> Any:
-            if first <= sample < last:
-                act()
-            return parts(first, last)
+        def watched(first: int, last: int) -> list[Part]:
+            laid_out = parts(first, last)
+            see(first, last, laid_out)
+            return laid_out
 
         prepared.task.parts = watched  # type: ignore[method-assign]
 
     return before
+
+
+def at_sample(sample: int, act: Callable[[], None]) -> Callable[[Prepared], None]:
+    """Acts when the loop asks for a sample."""
+
+    def see(first: int, last: int, _: list[Part]) -> None:
+        if first <= sample < last:
+            act()
+
+    return watching(see)
 
 
 def stop_at(sample: int) -> Callable[[Prepared], None]:

@@ -8,30 +8,22 @@ from statistics import mean, median
 from typing import Any
 
 import pytest
-from running import run, stop_at
+from running import run, stop_at, watching
 
 from stoker.cli.main import main
 from stoker.job.render import scalar
 from stoker.runs.comparison import read_comparison
 from stoker.train import predicted
-from stoker.train.prepare import Prepared
 from stoker.train.task import Part
 
 
 def test_a_run_is_predicted_and_measured(base: Path, sft: dict[str, Any]) -> None:
     positions: list[int] = []
 
-    def count(prepared: Prepared) -> None:
-        parts = prepared.task.parts
+    def count(first: int, last: int, parts: list[Part]) -> None:
+        positions.append(sum(part.inputs.ids.numel() for part in parts))
 
-        def counted(first: int, last: int) -> list[Part]:
-            laid_out = parts(first, last)
-            positions.append(sum(part.inputs.ids.numel() for part in laid_out))
-            return laid_out
-
-        prepared.task.parts = counted  # type: ignore[method-assign]
-
-    ran = run(base, {**sft, "steps": predicted.MICRO_BATCHES}, before=count)
+    ran = run(base, {**sft, "steps": predicted.MICRO_BATCHES}, before=watching(count))
     found = read_comparison(ran.folder)
     assert found is not None and found.predicted is not None and found.measured is not None
     lines = ran.folder.read_metrics()

@@ -53,7 +53,7 @@ class Audit:
         prompt_not_prefix: rows with a prompt that, as served, is not an exact prefix.
         held_out: sequences held out for evaluation.
         length_histogram: tokens up to (a power of two) -> sequences.
-        longest, mean, deviation: of the lengths in tokens.
+        longest, mean: of the lengths in tokens.
         samples: a few sequences.
         formats: the format of each source, by name.
         evaluation_rows: (read, dropped) of ``evaluate.data``.
@@ -81,7 +81,6 @@ class Audit:
     length_histogram: dict[int, int]
     longest: int
     mean: float
-    deviation: float
     samples: tuple[Sample, ...]
     formats: dict[str, str]
     evaluation_rows: tuple[int, int]
@@ -166,7 +165,6 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         length_histogram=_histogram(lengths),
         longest=int(lengths.max(initial=0)),
         mean=float(lengths.mean()) if len(lengths) else 0.0,
-        deviation=float(lengths.std()) if len(lengths) else 0.0,
         samples=tuple(_samples(corpus, codec, samples)),
         formats={source.source.name: source.format for source in corpus.sources},
         evaluation_rows=(sum(s.rows_in for s in evaluation), sum(_reasons(evaluation).values())),

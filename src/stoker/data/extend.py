@@ -76,18 +76,19 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     tokenizer = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))  # it would trim spaces off offsets
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    bytes_by_id = {number: byte_of(token) for token, number in ids_of(content).items()} if kind == "fallback" else {}
-    known = {number: byte for number, byte in bytes_by_id.items() if byte is not None}
-    scripts = scripts_to_learn(tokenizer, texts, known)
+    ids = ids_of(content)
+    found = {number: byte_of(token) for token, number in ids.items() if kind == "fallback"}
+    bytes_by_id = {number: byte for number, byte in found.items() if byte is not None}
+    scripts = scripts_to_learn(tokenizer, texts, bytes_by_id)
     if not scripts:
         raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
     added = frozenset(token["id"] for token in content["added_tokens"])
-    runs = _counted_runs(tokenizer, texts, Letters(scripts), added, known)
+    runs = _counted_runs(tokenizer, texts, Letters(scripts), added, bytes_by_id)
     numbered = _Numbered(content, kind)
     numbers = [numbered.run(run) for run in runs]
-    taken = set(ids_of(content)) | {token["content"] for token in content["added_tokens"]}
+    taken = set(ids) | {token["content"] for token in content["added_tokens"]}
     merges = learn_merges(numbers, list(runs.values()), numbered.symbols, taken, size)
-    first = 1 + max([*ids_of(content).values(), *(token["id"] for token in content["added_tokens"])])
+    first = 1 + max([*ids.values(), *added])
     extended = _with_merges(content, kind, merges, numbered.symbols, first)
     return Extended(
         json.dumps(extended, ensure_ascii=False),

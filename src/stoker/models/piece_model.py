@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from stoker.data.extend import LAST_RESORT
 from stoker.data.token_bytes import SPACE
 from stoker.errors import Problem, UserError
 
@@ -76,10 +77,7 @@ def as_folder(path: Path) -> Iterator[Path]:
 def _unigram(proto: Any) -> Tokenizer:
     """A Unigram model as the library ``tokenizers`` has it; BPE ones are converted by transformers."""
     spec, rules = proto.trainer_spec, proto.normalizer_spec
-    best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
-    # As sentencepiece has it: those that its user defined win over all cuts of the same text.
-    scores = [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
-    pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, scores, strict=True)]
+    pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, _scores(proto), strict=True)]
     tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
     steps: list[normalizers.Normalizer] = []
     if rules.precompiled_charsmap:
@@ -100,6 +98,12 @@ def _unigram(proto: Any) -> Tokenizer:
     return tokenizer
 
 
+def _scores(proto: Any) -> list[float]:
+    """Of a Unigram model's pieces as sentencepiece has them: what its user defined wins over all cuts of that text."""
+    best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
+    return [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
+
+
 def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
     """Writes a ``.model`` file with more pieces behind the old ones, whose scores lie below all old ones.
 
@@ -107,11 +111,14 @@ def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
         UserError: the old one cannot be read, or holds other ids than the tokenizer beside it.
     """
     proto = _proto(old)
-    lowest = min(piece.score for piece in proto.pieces)
-    alike = proto.trainer_spec.model_type == _UNIGRAM  # else a score is a merge's rank
-    for number, token in enumerate(tokens, 1):
+    if proto.trainer_spec.model_type == _UNIGRAM:
+        scores = [min(_scores(proto)) + LAST_RESORT] * len(tokens)
+    else:  # the rank of a merge
+        lowest = min(piece.score for piece in proto.pieces)
+        scores = [lowest - number for number in range(1, len(tokens) + 1)]
+    for token, score in zip(tokens, scores, strict=True):
         piece = proto.pieces.add()
-        piece.piece, piece.score, piece.type = token, lowest - (1 if alike else number), _NORMAL
+        piece.piece, piece.score, piece.type = token, score, _NORMAL
     proto.trainer_spec.vocab_size = len(proto.pieces)
     new.write_bytes(proto.SerializeToString())
 

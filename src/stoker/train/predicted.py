@@ -119,13 +119,8 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
     Beyond three deviations from the mean no pass is expected, nor beyond the longest row.
     """
     train, audit, corpus, language = prepared.job.train, prepared.audit, prepared.corpus, prepared.task.language
-    assert (
-        audit is not None
-        and corpus is not None
-        and language is not None
-        and train.seq_len != "auto"
-        and train.micro_batch != "auto"
-    )
+    assert audit is not None and corpus is not None and language is not None
+    assert train.seq_len != "auto" and train.micro_batch != "auto"
     size = train.micro_batch
     totals: list[np.ndarray] = []
     passes: list[np.ndarray] = []
