@@ -2,7 +2,7 @@
 
     python benchmarks/planner_accuracy.py MEASURED.jsonl [--failed FAILED.jsonl]
 
-Rows have the fields that `stoker plan --cases` reads, and what was measured: ``memory_gib``, ``step_time_s`` or
+Rows have the fields that `planner_cases.py` reads, and what was measured: ``memory_gib``, ``step_time_s`` or
 ``tokens_per_s_per_gpu``, ``group`` for rows that differ in their plan only. Time is compared on rows whose
 ``time_quality`` and ``quality`` say nothing against it; plans are ranked with all rows of a group.
 """
@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from planner_runs.cases import Prediction, predict
+from planner_runs.rows import Row, read_rows
+
 from stoker.errors import UserError
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
-from stoker.plan.cases import Prediction, predict
-from stoker.plan.rows import Row, read_rows
 from stoker.plan.search import search
 from stoker.plan.setting import Work
 from stoker.plan.shapes.names import shape_named

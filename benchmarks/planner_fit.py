@@ -5,7 +5,7 @@
 Halves are whole groups (the same model, devices and batch) where a source has them, and single runs where not. A number
 is drawn to what it would be for physical reasons (`PRIORS`), by as much as its spread says: data that do not tell two
 causes apart leave them where they were. It prints the numbers, to be written into `plan/efficiency.py` and
-`plan/software.py` by hand, and the errors of both halves.
+`planner_runs/programs.py` by hand, and the errors of both halves.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 from planner_accuracy import clean, measured_seconds
+from planner_runs.cases import setting_of
+from planner_runs.rows import read_rows
 from scipy.optimize import least_squares
 
 from stoker.errors import UserError
-from stoker.plan.cases import setting_of
 from stoker.plan.efficiency import Efficiency
-from stoker.plan.rows import read_rows
 from stoker.plan.setting import Setting
 from stoker.plan.step_time import step_time
 

@@ -6,7 +6,7 @@
 Each method trains some steps of the same rows in a process of its own, with one thread. Its memory is the process'
 largest resident size (VmHWM), from its beginning: Python, the libraries and the reading of the model included. The
 second form prints peft's published table beside what the planner says of its rows; FILE has a row a line, as
-`stoker.plan.cases` describes them.
+`planner_runs.cases` describes them.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def here(arguments: argparse.Namespace) -> None:
 
 def published(path: Path) -> None:
     """What was published of methods on GPUs, beside the planner's estimate and its bound."""
-    from stoker.plan.cases import predict
-    from stoker.plan.rows import read_rows
+    from planner_runs.cases import predict
+    from planner_runs.rows import read_rows
 
     print(f"{'model':40} {'published':>9} {'predicted':>10} {'':>7} {'at most':>8}")
     for _, row in read_rows(path):

@@ -15,7 +15,7 @@ from stoker.job.layout import Layout
 from stoker.plan.measured import MeasuredPasses, measured_passes
 from stoker.plan.of_job import shape_of_name
 from stoker.plan.setting import Setting, Work
-from stoker.plan.software import MEGATRON
+from stoker.plan.software import Software
 
 RATE = 1e11  # FLOP/s at every size
 KINDS = ("copy", "add", "silu", "multiply", "dropout")
@@ -119,7 +119,7 @@ def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
     assert measured_passes(setting) is None
     here = replace(setting, cluster=replace(setting.cluster, calibration=_calibration(1e10)))
     assert measured_passes(here) == MeasuredPasses(_calibration(1e10))
-    assert measured_passes(replace(here, software=MEGATRON)) is None
+    assert measured_passes(replace(here, software=Software("another"))) is None
     assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
     bare = replace(_calibration(1e10), curves=())
     assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None

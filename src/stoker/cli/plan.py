@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from stoker.plan.answer.whole import Question
+
+
+# Options of earlier versions, and what does the same.
+MOVED = {
+    "--cases": "python benchmarks/planner_cases.py FILE",
+    "--rank": "python benchmarks/planner_cases.py --rank FILE",
+    "--out": "python benchmarks/planner_cases.py FILE --out FILE",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,11 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="draw the memory of every stage and one step in time")
     parser.add_argument("--picture", metavar="FILE.svg", help="the same as a picture")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
-    parser.add_argument("--cases", metavar="FILE", help="predict each row of a table of runs instead")
-    parser.add_argument(
-        "--out", metavar="FILE", help="where the lines of --cases and --rank go (default: standard output)"
-    )
-    parser.add_argument("--rank", metavar="FILE", help="order the rows of each group of a table by predicted speed")
+    for moved in MOVED:
+        parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument("--calibrate", action="store_true", help="measure what this machine reaches; plans then use it")
     parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 40)")
     parser.add_argument("--from", metavar="RUN", dest="from_run", help="correct later plans by a finished run's folder")
@@ -36,11 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan; returns 0, or exits with 3 where nothing fits."""
-    out = Path(arguments.out) if arguments.out else None
-    if arguments.cases:
-        return _cases(Path(arguments.cases), out)
-    if arguments.rank:
-        return _rank(Path(arguments.rank), out)
+    for moved, instead in MOVED.items():
+        if getattr(arguments, moved.removeprefix("--")) is not None:
+            raise UserError(Problem(f"`stoker plan` has no {moved}", f"use `{instead}`"))
     if arguments.calibrate:
         from stoker.cli.learning import calibrate_here
 
@@ -87,49 +88,6 @@ def question_of(path: str, overrides: list[str], on: str) -> Question:
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
         asked = setting_of_job(loaded.job, cluster, work)
     return Question(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job), asked)
-
-
-def _cases(path: Path, out: Path | None) -> int:
-    """A line of JSON for each row."""
-    from stoker.plan.cases import as_json, predict_all
-    from stoker.plan.rows import read_rows
-
-    predictions, problems = predict_all(read_rows(path), file=str(path))
-    _say(problems)
-    return _give((as_json(found) for found in predictions), out)
-
-
-def _rank(path: Path, out: Path | None) -> int:
-    """One line for each group: its rows' numbers, the fastest first."""
-    from stoker.plan.cases import predict_all
-    from stoker.plan.rows import read_rows
-
-    groups: dict[str, list[tuple[float, Any]]] = {}
-    predictions, problems = predict_all(read_rows(path), file=str(path))
-    _say(problems)
-    for found in predictions:
-        if found.group is not None and found.tokens_per_s_per_gpu is not None:
-            groups.setdefault(found.group, []).append((found.tokens_per_s_per_gpu, found.row_id))
-    lines = []
-    for group, rows in groups.items():
-        rows.sort(key=lambda pair: -pair[0])
-        ranked = {"row_ids": [row for _, row in rows], "tokens_per_s_per_gpu": [speed for speed, _ in rows]}
-        lines.append(json.dumps({"group": group, **ranked}))
-    return _give(lines, out)
-
-
-def _give(lines: Iterable[str], out: Path | None) -> int:
-    text = "".join(f"{line}\n" for line in lines)
-    if out is None:
-        print(text, end="")
-    else:
-        _write(out, text)
-    return 0
-
-
-def _say(problems: list[Problem]) -> None:
-    for problem in problems:
-        print(f"no prediction: {problem}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

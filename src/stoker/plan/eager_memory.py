@@ -6,7 +6,6 @@ what the C library's allocator does not give back.
 
 from __future__ import annotations
 
-from stoker.plan.activations import in_flight
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.head import HeadBytes, head_bytes
 from stoker.plan.held import (
@@ -17,6 +16,7 @@ from stoker.plan.held import (
     packed_parameters,
     trained_parameters,
 )
+from stoker.plan.in_flight import in_flight
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13

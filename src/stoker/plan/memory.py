@@ -11,21 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
+from typing import Literal
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import SHARDS, Shard
-from stoker.plan.activations import HALF, late_freed, stage_activations
 from stoker.plan.eager_memory import eager_parts
-from stoker.plan.held import Held, block_parameters, held_parameters, packed_parameters, trained_parameters
-from stoker.plan.setting import PACKED_BYTES, Setting
+from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
-BUCKETS = 2 * 25 * 2**20  # bytes of the two buckets that DDP fills and sums
 # What the upper bound adds: model states are known, what passes leave and the allocator's gaps are not. So much covers
 # 88 % of the published runs; docs/planner.md has the table.
 STATES = ("weights", "gradients", "optimizer", "process")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
+Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
+
+
+def verdict_of(peak: float, upper: float, capacity: float) -> Verdict:
+    """Whether so many bytes fit: only what the upper bound allows does."""
+    if upper <= capacity:
+        return "FITS"
+    return "AT RISK" if peak <= capacity else "DOES NOT FIT"
 
 
 def context_bytes(cluster: Cluster) -> float:
@@ -80,67 +86,16 @@ def model_states(parameters: float, *, shard: Shard, over: int, weights: int, gr
 def stage_memory(setting: Setting, stage: int) -> Memory:
     """What the devices of one process of the pipeline, all its stages, must hold at their fullest moment."""
     layout, work = setting.layout, setting.work
-    if setting.software.eager:
+    if setting.software.memory is None:
         parts, moment = eager_parts(setting, stage)
     else:
-        parts, moment = _fused_parts(setting, stage), "the end of the forward pass"
+        parts, moment = dict(setting.software.memory(setting, stage)), "the end of the forward pass"
     moved = {"none": (), "optimizer": ("optimizer",), "params": ("weights", "gradients", "optimizer")}[layout.offload]
     host = sum(parts.pop(part, 0.0) for part in moved)
     correction = setting.cluster.correction(work.precision, work.tuning)
     if correction is not None:
         parts = correction.memory_parts(parts)
     return Memory(parts, host, moment)
-
-
-def _fused_parts(setting: Setting, stage: int) -> dict[str, float]:
-    """By component, of programs with fused kernels that keep the sums of gradients from step to step."""
-    shape, layout, software, work = setting.shape, setting.layout, setting.software, setting.work
-    held = held_parameters(setting, stage)
-
-    def share(parameters: Held, at: int) -> float:
-        return parameters.share(layout.sharers if layout.zero >= at else 1, expert=setting.expert)
-
-    trained = trained_parameters(setting, held)
-    weights = share(held, 3) * software.weights
-    if work.tuning != "full":
-        packed = packed_parameters(setting, stage)
-        frozen = HALF if packed else software.frozen
-        rest = Held(held.dense - packed, held.experts)
-        weights = share(Held(packed), 3) * PACKED_BYTES.get(work.base, 0.0) + share(rest, 3) * frozen
-        weights += share(trained, 3) * 4
-    parts: dict[str, float] = {
-        "weights": weights,
-        "gradients": share(trained, 2) * software.gradients,
-        "optimizer": share(trained, 1) * software.states,
-    }
-    parts["activations"] = stage_activations(setting, stage)
-    if stage == setting.last:
-        later = software.later_logits * (setting.micro_batches > 1)
-        parts["logits"] = setting.predicting * (software.logits + later) * shape.vocabulary / layout.tensor
-    parts["buffers"] = _buffers(setting, stage, held.total)
-    if software.late is not None and layout.sequence:
-        parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))
-    return parts
-
-
-def _buffers(setting: Setting, stage: int, parameters: float) -> float:
-    """Bytes beside: gradients that are not summed yet, gathered weights of the largest units under ZeRO-3, DDP's
-    buckets."""
-    layout, software, shape = setting.layout, setting.software, setting.shape
-    kinds = setting.blocks[stage]
-    block = max(
-        (block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total for layer in kinds),
-        default=0.0,
-    )
-    outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
-    ends = stage in (0, setting.last)
-    unsummed = software.unsummed * (block + outside * ends) * (setting.work.tuning == "full")
-    if layout.data * layout.context == 1:
-        return unsummed
-    if layout.zero < 3:
-        return unsummed if layout.zero else unsummed + min(parameters * 2, BUCKETS)
-    # Two gathered blocks, the outermost unit, and the gradients of one block before they are scattered.
-    return HALF * (2 * block + outside) + software.gradients * block
 
 
 def peak_memory(setting: Setting, *, too_much: float = inf) -> tuple[int, Memory]:

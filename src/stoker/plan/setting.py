@@ -127,7 +127,7 @@ class Setting:
         count = self.layout.pipeline * self.chunks
         if self.layout.stages and len(self.layout.stages) == count:
             return _ranges(self.layout.stages)
-        return _ranges(_balanced(self.shape, count) if self.software.balanced else _even(self.shape.layers, count))
+        return _ranges(_even(self.shape.layers, count))
 
     @property
     def homes(self) -> tuple[tuple[int, ...], ...]:
@@ -177,19 +177,3 @@ def _even(layers: int, count: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _blocks(shape: Shape, stages: tuple[range, ...]) -> tuple[Blocks, ...]:
     return tuple(dict(Counter(shape.layer(i) for i in stage)) for stage in stages)
-
-
-@lru_cache(maxsize=4096)
-def _balanced(shape: Shape, count: int) -> tuple[int, ...]:
-    """Blocks of stages that are filled until they have their share of all matrices, the head among them.
-
-    As nanotron does: a stage takes the block that goes beyond its share, too.
-    """
-    costs = [shape.active_layer_parameters(i) for i in range(shape.layers)]
-    total = sum(costs) + shape.head_matmul().parameters
-    sizes, done = [0] * count, 0
-    for cost in costs:
-        stage = next(i for i in range(count) if i == count - 1 or done <= total * (i + 1) / count)
-        sizes[stage] += 1
-        done += cost
-    return tuple(sizes)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from stoker.plan.activations import HALF
-from stoker.plan.eager import FLOAT
+from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
 from stoker.plan.held import most_held, trained_parameters
@@ -272,7 +271,7 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     near = Group(inner, cluster.per_node if repeated > 1 else layout.tensor)
     far = Group(data // inner, layout.tensor * inner)
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
-    units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.eager else 1
+    units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
     gather, scatter = (
         collective_seconds(kind, size, near, cluster, efficiency, calls=units)
         for kind, size in (

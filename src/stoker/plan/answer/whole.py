@@ -11,8 +11,7 @@ from stoker.plan.answer.changes import Change, changes
 from stoker.plan.answer.cost import Cost, Length, cost_of
 from stoker.plan.answer.explain import Bind, Help, binds, helps, plan_of
 from stoker.plan.answer.picture import StageMemory
-from stoker.plan.cases import Verdict, verdict_of
-from stoker.plan.memory import Memory, stage_memory
+from stoker.plan.memory import Memory, Verdict, stage_memory, verdict_of
 from stoker.plan.search import Found, Plan, search
 from stoker.plan.setting import Setting, Work
 from stoker.plan.software import STOKER, Software

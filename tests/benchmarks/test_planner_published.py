@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from stoker.plan.cases import predict
-from stoker.plan.rows import Row
+from planner_runs.cases import predict
+from planner_runs.rows import Row
 
 A100 = {"gpu": "A100-80GB-SXM", "seq_len": 2048, "recompute": "full"}
 BLOOM: Row = {

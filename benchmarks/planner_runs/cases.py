@@ -10,23 +10,22 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
+from planner_runs.programs import program_of_row
+from planner_runs.rows import Row, checked
+from planner_runs.shapes import balanced, shape_of_row
 from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Recompute, Shard
-from stoker.plan.memory import STATES, Memory, context_bytes, peak_memory, room, stage_memory
-from stoker.plan.rows import Row, checked
+from stoker.plan.memory import STATES, Memory, Verdict, context_bytes, peak_memory, room, stage_memory, verdict_of
 from stoker.plan.setting import Setting, Tuning, Work
-from stoker.plan.shapes.fields import shape_of_row
-from stoker.plan.software import software_of
 from stoker.plan.speed import speed_of
 from stoker.plan.step_time import step_time
 
 GPU = "A100-80GB"  # where a row names none
-Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,14 @@ def setting_of(row: Row) -> Setting:
     cluster = _cluster(row, device, gpus)
     tensor, pipeline, context = (row.get(key) or 1 for key in ("tp", "pp", "cp"))
     data = row.get("dp") or max(1, gpus // (tensor * pipeline * context))
-    software = software_of(row)
+    software = program_of_row(row)
     zero = row.get("zero_stage")
     shard: Shard = SHARDS[zero] if zero is not None else "zero3" if _is_said(row.get("fsdp")) else software.shard
     micro_batch = row.get("micro_batch") or 1
     chunks = row.get("vp") or 1
     recompute = str(row.get("recompute")).lower()
     recompute = "full" if recompute in ("true", "block") else recompute
+    shape = shape_of_row(row)
     layout = Layout(
         data=data,
         shard=shard if data * context > 1 else "none",
@@ -78,9 +78,10 @@ def setting_of(row: Row) -> Setting:
         context=context,
         recompute=cast(Recompute, recompute) if recompute in ("none", "selective", "full") else software.recompute,
         offload=_offload(row),
+        stages=balanced(shape, pipeline * chunks) if software.balanced and pipeline > 1 else None,
     )
     work = Work(
-        shape_of_row(row),
+        shape,
         seq_len=row.get("seq_len") or software.seq_len,
         global_batch=row.get("global_batch") or micro_batch * data,
         precision=precision_of(row, device.name),
@@ -138,13 +139,6 @@ def _tuning(row: Row) -> Tuning:
     return "lora" if _says(row, "lora") else "full"
 
 
-def verdict_of(peak: float, upper: float, capacity: float) -> Verdict:
-    """Whether so many bytes fit: only what the bound allows does."""
-    if upper <= capacity:
-        return "FITS"
-    return "AT RISK" if peak <= capacity else "DOES NOT FIT"
-
-
 def predict(row: Row) -> Prediction:
     """What the planner says of a row.
 
@@ -152,7 +146,7 @@ def predict(row: Row) -> Prediction:
     again; 4 N where only adapters are trained) over the device's peak in the row's precision.
     """
     setting = setting_of(row)
-    _, memory = (0, stage_memory(setting, 0)) if setting.software.first_stage else peak_memory(setting)
+    _, memory = (0, stage_memory(setting, 0)) if program_of_row(row).first_stage else peak_memory(setting)
     seconds = step_time(setting).total
     speed = speed_of(setting, seconds)
     peak, upper = _as_counted(memory, setting, str(row.get("memory_metric") or ""))

@@ -1,4 +1,4 @@
-"""What a pipeline stage keeps of the micro-batches that have been forward and not yet backward.
+"""What a stage of a program with fused kernels holds: model states, activations, logits, buffers.
 
 Sources: Korthikanti et al., 2022, section 4 (activations under tensor and sequence parallelism) and 5 (recomputation);
 Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro-batches in flight).
@@ -6,18 +6,74 @@ Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro
 
 from __future__ import annotations
 
-from functools import lru_cache
-
-from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline import schedule
-from stoker.plan.setting import Setting
+from planner_runs.program import LateFrees, Program
+from stoker.plan.eager import HALF
+from stoker.plan.held import Held, block_parameters, held_parameters, packed_parameters, trained_parameters
+from stoker.plan.in_flight import in_flight
+from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer, Shape
-from stoker.plan.software import LateFrees
 
-HALF = 2  # bytes of a 16-bit number
+BUCKETS = 2 * 25 * 2**20  # bytes of the two buckets that DDP fills and sums
 SCORES = 2.5  # numbers of 16 bits for a score: itself, its softmax, a mask of one byte
 OPERATORS = 0.35  # of a block's activations: results of every other product, and of attention
 FULL = 0.7  # of a device's memory: beyond it, what is freed late is waited for
+
+
+def program_of(setting: Setting) -> Program:
+    """The program of a setting of a published run."""
+    assert isinstance(setting.software, Program)
+    return setting.software
+
+
+def fused_parts(setting: Setting, stage: int) -> dict[str, float]:
+    """By component, of programs with fused kernels that keep the sums of gradients from step to step."""
+    shape, layout, software, work = setting.shape, setting.layout, program_of(setting), setting.work
+    held = held_parameters(setting, stage)
+
+    def share(parameters: Held, at: int) -> float:
+        return parameters.share(layout.sharers if layout.zero >= at else 1, expert=setting.expert)
+
+    trained = trained_parameters(setting, held)
+    weights = share(held, 3) * software.weights
+    if work.tuning != "full":
+        packed = packed_parameters(setting, stage)
+        frozen = HALF if packed else software.frozen
+        rest = Held(held.dense - packed, held.experts)
+        weights = share(Held(packed), 3) * PACKED_BYTES.get(work.base, 0.0) + share(rest, 3) * frozen
+        weights += share(trained, 3) * 4
+    parts: dict[str, float] = {
+        "weights": weights,
+        "gradients": share(trained, 2) * software.gradients,
+        "optimizer": share(trained, 1) * software.states,
+    }
+    parts["activations"] = stage_activations(setting, stage)
+    if stage == setting.last:
+        later = software.later_logits * (setting.micro_batches > 1)
+        parts["logits"] = setting.predicting * (software.logits + later) * shape.vocabulary / layout.tensor
+    parts["buffers"] = _buffers(setting, stage, held.total)
+    if software.late is not None and layout.sequence:
+        parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))
+    return parts
+
+
+def _buffers(setting: Setting, stage: int, parameters: float) -> float:
+    """Bytes beside: gradients that are not summed yet, gathered weights of the largest units under ZeRO-3, DDP's
+    buckets."""
+    layout, software, shape = setting.layout, program_of(setting), setting.shape
+    kinds = setting.blocks[stage]
+    block = max(
+        (block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total for layer in kinds),
+        default=0.0,
+    )
+    outside = max(shape.embedding_parameters, shape.head_matmul().parameters) / layout.tensor
+    ends = stage in (0, setting.last)
+    unsummed = software.unsummed * (block + outside * ends) * (setting.work.tuning == "full")
+    if layout.data * layout.context == 1:
+        return unsummed
+    if layout.zero < 3:
+        return unsummed if layout.zero else unsummed + min(parameters * 2, BUCKETS)
+    # Two gathered blocks, the outermost unit, and the gradients of one block before they are scattered.
+    return HALF * (2 * block + outside) + software.gradients * block
 
 
 def layer_activations(setting: Setting, layer: Layer) -> float:
@@ -27,7 +83,7 @@ def layer_activations(setting: Setting, layer: Layer) -> float:
     values and the result of attention; what goes into and comes out of the MLP's nonlinearity, and its product with
     the gate. What stands inside the split matrices is split by tensor parallelism, the rest by sequence parallelism.
     """
-    shape, layout, software = setting.shape, setting.layout, setting.software
+    shape, layout, software = setting.shape, setting.layout, program_of(setting)
     outside, inside = 0.0, 0.0
     selective = layout.recompute == "selective"
     if layer.attentions or layer.state_space:
@@ -48,7 +104,7 @@ def layer_activations(setting: Setting, layer: Layer) -> float:
 
 def _nonlinear(setting: Setting, shape: Shape) -> float:
     """Elements kept for each of the MLP's width."""
-    return (3 if setting.software.fused_gate else 4) if shape.gated else 2
+    return (3 if program_of(setting).fused_gate else 4) if shape.gated else 2
 
 
 def _mlp_width(shape: Shape, layer: Layer) -> float:
@@ -90,17 +146,3 @@ def late_freed(setting: Setting, late: LateFrees, stage: int, *, others: float) 
     gathered = 2 * HALF * setting.shape.width * setting.tokens * blocks
     room = FULL * setting.cluster.device.memory_gib * 2**30 - others
     return max(0.0, min(share * gathered, room))
-
-
-def in_flight(setting: Setting, stage: int) -> float:
-    """Micro-batches whose activations the stage holds at most, counted as passes through all of its blocks."""
-    layout = setting.layout
-    if layout.pipeline == 1:
-        return 1.0
-    return _in_flight(layout.schedule, layout.pipeline, setting.micro_batches, setting.chunks)[stage]
-
-
-@lru_cache(maxsize=65536)
-def _in_flight(name: ScheduleName, processes: int, micro_batches: int, chunks: int) -> tuple[float, ...]:
-    kept = schedule.in_flight(name, processes=processes, micro_batches=micro_batches, chunks=chunks)
-    return tuple(sum(counts) / len(counts) for counts in kept)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planner_cases import main
+from planner_runs.cases import predict, setting_of
+from planner_runs.rows import read_rows
 
-from stoker.cli.main import main
 from stoker.errors import UserError
-from stoker.plan.cases import predict, setting_of, verdict_of
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.rows import read_rows
 
 ROW: dict[str, Any] = {
     "row_id": 7, "source": "a run of Megatron", "model_name": "GPT", "layers": 24, "hidden": 2048, "heads": 16,
@@ -48,19 +48,15 @@ def test_the_prediction_is_consistent() -> None:
     assert 0 < found.mfu < 1 and found.memory_gib < found.memory_upper_gib and found.verdict == "FITS"
 
 
-def test_verdicts_come_from_the_bound() -> None:
-    assert [verdict_of(1.0, 1.1, capacity) for capacity in (1.2, 1.05, 0.9)] == ["FITS", "AT RISK", "DOES NOT FIT"]
-
-
 def test_cases_and_ranks_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [ROW, {**ROW, "row_id": 8, "micro_batch": 1}, {**ROW, "row_id": 9, "recompute": "full"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(["plan", "--cases", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 0
+    assert main([str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 0
     written = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     keys = ["row_id", "memory_gib", "memory_upper_gib", "step_time_s", "tokens_per_s_per_gpu", "mfu", "verdict"]
     assert [list(row) for row in written] == [keys] * 3 and [row["row_id"] for row in written] == [7, 8, 9]
     assert written[2]["memory_gib"] < written[0]["memory_gib"] and written[2]["step_time_s"] > written[0]["step_time_s"]
-    assert main(["plan", "--rank", str(tmp_path / "rows.jsonl")]) == 0
+    assert main(["--rank", str(tmp_path / "rows.jsonl")]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     order = sorted(written, key=lambda row: -row["tokens_per_s_per_gpu"])
     assert json.loads(line)["row_ids"] == [row["row_id"] for row in order]
@@ -78,14 +74,14 @@ def test_bad_rows_are_named_and_nothing_is_written(
     text: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "rows.jsonl").write_text(text)
-    assert main(["plan", "--cases", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert main([str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "out.jsonl")]) == 2
     assert words in capsys.readouterr().err
     assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_a_row_that_says_too_little_has_nulls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "rows.jsonl").write_text(f'{json.dumps(ROW)}\n{{"row_id": 8, "gpu": "H1000"}}')
-    assert main(["plan", "--cases", str(tmp_path / "rows.jsonl")]) == 0
+    assert main([str(tmp_path / "rows.jsonl")]) == 0
     said = capsys.readouterr()
     first, second = map(json.loads, said.out.splitlines())
     assert first["verdict"] == "FITS" and second["row_id"] == 8 and set(second.values()) == {8, None}
@@ -113,3 +109,25 @@ def test_numbers_that_cannot_be_meant(key: str, value: object) -> None:
 def test_numbers_as_text_are_numbers() -> None:
     row = {"row_id": 1, "gpu": "A100", "layers": "24", "hidden": "1024", "heads": 16, "num_gpus": "8"}
     assert predict(row) == predict({**row, "layers": 24, "hidden": 1024, "num_gpus": 8})
+
+
+GROUPED = [
+    {"row_id": 1, "group": "a", "gpu": "A100-80GB", "num_gpus": 8, "dp": 1, "tp": 8, "micro_batch": 1},
+    {"row_id": 2, "group": "a", "gpu": "A100-80GB", "num_gpus": 8, "dp": 8, "tp": 1, "micro_batch": 8},
+    {"row_id": 3, "group": "b", "gpu": "A100-80GB", "num_gpus": 8, "dp": 8, "micro_batch": 8},
+]
+MODEL = {"layers": 24, "hidden": 2048, "heads": 16, "seq_len": 2048, "vocab": 51200}
+
+
+def test_rows_are_ranked_by_predicted_speed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The order is that of the speeds that are predicted; all lines go to a file as well."""
+    table, out = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    table.write_text("".join(json.dumps({**MODEL, "global_batch": 64, **row}) + "\n" for row in GROUPED))
+    assert main([str(table), "--out", str(out)]) == 0
+    speeds = {row["row_id"]: row["tokens_per_s_per_gpu"] for row in map(json.loads, out.read_text().splitlines())}
+    assert main(["--rank", str(table)]) == 0
+    printed = capsys.readouterr().out
+    groups = {line["group"]: line["row_ids"] for line in map(json.loads, printed.splitlines())}
+    assert groups == {"a": sorted((1, 2), key=lambda row: -speeds[row]), "b": [3]}
+    assert main(["--rank", str(table), "--out", str(out)]) == 0
+    assert out.read_text() == printed

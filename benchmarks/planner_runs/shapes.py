@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from math import log
 from typing import Any
 
@@ -149,3 +149,19 @@ def _sparse(shape: Shape, parameters: float, active: float) -> Shape:
     each = shape.layers * matrices * shape.width * width
     experts = max(round((parameters - rest) / each), per_token)
     return replace(shape, mixture=Mixture(experts, per_token, width))
+
+
+@lru_cache(maxsize=4096)
+def balanced(shape: Shape, count: int) -> tuple[int, ...]:
+    """Blocks of stages that are filled until they have their share of all matrices, the head among them.
+
+    As nanotron does: a stage takes the block that goes beyond its share, too.
+    """
+    costs = [shape.active_layer_parameters(i) for i in range(shape.layers)]
+    total = sum(costs) + shape.head_matmul().parameters
+    sizes, done = [0] * count, 0
+    for cost in costs:
+        stage = next(i for i in range(count) if i == count - 1 or done <= total * (i + 1) / count)
+        sizes[stage] += 1
+        done += cost
+    return tuple(sizes)

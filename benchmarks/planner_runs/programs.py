@@ -1,0 +1,121 @@
+"""Programs that runs were published of: in which types they keep their numbers, and what they hide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from planner_runs.memory import fused_parts
+from planner_runs.program import LateFrees, Program
+from stoker.plan.software import STOKER
+
+
+def _program(name: str, **does: Any) -> Program:
+    return Program(name, memory=fused_parts, **does)
+
+
+# Before 2022 there was neither fused attention nor sequence parallelism.
+MEGATRON_2021 = _program(
+    "megatron of 2021",
+    gradients=2,
+    dropout=True,
+    flash=False,
+    traffic=0.54,
+    launch=9.7e-4,
+    launch_tensor=1.4e-5,
+    hidden=0.19,
+    hidden_most=0.53,
+    exposed_sends=0.1,
+)
+MEGATRON = _program(
+    "megatron",
+    shard="zero1",
+    sequence=True,
+    logits=1.0,
+    fused_gate=True,
+    unsummed=2,
+    traffic=1.84,
+    launch=2.1e-4,
+    hidden=0.41,
+    hidden_most=0.75,
+    hidden_tensor=0.68,
+    hidden_experts=0.5,
+    exposed_sends=0.2,
+)
+SIMUMAX = replace(MEGATRON, name="megatron without overlap", hidden_tensor=0.0, hidden_experts=0.0)
+NANOTRON = _program(
+    "nanotron",
+    gradients=6,
+    logits=7.1,
+    later_logits=3.3,
+    late=LateFrees(one=0.87, two=0.0, more=0.55, large=40e6, most=32),
+    unsummed=2,
+    first_stage=True,
+    balanced=True,
+    sequence=True,
+    traffic=3.56,
+    launch=1.18e-3,
+    launch_tensor=3.4e-4,
+    hidden=0.5,
+    hidden_most=0.24,
+    repeated_sums=0.5,
+    exposed_sends=0.3,
+)
+# Its published memory is 28 to 33 bytes for each parameter that a process holds, sharded or split.
+INTERNEVO = _program("internevo", gradients=2, states=28)
+ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
+COMPOSER = _program("composer", weights=4, gradients=4, states=8)
+# Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps.
+TORCHTITAN = _program("torchtitan", weights=4, gradients=4, states=8, sequence=True, logits=6.0)
+# DeepSpeed's pipeline sends, and sums gradients, while nothing else is done.
+BLOOM = replace(
+    MEGATRON_2021,
+    name="megatron-deepspeed",
+    shard="zero1",
+    gradients=4,
+    hidden=0.0,
+    hidden_most=0.0,
+    exposed_sends=1.0,
+)
+DEEPSPEED = _program("deepspeed", gradients=2)
+TORCHTUNE = _program("torchtune", gradients=2, states=4, logits=10.0, recompute="full")
+PEFT = _program("peft", weights=4, gradients=4, states=8, logits=4.0, frozen=4, seq_len=512)
+OWN = Program(**{each.name: getattr(STOKER, each.name) for each in fields(STOKER)}, sequence=True)
+# What a row's source or framework says, and the software it means; the first that is found.
+NAMES = (
+    ("nanotron", NANOTRON), ("vtrain", MEGATRON_2021), ("sc21", MEGATRON_2021), ("korthikanti", MEGATRON_2021),
+    ("oneflow/lang", ONEFLOW), ("dlperf", MEGATRON_2021), ("mt-nlg", BLOOM), ("bigscience", BLOOM), ("bloom", BLOOM),
+    ("llm-foundry", COMPOSER), ("mosaic", COMPOSER), ("internevo", INTERNEVO), ("torchtitan", TORCHTITAN),
+    ("torchtune", TORCHTUNE), ("peft", PEFT), ("megatron", MEGATRON), ("nemo", MEGATRON), ("simumax", SIMUMAX),
+    ("megascale", MEGATRON), ("fsdp", TORCHTITAN), ("deepspeed", DEEPSPEED), ("zero paper", DEEPSPEED),
+    ("stoker", OWN),
+)  # fmt: skip
+
+
+def program_of_row(row: Mapping[str, Any]) -> Program:
+    """The software of a row of measurements, by its ``framework`` or its ``source``; Megatron where neither tells.
+
+    Techniques that the name of the run says are taken into account: chunked cross entropy, which torchtune's later
+    ones include, an optimizer that steps in the backward pass, and half-precision weights where DeepSpeed offloads.
+    """
+    name = str(row.get("model_name") or "").lower()
+    software = _named(row)
+    if software is TORCHTUNE and any(word in name for word in ("chunked", "backward", "offload", "lora")):
+        software = replace(software, logits=0.0)
+    if "optimizer in backward" in name or "activation offload" in name:
+        software = replace(software, gradients=0)
+    if software is BLOOM and "bf16" in str(row.get("precision")).lower():
+        software = replace(software, gradients=6)  # as they are computed, and their sums in float32
+    if software is PEFT and "deepspeed" in name:
+        software = replace(software, weights=2, frozen=2)
+    return software
+
+
+def _named(row: Mapping[str, Any]) -> Program:
+    for key in ("framework", "source"):
+        said = str(row.get(key) or "").lower()
+        for name, software in NAMES:
+            if name in said:
+                return software
+    return MEGATRON

@@ -1,0 +1,23 @@
+"""How many micro-batches a pipeline's process holds activations of (Narayanan et al., 2021)."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from stoker.job.layout import ScheduleName
+from stoker.plan.pipeline import schedule
+from stoker.plan.setting import Setting
+
+
+def in_flight(setting: Setting, stage: int) -> float:
+    """Micro-batches whose activations the stage holds at most, counted as passes through all of its blocks."""
+    layout = setting.layout
+    if layout.pipeline == 1:
+        return 1.0
+    return _in_flight(layout.schedule, layout.pipeline, setting.micro_batches, setting.chunks)[stage]
+
+
+@lru_cache(maxsize=65536)
+def _in_flight(name: ScheduleName, processes: int, micro_batches: int, chunks: int) -> tuple[float, ...]:
+    kept = schedule.in_flight(name, processes=processes, micro_batches=micro_batches, chunks=chunks)
+    return tuple(sum(counts) / len(counts) for counts in kept)
