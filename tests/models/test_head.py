@@ -9,7 +9,7 @@ import torch
 from families import tiny
 from torch import Tensor, nn
 
-from stoker.models import head as head_module
+from stoker.models import chunked_head
 from stoker.models.head import Head, head_of
 
 POSITIONS, WIDTH, VOCABULARY = 37, 16, 53
@@ -18,7 +18,7 @@ ROWS_A_CHUNK = 5  # 37 positions in eight chunks, the last of them smaller
 
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_module, "CHUNK_BYTES", 4 * VOCABULARY * ROWS_A_CHUNK)
+    monkeypatch.setattr(chunked_head, "CHUNK_BYTES", 4 * VOCABULARY * ROWS_A_CHUNK)
 
 
 def full(linear: nn.Linear, hidden: Tensor, targets: Tensor, scale: float, softcap: float | None) -> Tensor:
@@ -42,11 +42,42 @@ def test_loss_and_gradients(bias: bool, scale: float, softcap: float | None, fro
 
     expected = full(linear, hidden, targets, scale, softcap)
     expected_grads = torch.autograd.grad(3.0 * expected, leaves)
-    loss, correct = Head(linear, scale, softcap).loss(hidden, targets)
+    loss, correct = Head(linear, scale, softcap).cross_entropy(hidden, targets)
     grads = torch.autograd.grad(3.0 * loss, leaves)
 
     torch.testing.assert_close(loss, expected, rtol=1e-13, atol=0)
     assert int(correct) == int((linear(hidden).argmax(-1) == targets).sum())
+    for grad, wanted in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("bias", "scale", "softcap"), itertools.product((False, True), (1.0, 0.3), (None, 2.0)))
+@pytest.mark.parametrize("entropy", [False, True])
+def test_log_probabilities_entropies_and_their_gradients(
+    bias: bool, scale: float, softcap: float | None, entropy: bool
+) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(WIDTH, VOCABULARY, bias=bias, dtype=torch.float64)
+    hidden = torch.randn(POSITIONS, WIDTH, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (POSITIONS,))
+    weights, others = torch.randn(2, POSITIONS, dtype=torch.float64)
+    leaves = [t for t in (hidden, linear.weight, linear.bias) if t is not None]
+    head = Head(linear, scale, softcap)
+
+    log_p = head.logits(hidden).log_softmax(-1)
+    expected = log_p.gather(1, targets[:, None]).squeeze(1)
+    expected_entropy = -(log_p.exp() * log_p).sum(-1)
+    expected_loss = (weights * expected).sum().tanh() + entropy * (others * expected_entropy).sum()
+    expected_grads = torch.autograd.grad(expected_loss, leaves)
+    scores = head.scores(hidden, targets, entropy=entropy)
+    loss = (weights * scores.log_probability).sum().tanh()
+    if scores.entropy is not None:
+        torch.testing.assert_close(scores.entropy, expected_entropy, rtol=1e-12, atol=1e-13)
+        loss = loss + (others * scores.entropy).sum()
+    grads = torch.autograd.grad(loss, leaves)
+
+    assert (scores.entropy is not None) == entropy
+    torch.testing.assert_close(scores.log_probability, expected, rtol=1e-12, atol=1e-13)
     for grad, wanted in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(grad, wanted, rtol=1e-11, atol=1e-12)
 
@@ -59,7 +90,7 @@ def test_a_tied_head_adds_to_the_embeddings_gradient() -> None:
     ids, targets = torch.randint(VOCABULARY, (2, POSITIONS))
 
     (expected,) = torch.autograd.grad(full(linear, weight[ids].tanh(), targets, 1.0, None), weight)
-    (grad,) = torch.autograd.grad(Head(linear).loss(weight[ids].tanh(), targets)[0], weight)
+    (grad,) = torch.autograd.grad(Head(linear).cross_entropy(weight[ids].tanh(), targets)[0], weight)
 
     torch.testing.assert_close(grad, expected, rtol=1e-12, atol=1e-12)
 
@@ -76,7 +107,9 @@ def test_full_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(nn.functional, "linear", watched)
     linear = nn.Linear(WIDTH, VOCABULARY, bias=False)
-    Head(linear).loss(torch.randn(POSITIONS, WIDTH, requires_grad=True), torch.zeros(POSITIONS, dtype=torch.long))
+    Head(linear).cross_entropy(
+        torch.randn(POSITIONS, WIDTH, requires_grad=True), torch.zeros(POSITIONS, dtype=torch.long)
+    )
     assert largest == ROWS_A_CHUNK
 
 
@@ -84,7 +117,7 @@ def test_evaluation_computes_no_gradient() -> None:
     linear = nn.Linear(WIDTH, VOCABULARY)
     hidden, targets = torch.randn(POSITIONS, WIDTH), torch.randint(VOCABULARY, (POSITIONS,))
     with torch.no_grad():
-        loss, _ = Head(linear).loss(hidden, targets)
+        loss, _ = Head(linear).cross_entropy(hidden, targets)
     assert not loss.requires_grad
     torch.testing.assert_close(loss, full(linear, hidden, targets, 1.0, None), rtol=1e-5, atol=0)
 
@@ -92,7 +125,7 @@ def test_evaluation_computes_no_gradient() -> None:
 def test_no_position_gives_no_loss() -> None:
     linear = nn.Linear(WIDTH, VOCABULARY)
     hidden = torch.zeros(0, WIDTH, requires_grad=True)
-    loss, correct = Head(linear).loss(hidden, torch.zeros(0, dtype=torch.long))
+    loss, correct = Head(linear).cross_entropy(hidden, torch.zeros(0, dtype=torch.long))
     loss.backward()
     assert float(loss.detach()) == 0 and int(correct) == 0 and linear.weight.grad is not None
     assert not linear.weight.grad.any()

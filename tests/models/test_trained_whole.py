@@ -32,7 +32,7 @@ def gradient_of_head(model: nn.Module, base: nn.Module) -> Tensor:
     head = head_of(base)
     assert head is not None
     hidden = base.base_model(input_ids=IDS).last_hidden_state[0, :-1]  # type: ignore[operator]
-    head.loss(hidden, IDS[0, 1:])[0].backward()
+    head.cross_entropy(hidden, IDS[0, 1:])[0].backward()
     gradient = base.get_output_embeddings().weight.grad  # type: ignore[operator]
     assert gradient is not None
     return gradient

@@ -22,7 +22,7 @@ def test_the_peak_of_the_head_is_as_counted(trained: bool) -> None:
     hidden = torch.randn(TOKENS, SHAPE.width, requires_grad=True)
     targets = torch.randint(0, SHAPE.vocabulary, (TOKENS,))
     with profile(profile_memory=True) as found:
-        loss, _ = Head(linear).loss(hidden, targets)
+        loss, _ = Head(linear).cross_entropy(hidden, targets)
         loss.backward()
     counted = head_bytes(SHAPE, TOKENS, types=arithmetic("fp32"), trained=trained)
     picked = 4 * TOKENS * SHAPE.width  # the hidden states are there before

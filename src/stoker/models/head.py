@@ -1,35 +1,31 @@
-"""The language-model head and its cross entropy, in chunks, so that full logits never exist.
+"""The language-model head: logits, cross entropy and log-probabilities of targets, without full logits.
 
-Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
+Shapes: N predicted positions, D width, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
+from stoker.models.chunked_head import Across, CrossEntropy, Form, Scores, transform
 
 
-class Across(Protocol):
-    """Processes that each have the rows of some words of the output embedding.
+@dataclass(frozen=True)
+class TokenScores:
+    """What a head says of each target.
 
     Attributes:
-        start: the first word of this process.
-        widest: words of the process that has most, so that all cut the same chunks.
+        log_probability: of the target, shape (N,), with gradient.
+        entropy: of the distribution that the target was drawn from, in nats, shape (N,), with gradient; None where
+            it was not asked for.
     """
 
-    start: int
-    widest: int
-
-    def maximum(self, x_C: Tensor) -> None:
-        """The largest over the processes, in place."""
-
-    def total(self, x: Tensor) -> None:
-        """The sum over the processes, in place."""
+    log_probability: Tensor
+    entropy: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,7 @@ class Head:
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """All logits of a few positions, shape (N, V)."""
-        return _transform(self.linear(hidden_ND) * self.scale, self.softcap)
+        return transform(self.linear(hidden_ND) * self.scale, self.softcap)
 
     def likeliest(self, hidden_ND: Tensor) -> Tensor:
         """The most likely token of each of a few positions, shape (N,)."""
@@ -64,22 +60,55 @@ class Head:
         self.across.maximum(chosen_N)
         return chosen_N
 
-    def loss(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    def cross_entropy(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         """The summed cross entropy and how many targets were the most likely token.
+
+        Cheaper than `scores`: gradients are computed together with the loss, from the same logits.
 
         Returns:
             (sum of the losses, float32 scalar with gradient; count of correct predictions, int64 scalar).
         """
-        return _ChunkedCrossEntropy.apply(
-            hidden_ND,
-            self.linear.weight,
-            self.linear.bias,
-            target_N,
-            self.scale,
-            self.softcap,
-            self.across,
-            torch.is_grad_enabled(),
+        return CrossEntropy.apply(
+            hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
         )
+
+    def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
+        """The log-probability of each target, and with ``entropy`` that of each distribution, in float32.
+
+        The backward pass computes the logits again, chunk by chunk.
+        """
+        log_probability_N, entropy_N = Scores.apply(
+            hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, entropy
+        )
+        return TokenScores(log_probability_N, entropy_N if entropy else None)
+
+    @property
+    def _form(self) -> Form:
+        return Form(self.scale, self.softcap, self.across)
+
+
+class LogitsHead:
+    """The head of a model that computes its own logits: the same questions, answered from them."""
+
+    def likeliest(self, logits_NV: Tensor) -> Tensor:
+        """As `Head.likeliest`."""
+        return logits_NV.argmax(-1)
+
+    def cross_entropy(self, logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Head.cross_entropy`."""
+        logits_NV = _widened(logits_NV)
+        loss = nn.functional.cross_entropy(logits_NV, target_N, reduction="sum")
+        return loss, (logits_NV.argmax(-1) == target_N).sum()
+
+    def scores(self, logits_NV: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
+        """As `Head.scores`."""
+        log_p_NV = _widened(logits_NV).log_softmax(-1)
+        entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
+        return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)
+
+
+def _widened(logits: Tensor) -> Tensor:
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def head_of(model: nn.Module) -> Head | None:
@@ -90,113 +119,3 @@ def head_of(model: nn.Module) -> Head | None:
     config: Any = model.config
     scale = getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0)
     return Head(linear, float(scale), getattr(config, "final_logit_softcapping", None))
-
-
-def _transform(logits: Tensor, softcap: float | None) -> Tensor:
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
-
-
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Computes the gradient of the hidden states (and of a trained head) together with the loss.
-
-    The gradient of a cross entropy with respect to its logits is softmax - onehot; it needs only the chunk's
-    own logits, so each chunk is finished before the next begins, and the backward pass computes
-    nothing again.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        target_N: Tensor,
-        scale: float,
-        softcap: float | None,
-        across: Across | None,
-        grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
-    ) -> tuple[Tensor, Tensor]:
-        wants_hidden, wants_weight, wants_bias = (grad_enabled and wanted for wanted in ctx.needs_input_grad[:3])
-        wants_any = wants_hidden or wants_weight or wants_bias
-        weight = weight_VD.to(hidden_ND.dtype)
-        bias = bias_V.to(hidden_ND.dtype) if bias_V is not None else None
-        words = weight.shape[0] if across is None else across.widest
-        rows = max(1, CHUNK_BYTES // (4 * words))
-        loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
-        correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
-        grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight_VD, dtype=loss.dtype) if wants_weight else None
-        grad_bias = torch.zeros_like(bias_V, dtype=loss.dtype) if wants_bias and bias_V is not None else None
-        for start in range(0, hidden_ND.shape[0], rows):
-            h_CD, t_C = hidden_ND[start : start + rows], target_N[start : start + rows, None]
-            raw_CV = nn.functional.linear(h_CD, weight, bias).to(loss.dtype)
-            if scale != 1.0:
-                raw_CV.mul_(scale)
-            logits_CV = _transform(raw_CV, softcap)
-            top_C, best_C = logits_CV.max(dim=1, keepdim=True)
-            t_C, own_C = _here(t_C, across, weight.shape[0])
-            if across is not None:
-                across.maximum(top_C)
-            picked_C = logits_CV.gather(1, t_C)
-            picked_C = picked_C if own_C is None else picked_C.where(own_C, 0.0)
-            slope_CV = 1 - (logits_CV / softcap) ** 2 if softcap is not None and wants_any else None
-            p_CV = logits_CV.sub_(top_C).exp_() if softcap is None else (logits_CV - top_C).exp_()
-            total_C = p_CV.sum(dim=1, keepdim=True)
-            right_C = best_C == t_C
-            if across is not None:
-                total_C, picked_C = _summed(across, total_C, picked_C)
-                right_C = picked_C >= top_C
-            correct += right_C.sum()
-            loss += (total_C.log() + top_C - picked_C).sum()
-            if not wants_any:
-                continue
-            hit_C = torch.full_like(total_C, -1.0) if own_C is None else -own_C.to(total_C.dtype)
-            p_CV.div_(total_C).scatter_add_(1, t_C, hit_C)
-            if slope_CV is not None:
-                p_CV.mul_(slope_CV)
-            if scale != 1.0:
-                p_CV.mul_(scale)
-            grad_CV = p_CV.to(hidden_ND.dtype)
-            if grad_hidden is not None:
-                torch.mm(grad_CV, weight, out=grad_hidden[start : start + rows])
-            if grad_weight is not None:
-                grad_weight.addmm_(grad_CV.T.to(loss.dtype), h_CD.to(loss.dtype))
-            if grad_bias is not None:
-                grad_bias += grad_CV.sum(dim=0)
-        ctx.grads = (grad_hidden, grad_weight, grad_bias)
-        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
-        ctx.mark_non_differentiable(correct)
-        return loss, correct
-
-    @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        # Kept as they are: a zero-bubble schedule comes twice, for the hidden states and then for the weights.
-        hidden, weight, bias = ctx.grads
-        return (
-            hidden * grad_loss if hidden is not None else None,
-            (weight * grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
-            (bias * grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
-            None,
-            None,
-            None,
-            None,
-            None,
-        )
-
-
-def _here(t_C: Tensor, across: Across | None, words: int) -> tuple[Tensor, Tensor | None]:
-    """Targets counted from this process' first word, and which of them it has; others are 0."""
-    if across is None:
-        return t_C, None
-    own_C = (t_C >= across.start) & (t_C < across.start + words)
-    return torch.where(own_C, t_C - across.start, 0), own_C
-
-
-def _summed(across: Across, *values_C: Tensor) -> tuple[Tensor, ...]:
-    stacked = torch.stack(values_C)
-    across.total(stacked)
-    return stacked.unbind()
-
-
-def _accumulator(hidden: Tensor) -> torch.dtype:
-    return torch.float64 if hidden.dtype == torch.float64 else torch.float32

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stoker.models import packed
-from stoker.models.head import Head, head_of
+from stoker.models.head import Head, LogitsHead, head_of
+from stoker.models.objective import Loss, Objective, next_token
 from stoker.models.rows import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.virtual import has_prefix, virtual_ids
 
@@ -53,21 +54,18 @@ class LanguageModel:
             return self.model(**_arguments(inputs)).logits
         return self.model.base_model(**_arguments(inputs)).last_hidden_state
 
-    def loss(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """(summed cross entropy of the trained tokens, how many of them were the most likely token)."""
-        if self.head is not None:
-            hidden = self.hidden(inputs)
-            return self.head.loss(hidden.flatten(0, 1)[inputs.predict], inputs.targets)
-        logits = self.model(**_arguments(inputs)).logits.flatten(0, 1)[inputs.predict]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        loss = nn.functional.cross_entropy(logits, inputs.targets, reduction="sum")
-        return loss, (logits.argmax(-1) == inputs.targets).sum()
+    def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
+        """The loss of the trained tokens."""
+        return objective(self._predicting(inputs), inputs, self.head or LogitsHead())
 
     def likeliest(self, inputs: Inputs) -> Tensor:
         """The most likely token after each predicting position, shape (N,)."""
-        if self.head is not None:
-            return self.head.likeliest(self.hidden(inputs).flatten(0, 1)[inputs.predict])
-        return self.model(**_arguments(inputs)).logits.flatten(0, 1)[inputs.predict].argmax(-1)
+        return (self.head or LogitsHead()).likeliest(self._predicting(inputs))
+
+    def _predicting(self, inputs: Inputs) -> Tensor:
+        """What the head takes at the predicting positions: hidden states, or logits where it has none."""
+        states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
+        return states.flatten(0, 1)[inputs.predict]
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
         """Rows of which the token after the last one is wanted. Targets are the rows' numbers."""
@@ -76,17 +74,18 @@ class LanguageModel:
         numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
         return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
 
-    def lay_out(self, rows: Sequence[Row], device: torch.device) -> list[Inputs]:
+    def lay_out(self, rows: Sequence[Row], device: torch.device, *, together: int = 1) -> list[Inputs]:
         """The forward passes of a micro-batch: one when packed, one or more of even lengths when padded.
 
         Args:
             rows: (token ids, trained mask) of each document.
+            together: documents that follow each other and stay in one forward pass.
         """
         rows = [self._behind(row) for row in rows]
         if self.packs:
             laid_out = [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
         else:
-            laid_out = [pad(group, device) for group in groups_by_length(rows)]
+            laid_out = [pad(group, device) for group in groups_by_length(rows, together)]
         if not self.virtual:
             return laid_out
         return [replace(inputs, tokens=inputs.tokens - len(self.virtual) * inputs.rows) for inputs in laid_out]

@@ -37,7 +37,17 @@ class Stretch:
 
 
 class AcrossRow(Protocol):
-    """Processes that each have a part of a packed row, and attend together."""
+    """Processes that each have a part of a packed row, and attend together.
+
+    Attributes:
+        is_first: whether this process is the first of them.
+    """
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the processes, used alike on each; gradients flow to every addend."""
 
     def stretches(self, segments: Sequence[Segment]) -> list[Stretch]:
         """The queries that this process attends with, in the order in which `enter` gives them."""

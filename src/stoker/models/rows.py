@@ -49,6 +49,7 @@ class Inputs:
         targets: those next tokens, shape (N,).
         tokens: of the documents, shared ones counted for each, padding not at all.
         rows: documents.
+        documents: which document each target is of, shape (N,).
         across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
             always those of the whole row.
     """
@@ -61,7 +62,17 @@ class Inputs:
     targets: Tensor
     tokens: int
     rows: int
+    documents: Tensor
     across: AcrossRow | None = None
+
+    def sum_by_document(self, values_N: Tensor) -> Tensor:
+        """Sums a value of each target over each document, shape (rows,), alike on all processes that share the row."""
+        own_R = values_N.new_zeros(self.rows).index_add(0, self.documents, values_N)
+        return own_R if self.across is None else self.across.total(own_R)
+
+    def counted_once(self, loss: Tensor) -> Tensor:
+        """A loss that all processes of the row computed alike: its value on one of them, its gradient on each."""
+        return loss if self.across is None or self.across.is_first else loss - loss.detach()
 
 
 def lengthen(inputs: Inputs, length: int) -> Inputs:
@@ -82,7 +93,7 @@ def nothing(device: torch.device) -> Inputs:
     """A row of one token on which nothing is predicted: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0)
+    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
 
 
 def trim(row: Row) -> Row:
@@ -105,6 +116,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
     segments: list[Segment] = []
     predict: list[np.ndarray] = []
     targets: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
     at = 0
     for members, shared in groups:
         prefix_start = at
@@ -120,6 +132,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
             where = np.flatnonzero(trained[1:])  # positions that predict a trained token
             predict.append(np.where(where < shared, prefix_start + where, at + where - shared))
             targets.append(ids[where + 1])
+            documents.append(np.full(len(where), member))
             if own > 0:
                 pieces.append(ids[shared:-1])
                 positions.append(np.arange(shared, shared + own))
@@ -134,6 +147,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
         _tensor(np.concatenate(targets), device),
         sum(len(ids) for ids, _ in rows),
         len(rows),
+        _tensor(np.concatenate(documents), device),
     )
 
 
@@ -181,20 +195,29 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
         _tensor(ids.reshape(-1)[predict + 1], device),
         sum(len(row_ids) for row_ids, _ in rows),
         len(rows),
+        _tensor(predict // longest, device),
     )
 
 
-def groups_by_length(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows of similar length together, so that little of a padded batch is padding."""
+def groups_by_length(rows: Sequence[Row], together: int = 1) -> list[list[Row]]:
+    """Rows of similar length together, so that little of a padded batch is padding.
+
+    Args:
+        together: rows that follow each other and stay in one group, in their order.
+    """
     groups: list[list[Row]] = []
-    for row in sorted(rows, key=lambda row: len(row[0])):
-        group = groups[-1] if groups else []
-        tokens = sum(len(ids) for ids, _ in group) + len(row[0])
-        if group and len(row[0]) * (len(group) + 1) <= PADDING * tokens:
-            group.append(row)
+    units = [rows[i : i + together] for i in range(0, len(rows), together)]
+    for unit in sorted(units, key=_longest):
+        group = [*groups[-1], *unit] if groups else []
+        if group and _longest(unit) * len(group) <= PADDING * sum(len(ids) for ids, _ in group):
+            groups[-1] = group
         else:
-            groups.append([row])
+            groups.append([*unit])
     return groups
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(len(ids) for ids, _ in rows)
 
 
 def _tensor(values: np.ndarray, device: torch.device) -> Tensor:

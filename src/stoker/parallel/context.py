@@ -20,19 +20,32 @@ from torch import Tensor
 
 from stoker.models.packed import AcrossRow, Stretch
 from stoker.models.rows import Inputs, Segment
-from stoker.parallel.collectives import exchange, gather_parts
+from stoker.parallel.collectives import exchange, gather_parts, sum_from
 from stoker.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
-class GatherKeys:
+class _Group:
+    """The processes that share a row."""
+
+    group: dist.ProcessGroup
+
+    @property
+    def is_first(self) -> bool:
+        return dist.get_rank(self.group) == 0
+
+    def total(self, x: Tensor) -> Tensor:
+        return sum_from(x, self.group)
+
+
+@dataclass(frozen=True)
+class GatherKeys(_Group):
     """Own queries, everybody's keys and values.
 
     Attributes:
         ranges: the row's tokens on this process, [start, stop) of the front part and of the back part.
     """
 
-    group: dist.ProcessGroup
     ranges: tuple[tuple[int, int], tuple[int, int]]
 
     def stretches(self, segments: Sequence[Segment]) -> list[Stretch]:
@@ -60,10 +73,8 @@ class GatherKeys:
 
 
 @dataclass(frozen=True)
-class ExchangeHeads:
+class ExchangeHeads(_Group):
     """Some heads over all tokens. Query heads must divide by the number of processes."""
-
-    group: dist.ProcessGroup
 
     def stretches(self, segments: Sequence[Segment]) -> list[Stretch]:
         return [Stretch(number, 0, s.length) for number, s in enumerate(segments)]
@@ -117,5 +128,6 @@ def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
         positions=inputs.positions[:, own],
         predict=predict[predict >= 0],
         targets=inputs.targets[predict >= 0],
+        documents=inputs.documents[predict >= 0],
         across=across,
     )

@@ -23,6 +23,7 @@ from torch.distributed.pipelining import (
 )
 
 from stoker.job.layout import ScheduleName
+from stoker.models.objective import Loss
 from stoker.models.rows import Inputs
 from stoker.parallel.cut import stages_of_process
 from stoker.parallel.mesh import Mesh
@@ -67,11 +68,11 @@ class Pipeline:
         first = [numbers] if any(stage.is_first for stage in self.stages) else []
         self._schedule(len(rows), self._tokens(rows[0])).step(*first, target=numbers, number=numbers)
         last = self._last()
-        return [last.losses[i][0] for i in range(len(rows))] if last else []
+        return [last.losses[i].total for i in range(len(rows))] if last else []
 
     @torch.no_grad()
-    def forward(self, rows: Sequence[Inputs]) -> list[tuple[Tensor, Tensor]]:
-        """Losses and correct predictions of rows, where the last stage is; rows may differ in length."""
+    def forward(self, rows: Sequence[Inputs]) -> list[Loss]:
+        """The losses of rows, where the last stage is; rows may differ in length."""
         self._give(rows, 1.0)
         for index, row in enumerate(rows):
             self.through(index, self._tokens(row))

@@ -23,6 +23,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.head import Head, head_of
 from stoker.models.layout import LanguageModel
+from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import can_be_cut, packed_parameters
 from stoker.models.virtual import has_prefix, virtual_ids
 from stoker.models.weights import Rows, WeightSource
@@ -65,10 +66,13 @@ class Spread:
     gradients: Gradients
 
 
-def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | None) -> Spread:
+def spread(
+    built: Built, mesh: Mesh, objective: Objective = next_token, *, compiled: bool, compute: torch.dtype | None
+) -> Spread:
     """Spreads a language model over the processes of a mesh; a collective.
 
     Args:
+        objective: what the forward pass ends in.
         compiled: whether blocks are compiled.
         compute: type of matrix products under autocast, if any.
     """
@@ -81,13 +85,13 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
         unwrap(built.model).set_attn_implementation(packed.NAME)
     if layout.pipeline > 1:
         assert family is not None
-        return _pipelined(built, family, mesh, compiled=compiled, compute=compute)
+        return _pipelined(built, family, mesh, objective, compiled=compiled, compute=compute)
     model, inner = built.model, unwrap(built.model)
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across) if family else None
     language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)))
     _apply_to_blocks(inner, family, layout, compiled=compiled)
-    root: nn.Module = Whole(language, mesh)
+    root: nn.Module = Whole(language, mesh, objective)
     packed_weights = packed_parameters(model)
     if layout.shard != "none":
         whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
@@ -108,7 +112,9 @@ def spread(built: Built, mesh: Mesh, *, compiled: bool, compute: torch.dtype | N
     return Spread(model, language, root, None, pieces, {}, Gradients(trained, mesh, reduce_batch=False))
 
 
-def _pipelined(built: Built, family: Family, mesh: Mesh, *, compiled: bool, compute: torch.dtype | None) -> Spread:
+def _pipelined(
+    built: Built, family: Family, mesh: Mesh, objective: Objective, *, compiled: bool, compute: torch.dtype | None
+) -> Spread:
     layout = mesh.layout
     whole = unwrap(built.model)
     embedding, output = f"{family.embedding}.weight", whole.get_output_embeddings()
@@ -132,7 +138,7 @@ def _pipelined(built: Built, family: Family, mesh: Mesh, *, compiled: bool, comp
         cut(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         _apply_to_blocks(inner, family, layout, compiled=compiled)
-        stage = Stage(inner, _head(inner, across) if last else None, mesh, first=first)
+        stage = Stage(inner, _head(inner, across) if last else None, mesh, objective, first=first)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
         holder.append(part)

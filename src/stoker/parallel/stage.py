@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from stoker.models import packed
 from stoker.models.head import Head
 from stoker.models.layout import LanguageModel
+from stoker.models.objective import Loss, Objective
 from stoker.models.rows import Inputs
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
@@ -21,24 +22,24 @@ class Whole(nn.Module):
     The loss is inside, since the head's weights are gathered and let go with the forward pass they are used in.
     """
 
-    def __init__(self, language: LanguageModel, mesh: Mesh) -> None:
+    def __init__(self, language: LanguageModel, mesh: Mesh, objective: Objective) -> None:
         super().__init__()
         self.model = language.model
-        self.language, self.mesh = language, mesh
+        self.language, self.mesh, self.objective = language, mesh, objective
 
-    def forward(self, inputs: Inputs, *, choose: bool = False) -> tuple[Tensor, ...]:
-        """(summed cross entropy of this process' targets, how many of them were the most likely token).
+    def forward(self, inputs: Inputs, *, choose: bool = False) -> Loss | tuple[Tensor]:
+        """The `Loss` of this process' targets.
 
         Args:
             choose: gives (the most likely tokens) instead.
         """
         language, mesh = self.language, self.mesh
         if language.head is None or not language.packs:
-            return (language.likeliest(inputs),) if choose else language.loss(inputs)
+            return (language.likeliest(inputs),) if choose else language.loss(inputs, self.objective)
         hidden = hidden_states(self.model, inputs, mesh)
         if choose:
             return (likeliest(hidden, inputs, language.head, mesh),)
-        return head_loss(hidden, inputs, language.head, mesh)
+        return head_loss(hidden, inputs, language.head, mesh, self.objective)
 
 
 class Stage(nn.Module):
@@ -48,12 +49,13 @@ class Stage(nn.Module):
     `rows` has the rest.
     """
 
-    def __init__(self, model: Any, head: Head | None, mesh: Mesh, *, first: bool) -> None:
+    def __init__(self, model: Any, head: Head | None, mesh: Mesh, objective: Objective, *, first: bool) -> None:
         super().__init__()
         self.model, self.head, self.mesh, self.is_first = model, head, mesh, first
+        self.objective = objective
         self.rows: list[Inputs] = []
         self.scale: float | Tensor = 1.0
-        self.losses: dict[int, tuple[Tensor, Tensor]] = {}
+        self.losses: dict[int, Loss] = {}
         self.chooses = False
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
@@ -73,9 +75,9 @@ class Stage(nn.Module):
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
         if self.chooses:
             return likeliest(hidden, inputs, self.head, self.mesh)
-        loss, correct = head_loss(hidden, inputs, self.head, self.mesh)
-        self.losses[index] = (loss.detach(), correct)
-        return torch.stack((loss * self.scale,))
+        loss = head_loss(hidden, inputs, self.head, self.mesh, self.objective)
+        self.losses[index] = loss._replace(total=loss.total.detach())
+        return torch.stack((loss.total * self.scale,))
 
 
 def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = None) -> Tensor:
@@ -90,9 +92,9 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
-def head_loss(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> tuple[Tensor, Tensor]:
+def head_loss(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh, objective: Objective) -> Loss:
     """The loss of hidden states; with tensor processes, each computes with its own words."""
-    return head.loss(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict], inputs.targets)
+    return objective(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict], inputs, head)
 
 
 def likeliest(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> Tensor:

@@ -17,13 +17,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stoker.hardware.device import Device
 from stoker.models import packed
+from stoker.models.objective import Loss
 from stoker.models.rows import Inputs, lengthen
 from stoker.parallel.context import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.shard import micro_batch, reshard
-from stoker.train.task import Loss, Part, Task
+from stoker.train.task import Part, Task
 
 LENGTHS = 64  # tokens: rows of a pipeline are filled up to multiples of this, so that buffers seldom change
 
@@ -212,7 +213,7 @@ class Together:
         if self._pipeline is not None:
             with self._device.autocast():
                 found = self._pipeline.forward([part.inputs for part in mine])  # type: ignore[misc]
-            sums = _sums([(Loss(*loss), 0) for loss in found])
+            sums = _sums([(loss, 0) for loss in found])
         else:
             sums = _sums([(_forward(self._task, self._device, part), 0) for part in mine])
         self._let_go()

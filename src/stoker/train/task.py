@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import nn
 
 from stoker.models.layout import LanguageModel
+from stoker.models.objective import Loss
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,6 @@ class Part:
     inputs: object
     targets: int
     tokens: int
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A part's loss, summed over its targets, and how many were predicted right (None: not countable)."""
-
-    total: Tensor
-    correct: Tensor | None
 
 
 class Task(Protocol):

@@ -17,8 +17,9 @@ from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
 from stoker.models import packed
 from stoker.models.layout import LanguageModel
+from stoker.models.objective import Loss
 from stoker.models.rows import Inputs, nothing
-from stoker.train.task import Loss, Part
+from stoker.train.task import Part
 
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
 
@@ -38,7 +39,7 @@ class LanguageTask:
         corpus: Corpus | None,
         device: torch.device,
         *,
-        root: Callable[[Inputs], tuple[Tensor, Tensor]] | None = None,
+        root: Callable[[Inputs], tuple[Tensor, Tensor | None]] | None = None,
     ) -> None:
         """
         Args:

@@ -15,7 +15,8 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
-from stoker.train.task import Loss, Part
+from stoker.models.objective import Loss
+from stoker.train.task import Part
 
 EVALUATION_SAMPLES = 256  # of a held-out forward pass
 

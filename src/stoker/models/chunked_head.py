@@ -1,0 +1,259 @@
+"""The autograd functions of a language-model head, in chunks of positions, so that full logits never exist.
+
+Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
+
+
+class Across(Protocol):
+    """Processes that each have the rows of some words of the output embedding.
+
+    Attributes:
+        start: the first word of this process.
+        widest: words of the process that has most, so that all cut the same chunks.
+    """
+
+    start: int
+    widest: int
+
+    def maximum(self, x_C: Tensor) -> None:
+        """The largest over the processes, in place."""
+
+    def total(self, x: Tensor) -> None:
+        """The sum over the processes, in place."""
+
+
+def transform(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How products become logits, and the processes that share the vocabulary; see `Head`."""
+
+    scale: float
+    softcap: float | None
+    across: Across | None
+
+    def rows(self, weight_VD: Tensor) -> int:
+        """Positions of a chunk."""
+        words = weight_VD.shape[0] if self.across is None else self.across.widest
+        return max(1, CHUNK_BYTES // (4 * words))
+
+
+class _Chunk:
+    """The logits of a few positions, and what follows from them.
+
+    Attributes:
+        p_CV: exp(logit - top); `normalise` makes it the probabilities.
+        top_C, total_C: the largest logit, and the sum of ``p_CV``, over the whole vocabulary, shape (C, 1).
+        picked_C: the target's logit, shape (C, 1).
+        right_C: whether the target was the most likely token, shape (C, 1).
+    """
+
+    def __init__(
+        self, h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: Form, *, slope: bool
+    ) -> None:
+        self._form, across = form, form.across
+        raw_CV = nn.functional.linear(h_CD, weight, bias).to(_accumulator(h_CD))
+        if form.scale != 1.0:
+            raw_CV.mul_(form.scale)
+        logits_CV = transform(raw_CV, form.softcap)
+        self.top_C, best_C = logits_CV.max(dim=1, keepdim=True)
+        self._t_C, self._own_C = _here(t_C[:, None], across, weight.shape[0])
+        if across is not None:
+            across.maximum(self.top_C)
+        picked_C = logits_CV.gather(1, self._t_C)
+        self.picked_C = picked_C if self._own_C is None else picked_C.where(self._own_C, 0.0)
+        self._slope_CV = 1 - (logits_CV / form.softcap) ** 2 if form.softcap is not None and slope else None
+        self.p_CV = logits_CV.sub_(self.top_C).exp_() if form.softcap is None else (logits_CV - self.top_C).exp_()
+        self.total_C = self.p_CV.sum(dim=1, keepdim=True)
+        self.right_C = best_C == self._t_C
+        if across is not None:
+            self.total_C, self.picked_C = _summed(across, self.total_C, self.picked_C)
+            self.right_C = self.picked_C >= self.top_C
+
+    @property
+    def log_total_C(self) -> Tensor:
+        """The logarithm of the sum of the exponentials of all logits, shape (C, 1)."""
+        return self.total_C.log() + self.top_C
+
+    def entropy_C(self) -> Tensor:
+        """The entropy of each distribution, shape (C, 1): log sum - sum of p x logit."""
+        weighted_C = (self.p_CV * self.p_CV.log().nan_to_num(neginf=0.0)).sum(dim=1, keepdim=True)
+        if self._form.across is not None:
+            self._form.across.total(weighted_C)
+        return self.total_C.log() - weighted_C / self.total_C
+
+    def minus_target(self) -> Tensor:
+        """``p_CV`` as probabilities less one at the target, in place: the gradient of a summed cross entropy."""
+        hit_C = torch.full_like(self.total_C, -1.0) if self._own_C is None else -self._own_C.to(self.total_C.dtype)
+        return self.p_CV.div_(self.total_C).scatter_add_(1, self._t_C, hit_C)
+
+    def beforetransform(self, grad_CV: Tensor) -> Tensor:
+        """From the gradient of the logits to that of the products, in place."""
+        if self._slope_CV is not None:
+            grad_CV.mul_(self._slope_CV)
+        if self._form.scale != 1.0:
+            grad_CV.mul_(self._form.scale)
+        return grad_CV
+
+
+class _Sums:
+    """The gradients of hidden states, weight and bias, added up chunk by chunk; None for those not wanted."""
+
+    def __init__(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, wanted: Sequence[bool]) -> None:
+        wide = _accumulator(hidden_ND)
+        self.hidden = torch.empty_like(hidden_ND) if wanted[0] else None
+        self.weight = torch.zeros_like(weight_VD, dtype=wide) if wanted[1] else None
+        self.bias = torch.zeros_like(bias_V, dtype=wide) if wanted[2] and bias_V is not None else None
+
+    def add(self, start: int, grad_CV: Tensor, h_CD: Tensor, weight: Tensor) -> None:
+        """Adds what a chunk's products gave."""
+        if self.hidden is not None:
+            torch.mm(grad_CV, weight, out=self.hidden[start : start + h_CD.shape[0]])
+        if self.weight is not None:
+            self.weight.addmm_(grad_CV.T.to(self.weight.dtype), h_CD.to(self.weight.dtype))
+        if self.bias is not None:
+            self.bias += grad_CV.sum(dim=0)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """Computes the gradient of the hidden states (and of a trained head) together with the loss.
+
+    The gradient of a cross entropy with respect to its logits is softmax - onehot; it needs only the chunk's
+    own logits, so each chunk is finished before the next begins, and the backward pass computes
+    nothing again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        form: Form,
+        grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
+    ) -> tuple[Tensor, Tensor]:
+        wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
+        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
+        rows = form.rows(weight)
+        loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
+        correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
+        sums = _Sums(hidden_ND, weight_VD, bias_V, wanted)
+        for start in range(0, hidden_ND.shape[0], rows):
+            h_CD = hidden_ND[start : start + rows]
+            chunk = _Chunk(h_CD, weight, bias, target_N[start : start + rows], form, slope=any(wanted))
+            correct += chunk.right_C.sum()
+            loss += (chunk.log_total_C - chunk.picked_C).sum()
+            if any(wanted):
+                grad_CV = chunk.beforetransform(chunk.minus_target()).to(hidden_ND.dtype)
+                sums.add(start, grad_CV, h_CD, weight)
+        ctx.sums = sums
+        ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
+        ctx.mark_non_differentiable(correct)
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        # Kept as they are: a zero-bubble schedule comes twice, for the hidden states and then for the weights.
+        hidden, weight, bias = ctx.sums.hidden, ctx.sums.weight, ctx.sums.bias
+        return (
+            hidden * grad_loss if hidden is not None else None,
+            (weight * grad_loss).to(ctx.dtypes[0]) if weight is not None else None,
+            (bias * grad_loss).to(ctx.dtypes[1]) if bias is not None else None,
+            None,
+            None,
+            None,
+        )
+
+
+class Scores(torch.autograd.Function):
+    """Log-probabilities of targets and entropies; the backward pass computes each chunk's logits again.
+
+    With p the probabilities and H the entropy: d log p_t / d logit = onehot - p, and d H / d logit = -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        target_N: Tensor,
+        form: Form,
+        with_entropy: bool,
+    ) -> tuple[Tensor, Tensor]:
+        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
+        rows = form.rows(weight)
+        log_probability_N = hidden_ND.new_zeros(hidden_ND.shape[0], dtype=_accumulator(hidden_ND))
+        entropy_N = torch.zeros_like(log_probability_N) if with_entropy else log_probability_N.new_zeros(0)
+        for start in range(0, hidden_ND.shape[0], rows):
+            part = slice(start, start + rows)
+            chunk = _Chunk(hidden_ND[part], weight, bias, target_N[part], form, slope=False)
+            log_probability_N[part] = (chunk.picked_C - chunk.log_total_C).squeeze(1)
+            if with_entropy:
+                entropy_N[part] = chunk.entropy_C().squeeze(1)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, entropy_N)
+        ctx.form = form
+        return log_probability_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, grad_log_probability_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, target_N, entropy_N = ctx.saved_tensors
+        weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
+        rows = ctx.form.rows(weight)
+        sums = _Sums(hidden_ND, weight_VD, bias_V, ctx.needs_input_grad)
+        for start in range(0, hidden_ND.shape[0], rows):
+            part = slice(start, start + rows)
+            h_CD = hidden_ND[part]
+            chunk = _Chunk(h_CD, weight, bias, target_N[part], ctx.form, slope=True)
+            uncertain_CV = None
+            if len(entropy_N):
+                p_CV = chunk.p_CV / chunk.total_C
+                uncertain_CV = p_CV * (p_CV.log().nan_to_num(neginf=0.0) + entropy_N[part, None])
+            grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
+            if uncertain_CV is not None:
+                grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
+            sums.add(start, chunk.beforetransform(grad_CV).to(h_CD.dtype), h_CD, weight)
+        return (
+            sums.hidden,
+            sums.weight.to(weight_VD.dtype) if sums.weight is not None else None,
+            sums.bias.to(bias_V.dtype) if sums.bias is not None else None,
+            None,
+            None,
+            None,
+        )
+
+
+def _in_type_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    return weight_VD.to(hidden_ND.dtype), bias_V.to(hidden_ND.dtype) if bias_V is not None else None
+
+
+def _here(t_C: Tensor, across: Across | None, words: int) -> tuple[Tensor, Tensor | None]:
+    """Targets counted from this process' first word, and which of them it has; others are 0."""
+    if across is None:
+        return t_C, None
+    own_C = (t_C >= across.start) & (t_C < across.start + words)
+    return torch.where(own_C, t_C - across.start, 0), own_C
+
+
+def _summed(across: Across, *values_C: Tensor) -> tuple[Tensor, ...]:
+    stacked = torch.stack(values_C)
+    across.total(stacked)
+    return stacked.unbind()
+
+
+def _accumulator(hidden: Tensor) -> torch.dtype:
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32

@@ -1,0 +1,44 @@
+"""What a language model is trained for: a loss of the hidden states that predict, the targets and the head.
+
+A task hands its objective in; layouts call it where the head is, and know no task.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from stoker.models.head import Head, LogitsHead
+from stoker.models.rows import Inputs
+
+
+class Loss(NamedTuple):
+    """The loss of a forward pass.
+
+    Attributes:
+        total: summed over the targets, 0-d, with gradient.
+        correct: how many targets were predicted right, 0-d; None where that cannot be counted.
+    """
+
+    total: Tensor
+    correct: Tensor | None
+
+
+class Objective(Protocol):
+    """The loss of a forward pass, over the targets of this process.
+
+    A loss of whole documents sums with `Inputs.sum_by_document` and ends with `Inputs.counted_once`, so that it holds
+    where several processes share a row.
+    """
+
+    def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
+        """
+        Args:
+            hidden_ND: the last hidden states at ``inputs.predict``; logits for a `LogitsHead`.
+        """
+
+
+def next_token(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
+    """The cross entropy of each target."""
+    return Loss(*head.cross_entropy(hidden_ND, inputs.targets))
