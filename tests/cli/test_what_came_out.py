@@ -92,6 +92,12 @@ def test_runs_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(run["state"] == "done" and run["step"] == run["steps"] == 8 for run in runs.values())
 
 
+@pytest.mark.parametrize("name", ["lora", "runs/lora"])
+def test_runs_takes_a_name_or_a_folder(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", name, "--json"]) == 0
+    assert [Path(run["path"]).name for run in json.loads(capsys.readouterr().out)] == ["lora"]
+
+
 def test_the_same_command_says_that_it_is_done(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "full.yaml", "faults.restarts=0"]) == 0
     assert "this run is done: 8 steps" in capsys.readouterr().out
@@ -225,6 +231,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "q9"], "q8_0"),
         (["export", "lora", "--format", "merged", "--to", "x", "--at", "3"], "no checkpoint '3'"),
         (["chat", "lor"], "did you mean runs/lora"),
+        (["runs", "lor"], "did you mean runs/lora"),
         (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
         (["eval", "lora", "row.jsonl"], "row.jsonl"),
         (["eval", "full", "rows.jsonl", "--format", "rows"], "there is no such format"),

@@ -28,8 +28,17 @@ def metrics(*seconds: float) -> list[dict[str, float]]:
 
 def test_the_line() -> None:
     both = Comparison(predicted(), measured=Measured(10, 2.4, 39.8 * GIB))
-    assert both.line() == "predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.4 s (+4 %)"
-    assert Comparison(predicted()).line() == "predicted  41.20 GiB (45.30 at most), 2.31 s a step"
+    measured = "predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.4 s"
+    assert both.line() == f"{measured} (+4 %); calibrated on 2026-11-21"
+    assert (
+        Comparison(predicted()).line()
+        == "predicted  41.20 GiB (45.30 at most), 2.31 s a step; calibrated on 2026-11-21"
+    )
+    # The catalogue's rates of any processor say nothing about this one, so no error of them is given.
+    catalogue = Comparison(predicted(calibration=None), measured=Measured(10, 13.0, 39.8 * GIB)).line()
+    assert "13 s; this machine was not calibrated: `stoker plan --calibrate`" in catalogue and "+4" not in catalogue
+    learnt = Comparison(predicted(calibration=None, corrected_by="runs/a"), measured=both.measured).line()
+    assert learnt == f"{measured} (+4 %); corrected by the run runs/a"
     assert Comparison(None, "a module").line() == "predicted  nothing: a module"
 
 

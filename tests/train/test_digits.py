@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from torch.utils.data import DataLoader
 
+from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.examples import digits
+from stoker.job.recipes import write_recipe
+from stoker.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +29,23 @@ def test_digits_learn(tmp_path: Path) -> None:
     assert accuracy > 95
     lines = (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["loss"] < json.loads(lines[0])["loss"] / 5
+
+
+def test_the_recipe_ends_as_a_plain_loop_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(write_recipe("module-digits"))
+    assert main(["train", "job.yaml", "faults.restarts=0"]) == 0
+    evaluated = [e for e in RunFolder(tmp_path / "runs" / "job").read_events() if e["event"] == "evaluated"]
+    assert evaluated[-1]["accuracy"] > 0.97
+
+
+def test_the_snippet_of_the_readme_ends_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    snippet = next(block for block in blocks if "digits" in block).partition("```")[0]
+    exec(compile(snippet, "README.md", "exec"), {})
+    evaluated = [e for e in RunFolder(tmp_path / "runs" / "module").read_events() if e["event"] == "evaluated"]
+    assert evaluated[-1]["accuracy"] > 0.97
 
 
 def test_digits_are_split_without_overlap() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
 from stoker.models.quantise import device_for
 from stoker.models.text import TextSide, open_text_side
+from stoker.runs.find import find_run
 from stoker.runs.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -50,25 +50,6 @@ class TunedRun:
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self.text.tokenizer
-
-
-def find_run(path: str, base: Path) -> RunFolder:
-    """The run at a path, or of that name below ``runs/``.
-
-    Raises:
-        UserError: there is none; the nearest is named.
-    """
-    for candidate in (base / path, base / "runs" / path):
-        folder = RunFolder(candidate)
-        if folder.job.is_file() and folder.events.is_file():
-            return folder
-    known = sorted(str(events.parent.relative_to(base)) for events in (base / "runs").glob("*/events.jsonl"))
-    near = get_close_matches(path, known, 1, 0.3) or known[:1]
-    if (base / path).is_file():
-        raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))
-    raise UserError(
-        f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one")
-    )
 
 
 def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[Store, int]:

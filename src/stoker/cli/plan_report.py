@@ -199,7 +199,7 @@ def _others(others: list[Alternative], plan: Plan) -> None:
 
 def _notes(notes: Iterable[str]) -> None:
     for note in notes:
-        _say("assumed", note)
+        _say("note", note)
 
 
 def _say(label: str, words: str) -> None:

@@ -8,31 +8,36 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.errors import UserError
+
 if TYPE_CHECKING:
     from stoker.runs.goodput import Goodput
     from stoker.runs.listing import RunSummary
 
+ALL = "runs"
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker runs``."""
     parser.add_argument(
-        "folder", nargs="?", default="runs", metavar="FOLDER", help="a run, or where to look (default: runs)"
+        "run",
+        nargs="?",
+        default=ALL,
+        metavar="RUN",
+        help="a run's folder, its name below runs/, or a folder of runs (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the runs, the newest first."""
-    from stoker.runs.listing import list_runs
-
-    runs = list_runs(Path(arguments.folder))
+    runs = _runs(arguments.run)
     if arguments.json:
         print(json.dumps([_answer(r) for r in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs in {arguments.folder}; `stoker train JOB` makes one")
+        print(f"no runs in {arguments.run}; `stoker train JOB` makes one")
         return 0
     from rich.console import Console
     from rich.table import Table
@@ -51,6 +56,26 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) == 1 and runs[0].goodput is not None:
         _print_split(runs[0].goodput)
     return 0
+
+
+def _runs(name: str) -> list[RunSummary]:
+    """The runs in a folder, or the one of that name.
+
+    Raises:
+        UserError: there is neither such a folder nor such a run.
+    """
+    from stoker.runs.find import find_run
+    from stoker.runs.listing import list_runs, summarise
+
+    runs = list_runs(Path(name))
+    if runs or name == ALL:
+        return runs
+    try:
+        return [summarise(find_run(name, Path.cwd()))]
+    except UserError:
+        if Path(name).is_dir():
+            return []
+        raise
 
 
 def _answer(run: RunSummary) -> dict[str, Any]:

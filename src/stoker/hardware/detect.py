@@ -13,7 +13,7 @@ from stoker.hardware.correction import kept_corrections
 from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.process import available_cores, processor_name
 
-UNMEASURED = "rates are the catalogue's: `stoker plan --calibrate` measures this machine's"
+UNMEASURED = "this machine was not calibrated: rates are the catalogue's, `stoker plan --calibrate` measures its own"
 # Loopback sockets, by which processes of one host talk through gloo: GB/s and seconds, an order of magnitude.
 LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
@@ -146,7 +146,7 @@ def _measured(device: str, threads: int) -> tuple[Calibration | None, tuple[str,
         found = kept_calibration(device, threads)
     except UserError as error:
         return None, tuple(str(problem) for problem in error.problems)
-    return found, () if found else (UNMEASURED,)
+    return found, (f"rates are this machine's own, calibrated on {found.date}",) if found else (UNMEASURED,)
 
 
 def _visible_gpus() -> list[tuple[str, float]]:

@@ -12,6 +12,7 @@ from stoker.runs.folder import RunFolder
 
 FORMAT = 1
 GIB = 2**30
+NOT_CALIBRATED = "this machine was not calibrated: `stoker plan --calibrate` measures its rates"
 UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernels are chosen
 
 
@@ -59,6 +60,12 @@ class Predicted:
         """``41.20 GiB (45.32 at most), 2.31 s a step``."""
         return f"{self.peak / GIB:.2f} GiB ({self.upper / GIB:.2f} at most), {self.seconds:.3g} s a step"
 
+    def source(self) -> str:
+        """Where the rates behind the predicted time come from."""
+        if self.corrected_by is not None:
+            return f"corrected by the run {self.corrected_by}"
+        return NOT_CALIBRATED if self.calibration is None else f"calibrated on {self.calibration}"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -84,16 +91,21 @@ class Comparison:
     measured: Measured | None = None
 
     def line(self) -> str:
-        """``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %)``."""
+        """``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %); calibrated on ...``.
+
+        Without a calibration the predicted time is the catalogue's for any such device, so no error of it is given.
+        """
         found, real = self.predicted, self.measured
         if found is None:
             return f"predicted  nothing: {self.why_not}"
         if real is None:
-            return f"predicted  {found.describe()}"
+            return f"predicted  {found.describe()}; {found.source()}"
         memory = f"{real.memory / GIB:.2f} GiB ({real.memory / found.peak - 1:+.0%})"
-        seconds = f"{real.seconds:.3g} s ({real.seconds / found.seconds - 1:+.0%})"
+        seconds = f"{real.seconds:.3g} s"
+        if found.calibration is not None or found.corrected_by is not None:
+            seconds += f" ({real.seconds / found.seconds - 1:+.0%})"
         text = f"predicted  {found.peak / GIB:.2f} GiB, {found.seconds:.3g} s a step; measured {memory}, {seconds}"
-        return text.replace("%", " %")
+        return f"{text.replace('%', ' %')}; {found.source()}"
 
     def write(self, folder: RunFolder) -> None:
         """Into the run's folder."""
