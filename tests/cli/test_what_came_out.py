@@ -233,6 +233,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["chat", "lor"], "did you mean runs/lora"),
         (["runs", "lor"], "did you mean runs/lora"),
         (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
+        (["chat", "lora", "--prompt", "sea " * 400], "built for 128 with the answer"),
         (["eval", "lora", "row.jsonl"], "row.jsonl"),
         (["eval", "full", "rows.jsonl", "--format", "rows"], "there is no such format"),
         (["eval", "lora.yaml"], "is a file"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         if line == "/new":
             chat.begin()
         elif line:
-            chat.ask(line)
+            try:
+                chat.ask(line)
+            except UserError as error:
+                if not interactive:
+                    raise
+                print(*error.problems, sep="\n")
 
 
 class _Chat:
@@ -77,16 +82,16 @@ class _Chat:
         from stoker.models.adapters import without_adapter
 
         for name, turns in self.turns.items():
-            turns.append({"role": "user", "content": question})
+            asked = [*turns, {"role": "user", "content": question}]
             if self.untuned:
                 label = "before" if name == "untuned" else f"after {self.tuned.step} steps"
                 print(f"[{label}] ", end="", flush=True)
             if name == "untuned" and self.untuned is self.tuned.model:
                 with without_adapter(self.tuned.model):
-                    answer = self._stream(self.tuned.model, turns)
+                    answer = self._stream(self.tuned.model, asked)
             else:
-                answer = self._stream(self.untuned if name == "untuned" and self.untuned else self.tuned.model, turns)
-            turns.append({"role": "assistant", "content": answer})
+                answer = self._stream(self.untuned if name == "untuned" and self.untuned else self.tuned.model, asked)
+            self.turns[name] = [*asked, {"role": "assistant", "content": answer}]
 
     def _stream(self, model: nn.Module, turns: list[dict[str, str]]) -> str:
         answer = ""
@@ -108,12 +113,16 @@ class _Chat:
             except TemplateRefused as error:
                 raise UserError(f"the chat template refuses this conversation: {error}") from error
         ids = self.codec.tokenizer.encode(text, add_special_tokens=special).ids
+        context = self.tuned.text.context
+        if context is not None and len(ids) >= context:
+            message = f"the prompt is {len(ids):,} tokens, and the model was built for {context:,} with the answer"
+            raise UserError(Problem(message, "shorten it, or begin a new conversation with /new"))
         yield from stream_answer(
             model,
             self.tuned.tokenizer,
             ids,
             self.codec.stop_ids,
-            new_tokens=self.arguments.max_tokens,
+            new_tokens=min(self.arguments.max_tokens, context - len(ids)) if context else self.arguments.max_tokens,
             temperature=self.arguments.temperature,
         )
 

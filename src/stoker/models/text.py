@@ -29,12 +29,14 @@ class TextSide:
         codec: the same for the data rooms.
         seq_len: the job's, lowered to the model's context where the job left it open.
         own_template: whether the chat template is the tokenizer's own, or the stated default.
+        context: most tokens of a sequence that the model was built for, virtual ones left out; None without a limit.
     """
 
     tokenizer: PreTrainedTokenizerFast
     codec: TextCodec
     seq_len: int
     own_template: bool
+    context: int | None = None
 
     def prompt_ids(self, job: Job) -> list[int] | None:
         """Token ids of ``tune.text``, where there is one."""
@@ -65,7 +67,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
             raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
         seq_len = context
     _, own = chat_template(tokenizer)
-    return TextSide(tokenizer, codec_of(tokenizer, served_stop_ids(tokenizer, source)), seq_len, own)
+    return TextSide(tokenizer, codec_of(tokenizer, served_stop_ids(tokenizer, source)), seq_len, own, context)
 
 
 def context_of(source: ModelSource, block: ModelBlock) -> int | None:

@@ -138,7 +138,7 @@ def _sampler(prepared: Prepared) -> Sampler | None:
     corpus, text, count = prepared.corpus, prepared.text, prepared.job.evaluate.samples
     if corpus is None or text is None or not count:
         return None
-    return sampler_for(corpus.evaluation_documents(), count, text.codec)
+    return sampler_for(corpus.evaluation_documents(), count, text.codec, text.context)
 
 
 def _saver(job: Job, store: Store, folder: RunFolder) -> Saver:

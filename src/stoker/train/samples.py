@@ -31,10 +31,12 @@ class Sampler:
     Attributes:
         prompts: token ids, each of shape (length,).
         codec: turns tokens into text, and knows what ends an answer.
+        context: most tokens of a prompt with its answer; None without a limit.
     """
 
     prompts: tuple[np.ndarray, ...]
     codec: TextCodec
+    context: int | None = None
 
     @torch.no_grad()
     def samples(self, task: Task, passes: Passes) -> list[Sample]:
@@ -47,7 +49,7 @@ class Sampler:
             for _ in range(LONGEST_ANSWER):
                 for index, token in zip(list(going), passes.continue_rows([rows[i] for i in going]), strict=True):
                     rows[index] = np.append(rows[index], token)
-                    if token in self.codec.stop_ids:
+                    if token in self.codec.stop_ids or len(rows[index]) == self.context:
                         going.remove(index)
                 if not going:
                     break
@@ -62,23 +64,25 @@ class Sampler:
         return self.codec.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).strip()
 
 
-def sampler_for(documents: Sequence[Document], count: int, codec: TextCodec) -> Sampler | None:
+def sampler_for(
+    documents: Sequence[Document], count: int, codec: TextCodec, context: int | None = None
+) -> Sampler | None:
     """A sampler of the first held-out documents that have a prompt; None without any.
 
     The prompt is what stands before the first trained token; of a document that is trained whole, its first half.
     """
     prompts: list[np.ndarray] = []
-    for prompt in _prompts(documents):
+    for prompt in _prompts(documents, LONGEST_PROMPT if context is None else min(LONGEST_PROMPT, context - 1)):
         if len(prompts) == count:
             break
         prompts.append(prompt)
-    return Sampler(tuple(prompts), codec) if prompts else None
+    return Sampler(tuple(prompts), codec, context) if prompts else None
 
 
-def _prompts(documents: Sequence[Document]) -> Iterator[np.ndarray]:
+def _prompts(documents: Sequence[Document], longest: int) -> Iterator[np.ndarray]:
     for document in documents:
         ids, trained = document.row.ids, document.row.trained
         first = int(trained.argmax()) if trained.any() else 0
         length = first if first > 1 else len(ids) // 2
-        if 0 < length <= LONGEST_PROMPT:
+        if 0 < length <= longest:
             yield np.asarray(ids[:length], dtype=np.int64)
