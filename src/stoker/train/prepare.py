@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.layout import lay_out_for
 from stoker.models.meta import allocate
+from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
 from stoker.models.resize import NewRows
 from stoker.models.text import TextSide, open_text_side
@@ -72,22 +74,32 @@ class Prepared:
     new_rows: NewRows | None = None
 
 
-def prepare(loaded: LoadedJob, base: Path, report: Report | None = None, *, mesh: Mesh | None = None) -> Prepared:
+def prepare(
+    loaded: LoadedJob,
+    base: Path,
+    report: Report | None = None,
+    *,
+    mesh: Mesh | None = None,
+    objective: Objective = next_token,
+) -> Prepared:
     """Builds model, data and task of a resolved job.
 
     Args:
         mesh: the processes of the job's layout; None for one.
+        objective: of a language model.
 
     Raises:
         UserError: the data does not pass the audit, or the model cannot be loaded or spread as the job says.
     """
     job = loaded.job
     device = device_for(job, mesh.device if mesh else None)
-    return (_prepare_module if job.task == "module" else _prepare_language)(loaded, device, base, report, mesh)
+    if job.task == "module":
+        return _prepare_module(loaded, device, mesh)
+    return _prepare_language(loaded, device, base, report, mesh, objective)
 
 
 def _prepare_language(
-    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None
+    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None, objective: Objective
 ) -> Prepared:
     text = open_text_side(loaded, base)
     train = loaded.job.train.model_copy(update={"precision": device.precision, "seq_len": text.seq_len})
@@ -123,10 +135,10 @@ def _prepare_language(
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
         language = lay_out_for(unwrap(model))
-        task = LanguageTask(model, language, corpus, device.torch)
+        task = LanguageTask(model, language, corpus, device.torch, root=partial(language.loss, objective=objective))
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
-        spread_out = spread(built, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)
+        spread_out = spread(built, mesh, objective, compiled=job.train.compile is True, compute=device.autocast_dtype)
         assert spread_out.language is not None
         language = spread_out.language
         task = LanguageTask(spread_out.model, language, corpus, device.torch, root=spread_out.root)
@@ -161,9 +173,7 @@ def _passes(task: Task, device: Device, mesh: Mesh | None, parts: Spread | None)
     return Together(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
-def _prepare_module(
-    loaded: LoadedJob, device: Device, base: Path, report: Report | None, mesh: Mesh | None
-) -> Prepared:
+def _prepare_module(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Prepared:
     from stoker.train.imports import import_path
 
     block = loaded.job.module
