@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint format bench verify-all tune-matrix clean
+.PHONY: install quickstart test test-slow lint format bench verify-all tune-matrix docs clean
 
 install: .venv/.installed
 
@@ -65,6 +65,11 @@ verify-all: .venv/.installed-dev
 # Every family tuned in every way; writes docs/tune_matrix.md.
 tune-matrix: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
+
+# The site of docs/ in build/site, with every key and verb; a broken link fails. Read it with `python -m http.server`.
+docs: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info
