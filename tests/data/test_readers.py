@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -235,6 +236,7 @@ def test_a_large_text_comes_in_parts_that_lose_nothing(tmp_path: Path, between: 
         ('[{"a": 1},', 1, 11),
         ('[{"a": 1}] x', 1, 12),
         ('{\n"a": }', 2, 6),
+        ('[{"a": 1},\n {"a": 2},\n]', 2, 10),
     ],
 )
 def test_a_broken_json_file_is_an_error_with_its_place(tmp_path: Path, text: str, line: int, column: int) -> None:
@@ -245,6 +247,38 @@ def test_a_broken_json_file_is_an_error_with_its_place(tmp_path: Path, text: str
     [problem] = caught.value.problems
     assert (problem.file, problem.line, problem.column) == (str(path), line, column)
     assert problem.message.startswith("not valid JSON")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_empty_lines_are_counted_in_runs(tmp_path: Path, end: bytes) -> None:
+    """A line's number counts them; reading them takes few steps, however many they are."""
+    empty = end * 1_000_000
+    path = tmp_path / "gaps.jsonl"
+    path.write_bytes(b'{"a": 1}' + end + empty + b'{"a": 2}' + end + end + b'{"a": 3}')
+    assert outcome(path) == [(1, {"a": 1}), (1_000_002, {"a": 2}), (1_000_004, {"a": 3})]
+    with streams.Stream(path) as stream:
+        assert len(list(stream.lines())) < 100
+    path = tmp_path / "gaps.csv"
+    path.write_bytes(b"a" + end + b"1" + end + empty + b'"x' + end + end + end + b'y"' + end + end + b'"2')
+    assert outcome(path) == [
+        (2, {"a": "1"}),
+        (1_000_003, {"a": f"x{end.decode() * 3}y"}),
+        (1_000_008, "not valid CSV: a quote opened here is never closed, 0 more lines are lost in it"),
+    ]
+    path = tmp_path / "gaps.txt"
+    path.write_bytes(empty + b"one" + end + 300 * b"word " + end + empty + b"two")
+    parts = outcome(path)
+    assert [row for row, _ in parts] == [1_000_001, 2_000_003]
+    assert str(parts[0][1]).startswith("one")
+
+
+def test_a_header_of_very_many_columns_takes_no_longer_than_reading_it(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(200_000)]
+    path = tmp_path / "wide.csv"
+    path.write_text(",".join(names) + "\n" + ",".join("1" for _ in names) + "\n")
+    began = time.process_time()
+    assert outcome(path) == [(2, dict.fromkeys(names, "1"))]
+    assert time.process_time() - began < 10  # comparing each with each takes minutes
 
 
 def test_a_json_array_refuses_single_items(tmp_path: Path) -> None:

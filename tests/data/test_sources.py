@@ -75,6 +75,19 @@ def test_a_file_a_glob_and_a_folder_give_sorted_files(tmp_path: Path) -> None:
     assert (tmp_path / "d/README.md") in opened(tmp_path, "d/README.md").files
 
 
+def test_a_pattern_over_links_that_lead_back_ends(tmp_path: Path) -> None:
+    fill(tmp_path, "d/a.jsonl", "d/sub/b.jsonl", "elsewhere/c.jsonl", "d/.git/x.jsonl")
+    for link, target in (("up", ".."), ("self", "."), ("sub/top", "../.."), ("mnt", "../elsewhere")):
+        (tmp_path / "d" / link).symlink_to(target)
+    (tmp_path / "elsewhere/back").symlink_to("../d")
+    wanted = ["d/a.jsonl", "elsewhere/c.jsonl", "d/sub/b.jsonl"]
+    assert texts(opened(tmp_path, "d/**/*.jsonl"))[:3] == wanted
+    assert texts(opened(tmp_path, "d/**"))[:3] == wanted
+    assert texts(opened(tmp_path, "d/**/sub/**/b.jsonl"))[0] == "d/sub/b.jsonl"
+    with pytest.raises(UserError, match="no file fits"):
+        opened(tmp_path, "d/**/z*.jsonl")
+
+
 def test_what_exists_wins_over_patterns_hub_and_catalogue(tmp_path: Path) -> None:
     fill(tmp_path, "odd[1].jsonl", "odd1.jsonl", "org/name/a.jsonl", "sotu/own.jsonl", "brackets[x]/in.jsonl")
     assert texts(opened(tmp_path, "odd[1].jsonl")) == ["odd[1].jsonl"]

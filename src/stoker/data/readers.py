@@ -246,7 +246,9 @@ def _items(text: str) -> Iterator[Any]:
         yield value
         at = _after_space(text, at)
         if text[at : at + 1] == ",":
-            at = _after_space(text, at + 1)
+            comma, at = at, _after_space(text, at + 1)
+            if text[at : at + 1] == "]":
+                raise json.JSONDecodeError("Illegal trailing comma before end of array", text, comma)
         elif text[at : at + 1] != "]":
             raise json.JSONDecodeError("Expecting ',' delimiter or ']'", text, at)
     if (end := _after_space(text, at + 1)) != len(text):

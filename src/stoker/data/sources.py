@@ -177,8 +177,36 @@ def _candidates(name: str, base: Path) -> list[Path]:
         found = (p for p in path.rglob("*") if not any(s.startswith(".") for s in p.relative_to(path).parts))
     elif not _exists(path):
         pattern = str(Path(name).expanduser()) if name.startswith("~/") else name
-        found = (base / p for p in glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207 -- takes ** last
-    return sorted((p for p in found if p.is_file()), key=lambda p: p.as_posix())
+        found = (base / p for p in _glob(pattern, base))
+    return sorted({p for p in found if p.is_file()}, key=lambda p: p.as_posix())
+
+
+def _glob(pattern: str, base: Path) -> Iterator[str]:
+    """What fits a pattern. A link back to a folder that it lies in is not followed; `glob` would go around."""
+    parts = pattern.split("/")
+    if "**" not in parts:
+        yield from glob.iglob(pattern, root_dir=base)  # noqa: PTH207 -- Path.glob takes no absolute pattern
+        return
+    at = parts.index("**")
+    head, tail = "/".join(parts[:at]) or "/", "/".join(parts[at + 1 :]) or "*"
+    for start in glob.iglob(head, root_dir=base) if at else [""]:  # noqa: PTH207
+        for folder in _folders((base / start).absolute(), frozenset()):
+            yield from _glob(f"{glob.escape(str(folder))}/{tail}", base)
+
+
+def _folders(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
+    """A folder and all below it, hidden ones left out, those outside of ``above`` (device, inode)."""
+    try:
+        status = folder.stat()
+        here = (status.st_dev, status.st_ino)
+        if here in above:
+            return
+        yield folder
+        below = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir())
+    except OSError:  # it may not be read, or it is gone
+        return
+    for path in below:
+        yield from _folders(path, above | {here})
 
 
 def _data_files(found: list[Path], path: Path) -> list[Path]:

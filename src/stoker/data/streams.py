@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from stoker.errors import Problem, UserError
 
@@ -15,6 +16,7 @@ BOM = b"\xef\xbb\xbf"
 # No honest sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
 # How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
+_EMPTY_LINES = re.compile(rb"[\r\n]*\n")
 MAGIC = {".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
 
 
@@ -34,9 +36,9 @@ class Stream:
         self._archive: _Archive | None = None
         if path.suffix.lower() in MAGIC:
             self._archive = _Archive(path)
-            self.buffer: IO[bytes] = io.BufferedReader(self._archive, 2**16)
+            self.buffer: io.BufferedReader[Any] = io.BufferedReader(self._archive, 2**16)
         else:
-            self.buffer = path.open("rb", buffering=2**18)
+            self.buffer = io.BufferedReader(io.FileIO(path), 2**18)
 
     def __enter__(self) -> Stream:
         return self
@@ -51,7 +53,8 @@ class Stream:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """(number, line with its end), without the byte order mark. Of a line over `LONGEST_LINE` only the
-        beginning, longer than that by a byte; of a damaged archive, no half line.
+        beginning, longer than that by a byte; of a damaged archive, no half line. Empty lines come in runs:
+        one item, numbered as the first of them, holds several line ends.
         """
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:
@@ -64,8 +67,11 @@ class Stream:
                     pass
             elif self.damage and not line.endswith(b"\n"):
                 return
-            self.line += 1
-            yield self.line, line
+            number = self.line = self.line + 1
+            if line in (b"\n", b"\r\n") and (run := _EMPTY_LINES.match(self.buffer.peek())):
+                line += self.buffer.read(run.end())
+                self.line += run.group().count(b"\n")
+            yield number, line
 
 
 class _Archive(io.RawIOBase):

@@ -6,6 +6,7 @@ import csv
 import itertools
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -35,15 +36,22 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: Path, *, tabs: bool) ->
     csv.field_size_limit(LONGEST_LINE)
     first = _decoded(header[1])
     separator = "\t" if tabs else max(",;\t", key=first.count)
-    text = (_decoded(line) for _, line in itertools.chain([header], lines))
-    reader = csv.reader(text, delimiter=separator, strict=True)
+    read = 0  # lines
+
+    def text() -> Iterator[str]:
+        nonlocal read
+        for number, line in itertools.chain([header], lines):
+            read = number + max(0, line.count(b"\n") - 1)  # empty lines come in runs
+            yield _decoded(line)
+
+    reader = csv.reader(text(), delimiter=separator, strict=True)
     columns = _columns(reader, path)
     while True:
-        row = reader.line_num + 1
+        row = read + 1
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            yield Rejected(source, row, _csv_reason(str(error), reader.line_num - row))
+            yield Rejected(source, row, _csv_reason(str(error), read - row))
             continue
         if cells is None:
             return
@@ -69,7 +77,7 @@ def _columns(reader: Any, path: Path) -> list[str]:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
         raise UserError(Problem(f"no usable header: {error}", file=str(path), line=1)) from error
-    twice = sorted({name for name in columns if columns.count(name) > 1})
+    twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
         what = f"column {twice[0]!r} stands twice" if twice else "it is empty or not UTF-8"
         raise UserError(Problem(f"no usable header: {what}", "name each column once", file=str(path), line=1))
