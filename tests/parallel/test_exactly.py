@@ -44,6 +44,14 @@ def test_float32_is_never_made(ask: Callable[[Tensor], Tensor]) -> None:
     assert ask(x).dtype == torch.float32
 
 
+def test_stored_bits_are_read_as_what_they_are() -> None:
+    stored = torch.tensor([1.5, -2.0], dtype=torch.float32)
+    with in_float64():
+        read = torch.frombuffer(bytearray(stored.numpy().tobytes()), dtype=torch.float32)
+        assert torch.equal(read, stored) and torch.equal(stored.view(torch.uint8).view(torch.float32), stored)
+        assert read.float().dtype == torch.float64
+
+
 def test_it_holds_in_the_backward_pass() -> None:
     """As recompute needs, which runs a block's forward pass again there."""
     x = torch.tensor(1 / 3, dtype=torch.float64, requires_grad=True)

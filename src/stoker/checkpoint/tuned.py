@@ -18,6 +18,7 @@ from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
 from stoker.models.quantise import device_for
 from stoker.models.text import TextSide, open_text_side
+from stoker.parallel.exactly import arithmetic_of
 from stoker.runs.find import find_run
 from stoker.runs.folder import RunFolder
 
@@ -89,7 +90,8 @@ def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
     # What was trained in mixed precision is used in it, too.
     device = device_for(job)
     text = open_text_side(loaded, base)
-    model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    with arithmetic_of(device):
+        model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
     restore_weights(model, store.load(step))
     return TunedRun(folder, loaded, step, model.eval(), text, device)

@@ -104,6 +104,7 @@ class _Chat:
     def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
         from stoker.data.chat import TemplateRefused
         from stoker.models.generate import stream_answer
+        from stoker.parallel.exactly import arithmetic_of
 
         if self.tuned.job.task == "pretrain" and not self.tuned.text.own_template:
             text, special = turns[-1]["content"], True  # a model of plain text goes on with it
@@ -124,6 +125,7 @@ class _Chat:
             self.codec.stop_ids,
             new_tokens=min(self.arguments.max_tokens, context - len(ids)) if context else self.arguments.max_tokens,
             temperature=self.arguments.temperature,
+            around=arithmetic_of(self.tuned.device),
         )
 
 

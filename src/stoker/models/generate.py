@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ def stream_answer(
     *,
     new_tokens: int,
     temperature: float = 0.0,
+    around: AbstractContextManager[None] | None = None,
 ) -> Iterator[str]:
     """The answer to a prompt, piece by piece as it is generated.
 
@@ -31,6 +33,7 @@ def stream_answer(
         stop_ids: tokens that end the answer; they are not part of the text.
         new_tokens: most tokens generated.
         temperature: 0 takes the most likely token each time.
+        around: what encloses the generation, in the thread that it runs in.
 
     Raises:
         Exception: whatever generation raised, in the caller's thread.
@@ -46,15 +49,16 @@ def stream_answer(
 
     def work() -> None:
         try:
-            model.generate(  # type: ignore[operator]
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                streamer=streamer,
-                max_new_tokens=new_tokens,
-                eos_token_id=sorted(stop_ids) or None,
-                pad_token_id=min(stop_ids, default=0),
-                **sampling,
-            )
+            with around or nullcontext():
+                model.generate(  # type: ignore[operator]
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    streamer=streamer,
+                    max_new_tokens=new_tokens,
+                    eos_token_id=sorted(stop_ids) or None,
+                    pad_token_id=min(stop_ids, default=0),
+                    **sampling,
+                )
         except BaseException as error:
             failed.append(error)
             streamer.end()

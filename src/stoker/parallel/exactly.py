@@ -1,4 +1,4 @@
-"""Arithmetic in which nothing is rounded to float32: what makes layouts comparable to 1e-10.
+"""Arithmetic in which nothing is rounded to float32: ``train.precision: fp64``.
 
 Modelling code computes norms, softmaxes and rotary angles in float32 whatever its weights are. Two layouts of
 one model add the same numbers up in another order; a difference of 1e-16 before such a rounding can be one of
@@ -8,18 +8,21 @@ one model add the same numbers up in another order; a difference of 1e-16 before
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from stoker.hardware.device import Device
+
 _GROUPED: tuple[Any, ...] = tuple(
     function
     for function in (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
     if function is not None
 )
+_BITS = (Tensor.view, torch.frombuffer, torch.from_file)  # here a type says what is stored, as in a file of weights
 
 
 class _Float64(TorchFunctionMode):
@@ -37,11 +40,18 @@ class _Float64(TorchFunctionMode):
             return args[0].double()
         if func in _GROUPED and args[0].dtype == torch.float64:
             return _grouped_product(*args, **kwargs)
+        if func in _BITS:
+            return func(*args, **kwargs)
         if any(argument is torch.float32 for argument in args):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         if kwargs.get("dtype") is torch.float32:
             kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)
+
+
+def arithmetic_of(device: Device) -> AbstractContextManager[None]:
+    """What encloses all that a run computes on a device: `in_float64` where its precision is fp64."""
+    return in_float64() if device.precision == "fp64" else nullcontext()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from stoker.models.form import training_form
 from stoker.models.layout import lay_out_for
 from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
+from stoker.parallel.exactly import arithmetic_of
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.passes import Alone
 from stoker.train.tasks.language import LanguageTask
@@ -119,7 +120,8 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
 def untuned_model(tuned: TunedRun, base: Path) -> nn.Module:
     """The model of a run as it was before its first step."""
     stop_id = tuned.tokenizer.eos_token_id
-    return build_model(tuned.job, base, tuned.device, stop_id=stop_id).eval()
+    with arithmetic_of(tuned.device):
+        return build_model(tuned.job, base, tuned.device, stop_id=stop_id).eval()
 
 
 def _documents(
@@ -171,7 +173,8 @@ def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used
 
 
 def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
-    task = LanguageTask(model, lay_out_for(unwrap(model)), None, tuned.device.torch)
-    evaluation = evaluate(task, Alone(task, tuned.device, ()), task.evaluation_parts(documents))
+    with arithmetic_of(tuned.device):
+        task = LanguageTask(model, lay_out_for(unwrap(model)), None, tuned.device.torch)
+        evaluation = evaluate(task, Alone(task, tuned.device, ()), task.evaluation_parts(documents))
     assert evaluation is not None
     return evaluation

@@ -33,6 +33,7 @@ from stoker.models.text import TextSide, open_text_side
 from stoker.models.weights import fill_whole
 from stoker.parallel.check import layout_problem
 from stoker.parallel.compile import compile_blocks
+from stoker.parallel.exactly import arithmetic_of
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.module import spread_module
 from stoker.parallel.pieces import Piece
@@ -93,9 +94,10 @@ def prepare(
     """
     job = loaded.job
     device = device_for(job, mesh.device if mesh else None)
-    if job.task == "module":
-        return _prepare_module(loaded, device, mesh)
-    return _prepare_language(loaded, device, base, report, mesh, objective)
+    with arithmetic_of(device):
+        if job.task == "module":
+            return _prepare_module(loaded, device, mesh)
+        return _prepare_language(loaded, device, base, report, mesh, objective)
 
 
 def _prepare_language(
@@ -195,10 +197,11 @@ def prepare_module(
 ) -> Prepared:
     """The same for a module that is at hand; with a mesh it must be the same on every process."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
-    model = model.to(device.torch, torch.float64 if device.precision == "fp64" else None)
+    dtype = torch.float64 if device.precision == "fp64" else None
+    model = model.to(device.torch, dtype)
     if not trainable(model):
         raise UserError(f"{type(model).__name__} has no parameter that is trained")
-    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch)
+    task = ModuleTask(model, loss, data, held_out, seed=job.seed, device=device.torch, dtype=dtype)
     facts = {"model": f"{type(model).__name__}: {describe_parameters(model)}"}
     parts = None
     if mesh is None:

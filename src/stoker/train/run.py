@@ -20,6 +20,7 @@ from stoker.data.drawn import in_words
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
 from stoker.job.schema import Job
+from stoker.parallel.exactly import arithmetic_of
 from stoker.resilience.chaos import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
@@ -109,7 +110,8 @@ def start(
 
         loop.on_step = tensorboard_writer(folder.path / "tensorboard", resumed)
     try:
-        outcome = loop.run()
+        with arithmetic_of(prepared.device):
+            outcome = loop.run()
     except BaseException as error:
         name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with suppress(RunFailed):  # the disk may be what failed

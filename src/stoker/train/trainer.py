@@ -17,6 +17,7 @@ from stoker.job.document import Document, Mark
 from stoker.job.keys import KeyPath, parse_key
 from stoker.job.load import check_document
 from stoker.job.schema import Job
+from stoker.parallel.exactly import arithmetic_of
 from stoker.runs.folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.prepare import prepare_module
@@ -108,7 +109,8 @@ class Trainer:
         with folder.take():
             outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)
         task = self._prepared.task
-        evaluation = outcome.evaluation or evaluate(task, self._prepared.passes)
+        with arithmetic_of(self._prepared.device):
+            evaluation = outcome.evaluation or evaluate(task, self._prepared.passes)
         loss = loop.progress.last_loss
         return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
 

@@ -34,6 +34,7 @@ class ModuleTask:
         evaluation: the same, held out.
         seed: of the order.
         device: where the model lies.
+        dtype: of the samples' tensors of floating point; None for as they are.
     """
 
     unit = "sample"
@@ -48,8 +49,9 @@ class ModuleTask:
         *,
         seed: int,
         device: torch.device,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.loss_function, self.seed, self.device = model, loss, seed, device
+        self.model, self.loss_function, self.seed, self.device, self.dtype = model, loss, seed, device, dtype
         self.root: Callable[[Any], Any] = model  # what a layout has put around the model, if anything
         self.data = as_dataset(data, "data")
         self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
@@ -68,7 +70,7 @@ class ModuleTask:
         return [self._part(self.data, self._indices(first, last))]
 
     def _part(self, data: Dataset, indices: np.ndarray) -> Part:
-        inputs, targets = _to(default_collate([data[int(i)] for i in indices]), self.device)
+        inputs, targets = _to(default_collate([data[int(i)] for i in indices]), self.device, self.dtype)
         return Part((inputs, targets), targets=len(indices), tokens=len(indices))
 
     def around(self, part: Part) -> AbstractContextManager[None]:
@@ -138,11 +140,11 @@ def _correct(outputs: Any, targets: Any) -> Tensor | None:
     return (outputs.detach().argmax(1) == targets).sum()
 
 
-def _to(value: Any, device: torch.device) -> Any:
+def _to(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
-        return value.to(device)
+        return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, dict):
-        return {k: _to(v, device) for k, v in value.items()}
+        return {k: _to(v, device, dtype) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
-        return type(value)(*(_to(v, device) for v in value))
-    return type(value)(_to(v, device) for v in value) if isinstance(value, (list, tuple)) else value
+        return type(value)(*(_to(v, device, dtype) for v in value))
+    return type(value)(_to(v, device, dtype) for v in value) if isinstance(value, (list, tuple)) else value
