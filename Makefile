@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint format bench verify-all tune-matrix docs clean
+.PHONY: install quickstart test test-slow lint format bench verify-all tune-matrix docs wheel clean
 
 install: .venv/.installed
 
@@ -70,6 +70,10 @@ tune-matrix: .venv/.installed-dev
 docs: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict --site-dir build/site
+
+# dist/stoker-VERSION-py3-none-any.whl, which needs no source tree.
+wheel: .venv/.installed
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf .venv build dist *.egg-info src/*.egg-info
