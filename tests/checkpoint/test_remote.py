@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch.distributed as dist
 from states import assert_saved, state
 
 from stoker.checkpoint.saver import Saver
@@ -14,7 +15,9 @@ from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, Keep, attempt_name
 from stoker.checkpoint.store import Store, place_of
+from stoker.checkpoint.together import rank
 from stoker.errors import UserError
+from stoker.launch.pool import Pool
 
 ALL = Keep(9)
 
@@ -78,6 +81,30 @@ def test_damage_is_found_and_put_aside(url: str) -> None:
     assert system.exists(aside)  # it can be looked at
     store.save(state(2))
     assert_saved(store, 2)
+
+
+def go_on_again_and_again(url: str, times: int) -> list[int | None]:
+    """Two processes, of which one always looks a little later; the newest checkpoint is damaged each time."""
+    system, _ = fsspec.core.url_to_fs(url)
+    store = Store(url)
+    saver = Saver(store)
+    went_on = []
+    for time_ in range(times):
+        for step in (1, 2):
+            store.save(state(step))
+        if rank() == 0:
+            name = f"{store.storage.path(2)}/{STATE if time_ % 2 else '__0_0.distcp'}"
+            content = bytearray(system.cat_file(name))
+            content[len(content) // 2] ^= 1
+            system.pipe_file(name, bytes(content))
+        dist.barrier()
+        restored = saver.restore_newest(lambda _: state(0).held)
+        went_on.append(restored.step if restored is not None else None)
+    return went_on
+
+
+def test_all_processes_take_the_one_before_a_damaged_one(tmp_path: Path, pool: Pool) -> None:
+    assert pool.run(go_on_again_and_again, f"file://{tmp_path / 'checkpoints'}", 30, world=2) == [[1] * 30] * 2
 
 
 def test_in_the_background(tmp_path: Path) -> None:

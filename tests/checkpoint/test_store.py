@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,27 @@ def garble_numbers(path: Path) -> None:
     (path / "state.json").write_text("{")
 
 
+def change_a_number(path: Path) -> None:
+    changed = (path / "state.json").read_text().replace('"samples": 16', '"samples": 24')
+    assert '"samples": 24' in changed
+    (path / "state.json").write_text(changed)
+
+
+def rename_the_checksum(path: Path) -> None:
+    text = (path / "state.json").read_text()
+    at = text.rindex('"sha256"')
+    (path / "state.json").write_text(text[:at] + text[at:].replace("sha256", "sha257"))
+
+
+def swap_the_numbers(path: Path) -> None:
+    (path / "state.json").write_bytes((path.with_name("step-00000001") / "state.json").read_bytes())
+
+
+def swap_everything(path: Path) -> None:
+    shutil.rmtree(path)
+    shutil.copytree(path.with_name("step-00000001"), path)
+
+
 def lose_metadata(path: Path) -> None:
     (path / ".metadata").unlink()
 
@@ -135,7 +157,20 @@ def flip_a_bit(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", [cut, lose_tensors, lose_numbers, garble_numbers, lose_metadata, garble_metadata, flip_a_bit]
+    "damage",
+    [
+        cut,
+        lose_tensors,
+        lose_numbers,
+        garble_numbers,
+        change_a_number,
+        rename_the_checksum,
+        swap_the_numbers,
+        swap_everything,
+        lose_metadata,
+        garble_metadata,
+        flip_a_bit,
+    ],
 )
 def test_damage_is_found_and_put_aside(damage: object, tmp_path: Path) -> None:
     store = Store(tmp_path)
@@ -148,7 +183,6 @@ def test_damage_is_found_and_put_aside(damage: object, tmp_path: Path) -> None:
     store.put_aside(2)
     assert store.steps() == [1] and visible(tmp_path) == ["damaged-step-00000002", "step-00000001"]
     store.save(state(2))
-    damage(store.path(2))
     store.put_aside(2)  # a second time, over the first
     assert store.steps() == [1]
 
@@ -158,6 +192,31 @@ def test_the_numbers_are_json_that_others_read(tmp_path: Path) -> None:
     store.save(state(4))
     read = json.loads((store.path(4) / "state.json").read_text())
     assert read["step"] == 4 and read["progress"]["samples"] == 32
+
+
+def test_every_flipped_bit_of_the_numbers_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(state(1))
+    path = store.path(1) / "state.json"
+    written = path.read_bytes()
+    for at in range(len(written)):
+        for bit in range(8):
+            path.write_bytes(written[:at] + bytes([written[at] ^ 1 << bit]) + written[at + 1 :])
+            try:
+                numbers = store.numbers(1)
+            except DamagedError:
+                continue
+            assert numbers == state(1).numbers, (at, bit)  # one kind of space for another
+
+
+def test_numbers_without_a_checksum_are_those_of_an_older_version(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.save(state(1))
+    path = store.path(1) / "state.json"
+    values = json.loads(path.read_text())
+    del values["sha256"]
+    path.write_text(json.dumps(values))
+    assert_saved(store, 1)
 
 
 def test_a_flipped_bit_names_the_file(tmp_path: Path) -> None:

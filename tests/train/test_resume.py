@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write_rows
 
 from stoker.errors import RunFailed, UserError
+from stoker.runs.folder import RunFolder
 from stoker.runs.listing import summarise
+from stoker.train.resume import check_none_lost
 
 BATCH = 4
 MODULE = {
@@ -239,10 +242,39 @@ def test_damaged_checkpoints_are_passed_over(damaged: int, base: Path, sft: dict
     assert_as_if_nothing_had_been(ran, whole)
 
 
-def test_with_all_checkpoints_damaged_nothing_is_thrown_away(base: Path, sft: dict[str, Any]) -> None:
+def lose_numbers(path: Path) -> None:
+    (path / "state.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [lose_numbers, shutil.rmtree])
+def test_without_a_sound_checkpoint_it_is_refused_every_time(
+    damage: Callable[[Path], None], base: Path, sft: dict[str, Any]
+) -> None:
+    """The same command again, as a scheduler gives it, neither starts from the first step nor changes a file."""
     stopped = run(base, sft, before=stop_at(8))
     for step in stopped.store.steps():
-        (stopped.store.path(step) / "state.json").unlink()
-    with pytest.raises(RunFailed, match=r"no checkpoint in .* can be read"):
-        run(base, sft)
+        damage(stopped.store.path(step))
+
+    def contents() -> dict[Path, bytes]:
+        files = (path for path in stopped.folder.path.rglob("*") if path.is_file())
+        return {path: path.read_bytes() for path in files}
+
+    before = contents()
     assert stopped.folder.read_metrics()
+    for _ in range(3):
+        with pytest.raises(RunFailed, match=r"nothing has been changed.* write --fresh: it renames this run's folder"):
+            run(base, sft)
+        assert contents() == before
+
+
+def test_checkpoints_that_were_taken_back_are_not_missed(tmp_path: Path) -> None:
+    """After training has gone back behind the only checkpoint there is none, and none is to be."""
+    folder = RunFolder(tmp_path)
+    folder.event("started", steps=9)
+    folder.event("saved", step=3, where="memory")
+    check_none_lost(folder, folder.checkpoints)
+    folder.event("saved", step=5, where="disk")
+    with pytest.raises(RunFailed, match=r"has saved step 5, and there is no checkpoint in"):
+        check_none_lost(folder, folder.checkpoints)
+    folder.event("rolled_back", **{"from": 6, "to": 3})
+    check_none_lost(folder, folder.checkpoints)

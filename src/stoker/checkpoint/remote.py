@@ -42,6 +42,17 @@ class RemoteStorage:
                 whole[int(name.split("-")[1])] = name
         return whole
 
+    def _attempt(self, step: int) -> str:
+        """The newest whole attempt of a step.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        attempt = self._whole().get(step)
+        if attempt is None:
+            raise FileNotFoundError(f"there is no checkpoint of step {step} in {self.url}")
+        return attempt
+
     def _attempts(self) -> list[str]:
         system, root = self._root
         system.invalidate_cache()
@@ -54,7 +65,7 @@ class RemoteStorage:
         return sorted(self._whole())
 
     def path(self, step: int) -> str:
-        return f"{self.url.rstrip('/')}/{self._whole()[step]}"
+        return f"{self.url.rstrip('/')}/{self._attempt(step)}"
 
     def begin(self, step: int, maker: int) -> str | None:
         if step in self._whole():
@@ -96,24 +107,24 @@ class RemoteStorage:
         system, root = self._root
         system.invalidate_cache()
         files = {
-            info["name"].rpartition("/")[2]: info for info in system.ls(f"{root}/{self._whole()[step]}", detail=True)
+            info["name"].rpartition("/")[2]: info for info in system.ls(f"{root}/{self._attempt(step)}", detail=True)
         }
         return {name: int(info["size"]) for name, info in sorted(files.items()) if name != STATE}
 
     def open(self, step: int, name: str) -> IO[bytes]:
         system, root = self._root
-        file: IO[bytes] = system.open(f"{root}/{self._whole()[step]}/{name}", "rb")
+        file: IO[bytes] = system.open(f"{root}/{self._attempt(step)}/{name}", "rb")
         return file
 
     def put_aside(self, step: int) -> str:
         system, root = self._root
-        aside = self._whole()[step]
+        aside = self._attempt(step)
         system.mv(f"{root}/{aside}/{STATE}", f"{root}/{aside}/damaged-{STATE}")
         return f"{self.url.rstrip('/')}/{aside}"
 
     def delete(self, step: int) -> None:
         system, root = self._root
-        doomed = self._whole()[step]
+        doomed = self._attempt(step)
         system.rm_file(f"{root}/{doomed}/{STATE}")
         system.rm(f"{root}/{doomed}", recursive=True)
 

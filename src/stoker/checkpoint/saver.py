@@ -223,6 +223,7 @@ class Saver:
         by_first(lambda: self._settle(newest))
         steps = by_first(lambda: [step for step in self.store.steps() if before is None or step < before])
         candidates: list[Remembered | int] = sorted([*copies, *steps], key=_newness, reverse=True)
+        damaged: dict[int, DamagedError] = {}
         for candidate in candidates:
             if isinstance(candidate, Remembered):
                 if self._recall(candidate, places):
@@ -232,14 +233,20 @@ class Saver:
                 try:
                     numbers = self.store.restore(candidate, places)
                 except DamagedError as error:
-                    on_damage(Damaged(candidate, error, self.store.put_aside(candidate)))
+                    damaged[candidate] = error
                 else:
                     restored = Restored(candidate, numbers, "disk")
                     break
         else:
-            if steps:
-                raise RunFailed(f"no checkpoint in {self.store.folder} can be read; to start anew write --fresh")
+            if damaged:
+                raise RunFailed(
+                    f"no checkpoint in {self.store.folder} can be read ({damaged[max(damaged)]}); nothing has been "
+                    "changed. Put one back from a copy, or write --fresh: it renames this run's folder and trains "
+                    "from the first step"
+                )
             return None
+        for step, error in damaged.items():  # not before: whoever finds none to go on from may still mend one
+            on_damage(Damaged(step, error, self.store.put_aside(step)))
         self._forget_after(restored.step)
         return restored
 

@@ -6,13 +6,14 @@ renaming, by writing ``state.json`` last. This file needs no torch: the backgrou
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ METADATA = ".metadata"  # what tensors there are and where they lie, as torch.di
 NAME = re.compile(r"step-(\d{8})")
 ATTEMPT = re.compile(r"step-(\d{8})-([a-zA-Z0-9]+)\.(\d+)\.\d+")  # step, machine, process, when
 POLL = 0.1  # seconds
+SUM = "sha256"  # the key of the checksum of ``state.json``
+WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # the keys of one that was written before it had a checksum
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,14 @@ def storage_of(place: Path | str) -> Storage:
     return RemoteStorage(place)
 
 
+def name_of(step: int) -> str:
+    """The name of a whole checkpoint."""
+    return f"step-{step:08d}"
+
+
 def attempt_name(step: int, maker: int) -> str:
     """Of an attempt that the process ``maker`` of this machine will finish, as no other is named."""
-    return f"step-{step:08d}-{_machine()}.{maker}.{time.time_ns()}"
+    return f"{name_of(step)}-{_machine()}.{maker}.{time.time_ns()}"
 
 
 def _machine() -> str:
@@ -142,7 +150,7 @@ class LocalStorage:
         return sorted(int(match[1]) for match in matches if match)
 
     def path(self, step: int) -> Path:
-        return self.folder / f"step-{step:08d}"
+        return self.folder / name_of(step)
 
     def begin(self, step: int, maker: int) -> str | None:
         if self.path(step).exists():
@@ -216,11 +224,30 @@ def retain(storage: Storage, keep: Keep) -> None:
         storage.delete(step)
 
 
+def write_state(values: Mapping[str, Any]) -> bytes:
+    """The contents of ``state.json``, with a checksum of their own."""
+    plain = json.loads(json.dumps(values))
+    return json.dumps({**plain, SUM: _sum(plain)}).encode()
+
+
 def read_state(storage: Storage, step: int) -> dict[str, Any]:
-    """What ``state.json`` of a checkpoint holds."""
+    """What ``state.json`` of a checkpoint holds, without its checksum.
+
+    Raises:
+        ValueError: it is not as it was written, or it was written for another step.
+    """
     with storage.open(step, STATE) as file:
         values: dict[str, Any] = json.loads(file.read())
+    written = values.pop(SUM, None)
+    if written != _sum(values) and not (written is None and values.keys() == WITHOUT_SUM):
+        raise ValueError(f"{STATE} has other contents than were written")
+    if values["step"] != step:
+        raise ValueError(f"{STATE} is of step {values['step']}")
     return values
+
+
+def _sum(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _flush_folder(folder: Path) -> None:

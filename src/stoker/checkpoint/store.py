@@ -33,7 +33,7 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.envelope import Part
 from stoker.checkpoint.planners import ChunkLoader
 from stoker.checkpoint.state import DamagedError, Outcome, Places, Saved, State
-from stoker.checkpoint.storage import Keep, Storage, read_state, retain, storage_of
+from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of
 from stoker.checkpoint.together import by_first, rank, together
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import RunFailed
@@ -69,13 +69,22 @@ class Store:
         """The folder of a checkpoint."""
         return Path(self.storage.path(step))
 
+    def _name(self, step: int) -> str:
+        """A checkpoint's name in messages, which is known without looking whether it is there."""
+        return f"{self.folder}/{name_of(step)}"
+
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, ascending."""
         return self.storage.steps()
 
     def numbers(self, step: int) -> dict[str, Any]:
-        """What a checkpoint holds beside its tensors."""
-        return _split(read_state(self.storage, step))[0]
+        """What a checkpoint holds beside its tensors.
+
+        Raises:
+            DamagedError: it is not as it was written.
+        """
+        with _damage(self._name(step)):
+            return _split(read_state(self.storage, step))[0]
 
     def save(self, state: State, agreement: Agreement | None = None) -> Outcome:
         """Writes a checkpoint; training stands still meanwhile.
@@ -155,7 +164,8 @@ class Store:
             DamagedError: it is not as it was written.
             RunFailed: it is of another model: names or shapes differ.
         """
-        with self._damage(step):
+        where = self._name(step)
+        with _damage(where):
             numbers, files, saved = by_first(lambda: self._open(step))
             check_contents(self.storage, step, files)
         held: Held = {}
@@ -170,7 +180,7 @@ class Store:
 
         if odd := sorted(set().union(*together(match)) ^ set(saved)):
             self._mismatch(step, f"{odd[0]} is only in one of them")
-        with self._damage(step), _one_process():
+        with _damage(where), _one_process():
             dcp.load(dict(held), storage_reader=self._reader(step), planner=ChunkLoader())
         return numbers
 
@@ -197,18 +207,6 @@ class Store:
 
         return FsspecReader(path)
 
-    @contextmanager
-    def _damage(self, step: int) -> Iterator[None]:
-        """What goes wrong within is damage to a checkpoint; memory that runs out is not."""
-        try:
-            yield
-        except (Exception, CheckpointException) as error:  # the latter is no Exception
-            inner = innermost(error)
-            if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
-                raise inner from error
-            reason = str(inner).strip().split("\n")[0]
-            raise DamagedError(f"the checkpoint {self.storage.path(step)} is damaged: {reason}") from error
-
     def put_aside(self, step: int) -> str:
         """Has a damaged checkpoint taken for one no more; it can still be looked at. Says where it is."""
         return by_first(lambda: self.storage.put_aside(step))
@@ -230,6 +228,19 @@ class Store:
     def clean(self) -> None:
         """Removes what killed processes left behind."""
         by_first(self.storage.clean)
+
+
+@contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """What goes wrong within is damage to the checkpoint at ``where``; memory that runs out is not."""
+    try:
+        yield
+    except (Exception, CheckpointException) as error:  # the latter is no Exception
+        inner = innermost(error)
+        if isinstance(inner, (MemoryError, torch.OutOfMemoryError)):
+            raise inner from error
+        reason = str(inner).strip().split("\n")[0]
+        raise DamagedError(f"the checkpoint {where} is damaged: {reason}") from error
 
 
 def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:

@@ -25,7 +25,7 @@ from typing import Any
 
 from stoker.checkpoint.envelope import Envelope
 from stoker.checkpoint.envelope import Part as Span
-from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of
+from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of, write_state
 from stoker.errors import RunFailed
 
 ORPHANED = 30.0  # seconds that the parts of other processes get to arrive when this one's process is gone
@@ -100,7 +100,7 @@ def commit(
         file.write(metadata)
     files = [*parts, Written(METADATA, len(metadata), hashlib.sha256(metadata).hexdigest())]
     state["files"] = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}
-    storage.commit(attempt, json.dumps(state).encode())
+    storage.commit(attempt, write_state(state))
     return sum(file.bytes for file in files)
 
 

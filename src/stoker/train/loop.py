@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.together import by_first
 from stoker.checkpoint.weights import NONE, saved_buffers
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
@@ -33,6 +34,7 @@ from stoker.train.passed import next_span
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
 from stoker.train.progress import Display
+from stoker.train.resume import check_none_lost
 from stoker.train.samples import Sampler
 from stoker.train.saving import Saving
 from stoker.train.schedule import Schedule
@@ -119,9 +121,12 @@ class Loop:
         A damaged one is put aside, and the one before it is taken.
 
         Raises:
-            RunFailed: none of the checkpoints can be read.
+            RunFailed: none of the checkpoints can be read, or all have been removed.
         """
-        return self.progress.step if self._restore() else 0
+        if self._restore():
+            return self.progress.step
+        by_first(lambda: check_none_lost(self.folder, self.store.folder))
+        return 0
 
     def _restore(self, before: int | None = None) -> bool:
         """Restores the newest state, of a step before another; says whether there was one."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.errors import RunFailed, UserError
 from stoker.job.load import load_job
 from stoker.job.schema import Job
 from stoker.runs.folder import RunFolder
@@ -62,6 +63,26 @@ def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *,
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
+
+
+def check_none_lost(folder: RunFolder, place: Path | str) -> None:
+    """Raises RunFailed where the run has saved checkpoints, by its own record, and now there is none.
+
+    Args:
+        place: where they are looked for.
+    """
+    saved: set[int] = set()
+    for event in folder.read_events():
+        step = event.get("to" if event["event"] == "rolled_back" else "step", 0)
+        if event["event"] == "saved" and event.get("where") == "disk":
+            saved.add(step)
+        elif event["event"] in ("started", "resumed", "rolled_back"):
+            saved = {other for other in saved if other <= step}
+    if saved:
+        raise RunFailed(
+            f"the run in {folder.path} has saved step {max(saved)}, and there is no checkpoint in {place}; nothing has "
+            "been changed. Put one back, or write --fresh: it renames this run's folder and trains from the first step"
+        )
 
 
 def _data_of(folder: RunFolder) -> dict[str, str]:
