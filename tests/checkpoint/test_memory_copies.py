@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,9 +93,9 @@ def test_copies_of_any_layout_are_read_under_any_other(made: int, read: int, tmp
 
 
 def test_what_all_hold_is_copied_once(tmp_path: Path, pool: Pool) -> None:
-    with shared_memory(tmp_path) as folder:
+    with shared_memory(tmp_path) as shared:
         pool.run(_remember_replicas, tmp_path, world=3)
-        sizes = [path.stat().st_size for path in folder.glob("rank-*/slot-0")]
+        sizes = [path.stat().st_size for path in shared.path.glob("rank-*/slot-0")]
         assert len(sizes) == 3 and sum(sizes) <= 8 * 96 + 2 * 64
         assert_restored(pool.run(restored, tmp_path, None, True, world=2)[0], 2)
 
@@ -109,17 +110,17 @@ def _remember_torn(run: Path) -> None:
 
 def test_a_copy_that_one_process_could_not_finish_is_none(tmp_path: Path, pool: Pool) -> None:
     """The others have one of step 8; the one of step 7 is there on all."""
-    with shared_memory(tmp_path) as folder:
+    with shared_memory(tmp_path) as shared:
         pool.run(_remember_torn, tmp_path, world=2)
-        assert 8 in {copy.step for copy in copies_in(folder)}
+        assert 8 in {copy.step for copy in copies_in(shared.path)}
         assert_restored(pool.run(restored, tmp_path, world=2)[0], 7)
-        assert {copy.step for copy in copies_in(folder)} == {7}  # step 8 will be taken another time
+        assert {copy.step for copy in copies_in(shared.path)} == {7}  # step 8 will be taken another time
 
 
 def test_a_process_whose_memory_is_gone_leaves_the_disk(tmp_path: Path, pool: Pool) -> None:
-    with shared_memory(tmp_path) as folder:
+    with shared_memory(tmp_path) as shared:
         pool.run(_save_and_remember, tmp_path, world=2)
-        for path in (folder / "rank-1").glob("slot-*"):
+        for path in (shared.path / "rank-1").glob("slot-*"):
             path.unlink()
         assert_restored(pool.run(restored, tmp_path, world=2)[0], 2, "disk")
 
@@ -131,11 +132,59 @@ def _save_and_remember(run: Path) -> None:
     remember(run, [3, 4])
 
 
+def _save_remember_and_lose(run: Path) -> list[str | None]:
+    """Checkpoints and copies, between which something removes what lies in shared memory; how each ended."""
+    saver = saver_of(run)
+    assert saver.staging is not None
+    for step in range(1, 7):
+        saver.save_in_background(State(step, held(step), {"progress": {"step": step}}), Keep(9))
+        saver.wait()
+        saver.remember(State(step, held(step), {"progress": {"step": step}}))
+        dist.barrier()
+        if rank() == 0 and step == 2:
+            shutil.rmtree(saver.staging.folder)
+        if rank() == 0 and step == 4:
+            for path in [*saver.staging.folder.rglob("envelope-*"), *saver.staging.folder.rglob("slot-0*")]:
+                path.unlink()
+        dist.barrier()
+    saver.close()
+    return [str(outcome.error) if outcome.error else None for outcome in saver.finished()]
+
+
+def test_what_something_has_removed_is_made_again(tmp_path: Path, pool: Pool) -> None:
+    with shared_memory(tmp_path) as shared:
+        outcomes = pool.run(_save_remember_and_lose, tmp_path, world=2)[0]
+        assert outcomes and set(outcomes) == {None}
+        assert Store(tmp_path / "checkpoints").steps() == [1, 2, 3, 4, 5, 6]
+        assert_restored(pool.run(restored, tmp_path, world=2)[0], 6)
+        for path in shared.path.glob("rank-*/slot-?"):
+            path.unlink()
+        assert_restored(pool.run(restored, tmp_path, world=2)[0], 6, "disk")
+
+
+def test_copies_that_go_while_they_are_read_leave_the_disk(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as shared:
+        saver = saver_of(tmp_path)
+        saver.save(state(2), Keep(2))
+        saver.remember(state(3))
+        target = state(0)
+
+        def places(_: object) -> Held:
+            for path in shared.path.glob("rank-*/slot-?"):
+                path.unlink()
+            return target.held
+
+        found = saver.restore_newest(places)
+        assert found is not None and (found.step, found.where) == (2, "disk")
+        assert torch.equal(target.tensors["model/a"], state(2).tensors["model/a"])  # type: ignore[arg-type]
+        saver.close()
+
+
 def test_back_to_before_a_step_and_what_came_after_is_forgotten(tmp_path: Path, pool: Pool) -> None:
-    with shared_memory(tmp_path) as folder:
+    with shared_memory(tmp_path) as shared:
         pool.run(remember, tmp_path, [3, 4], world=2)
         assert_restored(pool.run(restored, tmp_path, 4, world=2)[0], 3)
-        assert {copy.step for copy in copies_in(folder)} == {3}
+        assert {copy.step for copy in copies_in(shared.path)} == {3}
         assert pool.run(restored, tmp_path, 3, world=2) == [None, None]
 
 
@@ -158,10 +207,10 @@ def _one_copy_of_two(run: Path) -> None:
 
 
 def test_what_fewer_processes_leave_unused_is_given_back(tmp_path: Path, pool: Pool) -> None:
-    with shared_memory(tmp_path) as folder:
+    with shared_memory(tmp_path) as shared:
         pool.run(remember, tmp_path, [1], world=4)
         pool.run(remember, tmp_path, [2], world=2)
-        assert sorted(path.name for path in folder.glob("rank-*")) == ["rank-0", "rank-1"]
+        assert sorted(path.name for path in shared.path.glob("rank-*")) == ["rank-0", "rank-1"]
 
 
 def test_without_a_supervisor_there_are_no_copies(tmp_path: Path) -> None:

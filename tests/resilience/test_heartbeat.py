@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.resilience.heartbeat import Heart, heart_file, pulse_of
+from stoker.resilience.heartbeat import Heart, Listener, heart_file
 
 
 def work(seconds: float) -> None:
@@ -19,22 +19,32 @@ def work(seconds: float) -> None:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    assert pulse_of(tmp_path, 3) is None
+    assert Listener(tmp_path).pulse(3) is None
     heart = Heart(tmp_path, 3)
-    pulse = pulse_of(tmp_path, 3)
+    pulse = Listener(tmp_path).pulse(3)
     assert pulse is not None and (pulse.phase, pulse.done, pulse.steps) == ("start", -1, 0)
     heart.goes_on_after(7)
     heart.beat("train", 8)
     before = time.monotonic()
     heart.beat("optimizer", 8)
     heart.beat("save", 8)
-    pulse = pulse_of(tmp_path, 3)
+    pulse = Listener(tmp_path).pulse(3)
     assert pulse is not None and (pulse.phase, pulse.step, pulse.done, pulse.steps) == ("save", 8, 8, 1)
     assert before <= pulse.beat <= time.monotonic()
     assert heart_file(tmp_path, 3).stat().st_size == 80
     time.sleep(0.05)
     heart.beat("data", 9)
-    assert (pulse_of(tmp_path, 3) or pulse).save >= 0.05
+    assert (Listener(tmp_path).pulse(3) or pulse).save >= 0.05
+
+
+def test_it_is_still_read_when_the_file_has_been_removed(tmp_path: Path) -> None:
+    heart, listener = Heart(tmp_path, 0), Listener(tmp_path)
+    assert listener.pulse(0) is not None
+    heart_file(tmp_path, 0).unlink()
+    heart.beat("train", 8)
+    pulse = listener.pulse(0)
+    assert pulse is not None and (pulse.phase, pulse.step) == ("train", 8)
+    listener.close()
 
 
 def test_waiting_is_not_a_process_own_time_but_reading_and_computing_are(tmp_path: Path) -> None:
@@ -47,7 +57,7 @@ def test_waiting_is_not_a_process_own_time_but_reading_and_computing_are(tmp_pat
         time.sleep(0.4)  # the others
         heart.beat("optimizer", step)
     heart.beat("data", 3)
-    pulse = pulse_of(tmp_path, 0)
+    pulse = Listener(tmp_path).pulse(0)
     assert pulse is not None and pulse.steps == 2
     # What the thread waits for a processor counts as well; that is little unless the machine is full.
     assert 2 * 0.29 < pulse.own < pulse.slowest * 2 - 2 * 0.35
@@ -67,7 +77,7 @@ def test_what_is_done_to_a_process_is_its_own(tmp_path: Path) -> None:
     for phase in ("data", "train", "optimizer", "save"):
         heart.beat(phase, 1)
     assert called == [("data", 1), ("train", 1), ("optimizer", 1), ("save", 1)]
-    pulse = pulse_of(tmp_path, 0)
+    pulse = Listener(tmp_path).pulse(0)
     assert pulse is not None and pulse.own >= 0.2
 
     unwatched = Heart()
@@ -80,7 +90,7 @@ def test_it_outlives_the_process(tmp_path: Path) -> None:
     code = "import os, pathlib; from stoker.resilience.heartbeat import Heart; "
     code += f"Heart(pathlib.Path({str(tmp_path)!r}), 1).beat('evaluate', 5); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    pulse = pulse_of(tmp_path, 1)
+    pulse = Listener(tmp_path).pulse(1)
     assert pulse is not None and (pulse.phase, pulse.step) == ("evaluate", 5)
 
 

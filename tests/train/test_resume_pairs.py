@@ -147,6 +147,7 @@ def test_it_goes_on_as_if_nothing_had_been(
         told = pool.run(train, str(base), overrides, breaks, world=world, timeout=250)
         return {step: set().union(*(seen.get(step, set()) for seen in told)) for step in range(1, STEPS + 1)}
 
+    (base / "run").mkdir()
     with shared_memory(base / "run") if where == "memory" else nullcontext():
         first, second = on(before, True), on(after, False)
 

@@ -112,8 +112,7 @@ def agree(held: Held, place: Path | None) -> Agreement:
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
     envelope, places = _envelope(f"__{rank()}_0.distcp", items)
-    told = _Told(socket.gethostname(), length, *_room(place), places, uuid.uuid4().hex[:8])
-    all_told = together(lambda: told)
+    all_told = together(lambda: _Told(socket.gethostname(), length, *_room(place), places, uuid.uuid4().hex[:8]))
     return Agreement(
         all_told[0].group,
         signature,
@@ -226,9 +225,13 @@ def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _
     return pickle.dumps(metadata)
 
 
-def unchanged(agreement: Agreement | None, held: Held) -> bool:
-    """Whether an agreement still holds, on all processes. A collective."""
-    same = agreement is not None and agreement.signature == signature_of(held)
+def unchanged(agreement: Agreement | None, held: Held, *, intact: bool) -> bool:
+    """Whether an agreement still holds, on all processes. A collective.
+
+    Args:
+        intact: whether this process has all the files that were made for it.
+    """
+    same = intact and agreement is not None and agreement.signature == signature_of(held)
     if not dist.is_initialized():
         return same
     changed = torch.tensor(0 if same else 1)

@@ -8,10 +8,10 @@ import select
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.writer import Request
+from stoker.runs.shared import SharedFolder
 
 ENDS = 600.0  # seconds that a writer gets to finish when its process ends
 
@@ -20,12 +20,13 @@ class Background:
     """A background writer, in a session of its own: signals of a terminal do not reach it.
 
     Args:
-        own: a folder that it removes when it ends; None where that is left to others.
+        own: a folder that it holds, too, and removes when it ends; None where that is left to others.
     """
 
-    def __init__(self, own: Path | None) -> None:
+    def __init__(self, own: SharedFolder | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.checkpoint.writer", *([str(own)] if own is not None else [])],
+            [sys.executable, "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
+            pass_fds=[own.lock] if own is not None and own.lock is not None else [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,

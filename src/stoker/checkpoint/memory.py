@@ -75,11 +75,10 @@ def remembered(folder: Path | None, before: int | None) -> list[Remembered]:
     """
 
     def look() -> dict[tuple[int, str], tuple[Copy, ...]]:
-        found: dict[tuple[int, str], tuple[Copy, ...]] = {}
+        found: dict[tuple[int, str], dict[int, Copy]] = {}
         for copy in copies_in(folder) if folder is not None else []:
-            key = (copy.step, copy.group)
-            found[key] = (*found.get(key, ()), copy)
-        return found
+            found.setdefault((copy.step, copy.group), {})[copy.rank] = copy
+        return {key: tuple(copies.values()) for key, copies in found.items()}
 
     mine: dict[tuple[int, str], tuple[Copy, ...]] = {}
 

@@ -224,9 +224,15 @@ class Saver:
         steps = by_first(lambda: [step for step in self.store.steps() if before is None or step < before])
         candidates: list[Remembered | int] = sorted([*copies, *steps], key=_newness, reverse=True)
         damaged: dict[int, DamagedError] = {}
+        torn: OSError | None = None
         for candidate in candidates:
             if isinstance(candidate, Remembered):
-                if self._recall(candidate, places):
+                try:
+                    recalled = self._recall(candidate, places)
+                except OSError as error:  # something has removed the copies meanwhile
+                    torn = error
+                    continue
+                if recalled:
                     restored = Restored(candidate.step, dict(candidate.numbers), "memory")
                     break
             else:
@@ -244,9 +250,11 @@ class Saver:
                     "changed. Put one back from a copy, or write --fresh: it renames this run's folder and trains "
                     "from the first step"
                 )
+            if torn is not None:
+                raise RunFailed(f"the copies in memory are gone ({torn}), and there is no checkpoint yet") from torn
             return None
-        for step, error in damaged.items():  # not before: whoever finds none to go on from may still mend one
-            on_damage(Damaged(step, error, self.store.put_aside(step)))
+        for step, found in damaged.items():  # not before: whoever finds none to go on from may still mend one
+            on_damage(Damaged(step, found, self.store.put_aside(step)))
         self._forget_after(restored.step)
         return restored
 

@@ -60,6 +60,7 @@ class Slot:
         self._step: int | None = None
         self._map: mmap.mmap | None = None
         self._boxes: list[Tensor] = []
+        self._file: tuple[int, int] | None = None
         self.group = ""
         self._items = ""
         self._pinned: Tensor | None = None
@@ -71,6 +72,10 @@ class Slot:
             copy = read_copy(self.header)
             self._step = copy.step if copy else -1
         return self._step
+
+    def is_there(self) -> bool:
+        """Whether other processes find the copy that was made last; so, too, where none was made yet."""
+        return not self.group or _identity(self.path) == self._file
 
     def forget_step(self) -> None:
         """Another process may have removed the copy."""
@@ -122,6 +127,7 @@ class Slot:
             os.close(descriptor)
         self._pin(data)
         self._boxes = [_box(data, item) for item in agreement.items]
+        self._file = _identity(self.path)
         self._items = json.dumps([_plain(item) for item in agreement.items])
         self.group = agreement.group
 
@@ -149,7 +155,7 @@ class Slot:
 
 
 def read_copy(header: Path) -> Copy | None:
-    """The copy that a header tells of; None where there is none."""
+    """The copy that a header tells of; None where there is none, or its bytes are gone."""
     try:
         kept = json.loads(header.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -159,6 +165,8 @@ def read_copy(header: Path) -> Copy | None:
         for name, shape, dtype, offsets, sizes, at in kept["items"]
     )
     data = header.with_suffix("")
+    if not data.exists() or data.stat().st_size < max((item.at + item.length for item in items), default=0):
+        return None
     return Copy(data, kept["step"], kept["group"], kept["rank"], kept["world"], items, kept["numbers"])
 
 
@@ -172,6 +180,14 @@ def forget_copies(copies: Sequence[Copy]) -> None:
     """From now on they are no copies."""
     for copy in copies:
         copy.data.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at a path; None where there is none."""
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
 
 
 def _plain(item: Item) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -19,7 +18,7 @@ from stoker.checkpoint.slots import Slot
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.together import rank, together
 from stoker.checkpoint.writer import Request
-from stoker.runs.shared import PREFIX, shared_folder
+from stoker.runs.shared import PREFIX, SharedFolder, shared_folder
 
 
 @dataclass
@@ -63,27 +62,30 @@ class Staging:
         self._writer: Background | None = None
         self._slots: list[Slot] = []
         self._newest: Slot | None = None
-        self._own: Any = None
+        self._own: SharedFolder | None = None
+        self._removed: weakref.finalize[[], Staging] | None = None
 
     @property
     def folder(self) -> Path:
         """In shared memory, of the copies of all processes; or of this process' own, made when it is first needed."""
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent))
-            (self._folder / "owner").write_text(str(os.getpid()))  # removed by whoever trains next, if not by this one
-            self._own = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            own = SharedFolder(Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent)))
+            own.hold()
+            self._own, self._folder = own, own.path
+            self._removed = weakref.finalize(self, own.remove)
         return self._folder
 
     @property
     def writer(self) -> Background:
         """The background process, started when it is first needed."""
         if self._writer is None or not self._writer.is_alive():
-            self._writer = Background(self.folder if self._own is not None else None)
+            self._writer = Background(self._own)
         return self._writer
 
     def agreed(self, held: Held) -> Agreement:
-        """Who writes what; found anew where what the processes hold has changed. A collective."""
-        if not unchanged(self.agreement, held):
+        """Who writes what; agreed on again where what is held has changed, or files are gone. A collective."""
+        if not unchanged(self.agreement, held, intact=self._is_intact()):
+            together(self._make_folder)
             self.agreement = agree(held, self.folder)
             try:
                 together(self._prepare)
@@ -91,6 +93,21 @@ class Staging:
                 self.do_without()
         assert self.agreement is not None
         return self.agreement
+
+    def _is_intact(self) -> bool:
+        """Whether all files are where they were left: something may clean up the machine's memory."""
+        return self.agreement is None or (
+            self._envelope.exists()
+            and self._envelope.with_suffix(".words").exists()
+            and self._metadata.exists()
+            and all(slot.is_there() for slot in self._slots)
+        )
+
+    def _make_folder(self) -> None:
+        if self.outlives:  # whoever made it holds it
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+        elif self._own is not None:
+            self._own.keep()
 
     def _prepare(self) -> None:
         """Leaves what the writer needs, and makes as many slots as there is room for."""
@@ -104,6 +121,9 @@ class Staging:
         agreement.envelope.keep(self._envelope)
         self._metadata.write_bytes(agreement.metadata)
         self._slots = self._slots or [Slot(here, number) for number in range(2)]
+        for slot in self._slots:
+            if not slot.is_there():
+                slot.close()
         for slot in self._slots[agreement.slots :]:
             slot.empty()
         self._slots = self._slots[: agreement.slots]
@@ -222,8 +242,10 @@ class Staging:
             slot.close()
         self._slots, self._newest, self.agreement, self.pending = [], None, None, None
         if self._own is not None:
+            assert self._removed is not None
             if removed_by_writer:
-                self._own.detach()
+                self._removed.detach()
+                self._own.release()
             else:
-                self._own()
+                self._removed()
             self._folder = self._own = None

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -25,7 +24,7 @@ from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import RunFolder
-from stoker.runs.shared import shared_memory
+from stoker.runs.shared import SharedFolder, shared_memory
 
 SHOW_CURSOR = "\x1b[?25h"
 
@@ -53,9 +52,9 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
             tell(work, STOPPING)
         asked.append(number)
 
-    with shared_memory(work.output) as folder, handled_by(ask):
+    with shared_memory(work.output) as shared, handled_by(ask):
         start_server()
-        return _Supervisor(work, entry, folder, asked).run()
+        return _Supervisor(work, entry, shared, asked).run()
 
 
 def tell(work: Work, text: str) -> None:
@@ -77,8 +76,8 @@ class _Broken:
 class _Supervisor:
     """Starts the processes until they end well, or starting them again is of no use."""
 
-    def __init__(self, work: Work, entry: Entry | None, folder: Path, asked: list[int]) -> None:
-        self._work, self._entry, self._folder, self._asked = work, entry, folder, asked
+    def __init__(self, work: Work, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> None:
+        self._work, self._entry, self._shared, self._asked = work, entry, shared, asked
         self._run = RunFolder(work.output)
         self._restarts = Restarts(work.loaded.job.faults)
         self._nccl = has_nccl()
@@ -152,9 +151,10 @@ class _Supervisor:
         """Starts the processes once and watches them to their end."""
         work = self._work
         work.forget_failures()
-        for left in self._folder.glob("heart-*"):
+        self._shared.keep()
+        for left in self._shared.path.glob("heart-*"):
             left.unlink()
-        watch = Watch(work, self._folder, say=self._say, nccl=self._nccl, longest=self._longest)
+        watch = Watch(work, self._shared.path, say=self._say, nccl=self._nccl, longest=self._longest)
         others = set(multiprocessing.active_children())
         agent = Agent(work, self._entry)
         processes = Processes(work.layout.world, asked=self._asked, others=others)
@@ -163,6 +163,7 @@ class _Supervisor:
             agent.start()
             while agent.is_alive() and not processes.long_over():
                 processes.look()
+                self._shared.keep()
                 if watch.look(processes.pids) is not None or self._is_late():
                     processes.kill()
                 if noticed is None and (processes.one_has_failed or watch.hung):
@@ -173,6 +174,7 @@ class _Supervisor:
             processes.look()
         finally:
             processes.kill()
+            watch.close()
         if agent.endings is not None:
             return agent.endings[0]
         if self._asked:

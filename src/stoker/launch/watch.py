@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.errors import RunFailed
 from stoker.launch.failure import Failure, failure_of_hang
 from stoker.launch.work import Work
-from stoker.resilience.heartbeat import Pulse, pulse_of
+from stoker.resilience.heartbeat import Listener, Pulse
 from stoker.resilience.stacks import ask_for_stacks, waits_for_others
 from stoker.resilience.watchdog import WAITED_FOR, Hung, Stragglers, hung
 from stoker.runs.folder import RunFolder
@@ -38,6 +38,7 @@ class Watch:
     ) -> None:
         self._work, self._folder, self._say, self._nccl, self._longest = work, folder, say, nccl, longest
         self._run = RunFolder(work.output)
+        self._listener = Listener(folder)
         layout = work.layout
         size = layout.world // layout.pipeline  # the stages of a pipeline have different work
         parts = [range(first, first + size) for first in range(0, layout.world, size)]
@@ -71,7 +72,7 @@ class Watch:
         if now - self._looked < EVERY:
             return None
         self._looked = now
-        found = {rank: pulse_of(self._folder, rank) for rank in range(self._work.layout.world)}
+        found = {rank: self._listener.pulse(rank) for rank in range(self._work.layout.world)}
         self.pulses = {rank: pulse for rank, pulse in found.items() if pulse is not None}
         self._note(now)
         for slow in self._stragglers.look(self.pulses):
@@ -89,6 +90,10 @@ class Watch:
         if silent and self.hung is None:
             self.hung = self._stopped(silent, pids)
         return self.hung
+
+    def close(self) -> None:
+        """Looks no more."""
+        self._listener.close()
 
     def _note(self, now: float) -> None:
         for phase in WAITED_FOR:

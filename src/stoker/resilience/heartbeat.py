@@ -6,12 +6,14 @@ Eight bytes are written at once, so a reader sees the old number or the new one;
 from __future__ import annotations
 
 import mmap
+import os
 import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 # In the order in which a process goes through them; those of a step are `STEP`.
 PHASES = ("start", "prepare", "restore", "data", "train", "optimizer", "evaluate", "save", "end")
@@ -55,15 +57,34 @@ def heart_file(folder: Path, rank: int) -> Path:
     return folder / f"heart-{rank}"
 
 
-def pulse_of(folder: Path, rank: int) -> Pulse | None:
-    """The newest sign of life; None where there was none yet."""
-    with suppress(OSError, struct.error):
-        values = dict(zip(FIELDS, struct.unpack(f"{len(FIELDS)}d", heart_file(folder, rank).read_bytes()), strict=True))
-        if values["beat"]:
-            whole = {name: int(values[name]) for name in ("step", "done", "steps")}
-            rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
-            return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
-    return None
+class Listener:
+    """Reads the signs of life of one start of the processes; also after their files have been removed.
+
+    Args:
+        folder: the run's in shared memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[int, IO[bytes]] = {}
+
+    def pulse(self, rank: int) -> Pulse | None:
+        """The newest sign of life; None where there was none yet."""
+        with suppress(OSError, struct.error):
+            if rank not in self._files:
+                self._files[rank] = heart_file(self._folder, rank).open("rb", buffering=0)
+            read = struct.unpack(f"{len(FIELDS)}d", os.pread(self._files[rank].fileno(), SIZE, 0))
+            values = dict(zip(FIELDS, read, strict=True))
+            if values["beat"]:
+                whole = {name: int(values[name]) for name in ("step", "done", "steps")}
+                rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
+                return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
+        return None
+
+    def close(self) -> None:
+        """Reads no more."""
+        while self._files:
+            self._files.popitem()[1].close()
 
 
 class Heart:

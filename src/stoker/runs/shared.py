@@ -1,57 +1,168 @@
 """A run's folder in shared memory: what its processes leave there outlives each of them, but not the machine.
 
-owner               process id of the one that holds the run
 heart-<rank>        a process' signs of life
 rank-<rank>/        its copies of the training state
+kept                where the copies are all there is of the last state: of which run they are
+
+The folder is held by a lock on the folder itself. The lock ends with the process that holds it, however that ended,
+and it counts in other containers, where process ids mean other processes.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import psutil
+from stoker.errors import RunFailed
 
-PREFIX = "stoker-"
+PREFIX = "stoker_"
+KEPT = "kept"
+PATIENCE = 10.0  # seconds
+POLL = 0.02  # seconds
 
 
 def shared_folder(run: Path) -> Path:
     """Where the processes of a run on this machine share memory; the same path in all of them.
 
     Args:
-        run: the run's folder.
+        run: the run's folder. Another one at the same path, of another container, has another place.
     """
     place = Path("/dev/shm")
     if not os.access(place, os.W_OK):  # a system without one: the files are then where temporary files are
         place = Path(tempfile.gettempdir())
     path = run.resolve()
-    return place / f"{PREFIX}{path.name}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}"
+    identity = os.fsencode(path)
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        identity += f" {found.st_dev} {found.st_ino}".encode()
+    return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:12]}"
+
+
+class SharedFolder:
+    """A folder in shared memory that this process holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock: int | None = None
+
+    def hold(self, *, beside: bool = False, patience: float = PATIENCE) -> None:
+        """Holds the folder, which is made where it is not there.
+
+        Args:
+            beside: beside others that hold it so.
+            patience: seconds to wait for others; whoever removes what was left behind holds it for a moment.
+
+        Raises:
+            RunFailed: others hold it, or it belongs to another user.
+        """
+        deadline = time.monotonic() + patience
+        while self.lock is None:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            self.lock = _locked(self.path, fcntl.LOCK_SH if beside else fcntl.LOCK_EX)
+            if self.lock is None:
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"another process holds {self.path}; end it, or give another `output`")
+                time.sleep(POLL)
+        if os.fstat(self.lock).st_uid != os.getuid():
+            self.release()
+            raise RunFailed(f"{self.path} belongs to another user; remove it, or give another `output`")
+
+    def keep(self) -> None:
+        """Makes the folder again where something has removed it."""
+        with suppress(FileNotFoundError):
+            if self.lock is not None and self.path.stat().st_ino == os.fstat(self.lock).st_ino:
+                return
+        self.release()
+        self.hold()
+
+    def clear(self) -> None:
+        """Removes what is in it."""
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def release(self) -> None:
+        """Holds it no more."""
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    def remove(self) -> None:
+        """Removes it, and holds it no more."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.release()
 
 
 @contextmanager
-def shared_memory(run: Path) -> Iterator[Path]:
-    """Within it the run has its folder in shared memory, empty at first; the caller holds the run's own folder.
+def shared_memory(run: Path) -> Iterator[SharedFolder]:
+    """Within it the run has its folder in shared memory; the caller holds the run's own folder.
 
-    What runs that were killed left behind is removed too: it would take memory until the machine starts again.
+    It is empty at first, unless it has the last state of the run, which could not be written to the disk. What runs
+    that were killed left behind is removed: it would take memory until the machine starts again.
     """
-    folder = shared_folder(run)
-    _sweep(folder.parent)
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    (folder / "owner").write_text(str(os.getpid()))
+    folder = SharedFolder(shared_folder(run))
+    _sweep(folder.path.parent)
+    folder.hold()
+    if not is_kept(run):
+        folder.clear()
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        if is_kept(run):
+            folder.release()
+        else:
+            folder.remove()
+
+
+def keep_for(run: Path) -> None:
+    """Keeps what is in a run's shared memory after the run has ended, for the same command to go on from."""
+    (shared_folder(run) / KEPT).write_text(_identity(run))
+
+
+def is_kept(run: Path) -> bool:
+    """Whether a run's shared memory has its last state."""
+    with suppress(OSError):
+        return (shared_folder(run) / KEPT).read_text() == _identity(run)
+    return False
+
+
+def forget_kept(run: Path) -> None:
+    """The last state is on the disk."""
+    (shared_folder(run) / KEPT).unlink(missing_ok=True)
+
+
+def _identity(run: Path) -> str:
+    """The run's first event: another run in the same folder begins with another one."""
+    with (run / "events.jsonl").open("rb") as file:
+        return hashlib.sha256(file.readline()).hexdigest()
+
+
+def _locked(path: Path, how: int) -> int | None:
+    """A descriptor of a folder, locked; None where others have locked it, or it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    with suppress(BlockingIOError, FileNotFoundError):
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+        if path.stat().st_ino == os.fstat(descriptor).st_ino:  # else it was removed before it was locked
+            return descriptor
+    os.close(descriptor)
+    return None
 
 
 def _sweep(place: Path) -> None:
-    for owner in place.glob(f"{PREFIX}*/owner"):
-        with suppress(OSError, ValueError):
-            if not psutil.pid_exists(int(owner.read_text())):
-                shutil.rmtree(owner.parent, ignore_errors=True)
+    for path in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if (path / KEPT).exists():
+                continue
+            lock = _locked(path, fcntl.LOCK_EX)
+            if lock is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
