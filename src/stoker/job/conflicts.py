@@ -9,6 +9,7 @@ from stoker.job.batch import BatchError
 from stoker.job.keys import KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.schema import Job
+from stoker.job.text_conflicts import TEXT_CHECKS
 from stoker.job.triangle import TRIANGLE, triangle_of
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tuning import keys_of
@@ -140,7 +141,7 @@ def _batch(view: View) -> Iterator[Problem]:
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _module_block, _module_without, _import_paths,
     _weights, _two_evaluations, _samples, _warmup, _batch,
-    *TUNE_CHECKS, *LAYOUT_CHECKS,
+    *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip
 
 

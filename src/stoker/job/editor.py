@@ -6,7 +6,7 @@ from typing import Any
 
 from stoker.job.keys import block_of, choices, field_at
 from stoker.job.schema import Job
-from stoker.job.shorthand import ALL_AUTO, MAIN_KEY
+from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
 
 
 def editor_schema() -> dict[str, Any]:
@@ -21,14 +21,17 @@ def editor_schema() -> dict[str, Any]:
         options = choices(field.annotation) if field is not None else []
         short: dict[str, Any] = {"type": "string", **({"enum": options} if options else {"minLength": 1})}
         _allow(schema["properties"], key, short)
+    text: dict[str, Any] = {"type": "string", "minLength": 1}
+    tokens = {"items": text, "type": "array"}
+    _allow(schema["$defs"]["ModelBlock"]["properties"], TOKENS[1], text, tokens)
     _allow(schema["properties"], ALL_AUTO, {"const": "auto", "type": "string"})
     source = {"$ref": "#/$defs/SourceBlock"}
     for holder, key in (
         (schema["properties"], "data"),
         (schema["$defs"]["EvaluateBlock"]["properties"], "data"),
     ):
-        holder[key]["items"] = {"anyOf": [{"type": "string", "minLength": 1}, source]}
-        _allow(holder, key, {"type": "string", "minLength": 1}, source)
+        holder[key]["items"] = {"anyOf": [text, source]}
+        _allow(holder, key, text, source)
     for name, field in Job.model_fields.items():
         block, is_list = block_of(field.annotation)
         if block is not None and not is_list and field.default_factory is not None:

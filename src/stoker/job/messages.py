@@ -94,6 +94,7 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
     block, is_list = block_of(field.annotation)
     if block is not None:
         expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
+        text = "text or " if accepts(field.annotation, str) else ""
         keys = ", ".join(list(block.model_fields)[:5])
         hint = (
             "write one `- path: ...` line for each source"
@@ -102,7 +103,7 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
         )
         return Finding(
             path,
-            f"{name} must be {expected} of keys, not {shown(value)}".replace("list of keys", "list"),
+            f"{name} must be {text}{expected} of keys, not {shown(value)}".replace("list of keys", "list"),
             hint,
         )
     if value in (None, "", []):

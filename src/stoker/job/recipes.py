@@ -72,8 +72,11 @@ def _block_lines(block: type[Block], values: dict[str, Any], path: KeyPath, *, l
         if inner is None or here == ("evaluate", "data"):
             yield _line(here, f"{name}: {_value(field, here, values.get(name))}", is_set)
             continue
-        yield _line(here, f"{name}:", is_set)
         items = values.get(name) or {}
+        if isinstance(items, str):  # a text in the block's place
+            yield _line(here, f"{name}: {scalar(items)}", is_set)
+            continue
+        yield _line(here, f"{name}:", is_set)
         for item in items if isinstance(items, list) else [items]:
             lines = list(_block_lines(inner, item, (*here, 0) if is_list else here, live=is_set))
             yield from _with_dash(lines) if is_list else lines

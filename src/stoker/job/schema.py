@@ -27,6 +27,19 @@ class Block(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+Text = Annotated[str, Field(min_length=1)]
+
+
+class SpecialTokensBlock(Block):
+    """Special tokens by their role; those that the tokenizer lacks are added, with new rows in the model."""
+
+    bos: Text | None = Field(default=None, description="token that begins a text")
+    eos: Text | None = Field(default=None, description="token that ends a text and an answer; the same as model.stop")
+    pad: Text | None = Field(default=None, description="token that fills short rows up")
+    unk: Text | None = Field(default=None, description="token for text that has no other token")
+    additional: list[Text] = Field(default_factory=list, description="further special tokens, such as [<|im_start|>]")
+
+
 class ModelBlock(Block):
     """Which model is trained, and from where its weights and tokenizer come."""
 
@@ -39,6 +52,13 @@ class ModelBlock(Block):
         default=None,
         description="another tokenizer: hub id, folder or catalogue name; by default the model's own",
     )
+    stop: Text | Annotated[list[Text], Field(min_length=1)] | None = Field(
+        default=None,
+        description="token that ends an answer, or a list of them; by default the tokenizer's end token",
+    )
+    special_tokens: SpecialTokensBlock | None = Field(
+        default=None, description="special tokens by their role, or a list of them; new ones are added"
+    )
     quantise: Literal["none", "8bit", "4bit", "int8", "int4"] = Field(
         default="none",
         description="hold the frozen base in 8 or 4 bits (by bitsandbytes), or as int8 or int4 (by torchao); "
@@ -46,6 +66,19 @@ class ModelBlock(Block):
     )
     trust_remote_code: bool = Field(default=False, description="run modelling code that comes with the model")
     allow_pickle: bool = Field(default=False, description="load pickled weights (.bin, .pt), which can run code")
+
+
+class TemplateBlock(Block):
+    """A chat template as one text for each role: ``{content}`` is the turn, ``{bos}`` and ``{eos}`` are tokens."""
+
+    user: Text = Field(description='a question: "Q: {content}\\n"')
+    assistant: Text = Field(
+        default="{content}", description='an answer: "A: {content}"; what comes before {content} asks the model for it'
+    )
+    stop: Text = Field(default="{eos}", description='what follows each answer, such as "{eos}\\n"')
+    system: Text = Field(default="{content}\n\n", description="a system message")
+    tool: Text | None = Field(default=None, description="what a tool answered; rows with such turns are dropped without")
+    begin: Text | None = Field(default=None, description="what comes before the first turn, such as {bos}")
 
 
 class SourceBlock(Block):
@@ -68,12 +101,22 @@ class SourceBlock(Block):
     split: str | None = Field(
         default=None, description="split of a hub data set, and/or a slice: train, [:1000], train[10%:]"
     )
-    template: str = Field(
+    template: str | TemplateBlock = Field(
         default="auto",
-        description="template: auto (the tokenizer's), chatml, plain, none (no markup), or a .jinja file",
+        description="template: auto (the tokenizer's), chatml, plain, none (no markup), a .jinja file, or a text for "
+        "each role",
     )
-    train_on: Literal["all", "last"] = Field(
-        default="all", description="train on all assistant turns of a conversation or on the last only"
+    template_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="variables of the template, as {enable_thinking: false}"
+    )
+    train_on: Literal["all", "last", "everything"] = Field(
+        default="all",
+        description="of a conversation: all assistant turns, the last one, or everything, prompts too",
+    )
+    special_tokens: Literal["auto", "text", "keep"] = Field(
+        default="auto",
+        description="what <|im_end|> and the like are inside of a row's content: text, or kept as control tokens; "
+        "auto: kept in text and prompt rows",
     )
     too_long: Literal["auto", "cut", "drop", "split"] = Field(
         default="auto", description="what happens to a row longer than seq_len"

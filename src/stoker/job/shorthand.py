@@ -1,4 +1,4 @@
-"""The short ways to write a block, written out: ``model: NAME``, ``tune: lora``, ``parallel: auto``."""
+"""The short ways to write a block, written out: ``model: NAME``, ``tune: lora``, ``special_tokens: [A, B]``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from stoker.job.schema import Job
 MAIN_KEY = {"model": "name", "tune": "method"}
 SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
 SOURCE_KEY = "path"
+TOKENS: KeyPath = ("model", "special_tokens")  # a list of them is the value of this key
+TOKENS_KEY = "additional"
 ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it, left to the planner
 
 
@@ -23,6 +25,9 @@ def expand_shorthands(document: Document) -> Document:
         if _is_scalar(data.get(key)):
             marks[(key, main)] = marks[(key,)]
             data[key] = {main: data[key]}
+    model = data.get("model")
+    if isinstance(model, dict) and isinstance(model.get(TOKENS[1]), list | str):
+        data["model"] = {**model, TOKENS[1]: _tokens(model[TOKENS[1]], marks)}
     planned = document.planned or data.get(ALL_AUTO) == "auto"
     if data.get(ALL_AUTO) == "auto":
         data[ALL_AUTO] = {}
@@ -61,6 +66,18 @@ def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:
             marks[(*path, index, SOURCE_KEY)] = marks[(*path, index)]
         result.append({SOURCE_KEY: item} if _is_scalar(item) else item)
     return result
+
+
+def _tokens(value: list[Any] | str, marks: dict[KeyPath, Mark]) -> dict[str, Any]:
+    here = (*TOKENS, TOKENS_KEY)
+    below = {old: mark for old, mark in marks.items() if old[:2] == TOKENS and len(old) > 2}
+    for old in below:
+        del marks[old]
+    marks.update({(*here, *old[2:]): mark for old, mark in below.items()})
+    marks[here] = marks[TOKENS]
+    if isinstance(value, str):
+        marks[(*here, 0)] = marks[TOKENS]
+    return {TOKENS_KEY: [value] if isinstance(value, str) else value}
 
 
 def _is_scalar(value: Any) -> bool:

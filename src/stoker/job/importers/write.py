@@ -72,7 +72,7 @@ def _ordered(tree: Nested, block: type[Block]) -> Nested:
         if inner is not None and is_list:
             result[name] = {index: _ordered(value[index], inner) for index in sorted(value)}
         else:
-            result[name] = _ordered(value, inner) if inner is not None else value
+            result[name] = _ordered(value, inner) if inner is not None and isinstance(value, dict) else value
     return result
 
 
@@ -134,7 +134,7 @@ def _block(block: type[Block], tree: Nested, depth: int, missing: Sequence[str])
             continue
         inner, is_list = block_of(field.annotation)
         indent = " " * (INDENT * depth)
-        if inner is None:
+        if inner is None or not isinstance(tree[name], dict):  # a block may have a text in its place
             yield from _leaf(indent, name, tree[name], name in missing)
             continue
         yield f"{indent}{name}:" + ("  # an example: write your own" if name in missing else "")

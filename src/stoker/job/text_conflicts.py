@@ -1,0 +1,50 @@
+"""What cannot stand together in templates and special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from stoker.errors import Problem
+from stoker.job.keys import parse_key
+from stoker.job.schema import SourceBlock, TemplateBlock
+from stoker.job.template import BadTemplate, pieces_of
+from stoker.job.view import View
+
+
+def _end_tokens(view: View) -> Iterator[Problem]:
+    model = view.value("model")
+    if model is None or model.special_tokens is None or None in (model.stop, model.special_tokens.eos):
+        return
+    stops = [model.stop] if isinstance(model.stop, str) else model.stop
+    if model.special_tokens.eos != stops[0]:
+        message = f"`model.special_tokens.eos` is {model.special_tokens.eos!r}, and `model.stop` begins with {stops[0]!r}"
+        yield from view.at_each(["model.special_tokens.eos", "model.stop"], message, "keep `stop`")
+
+
+def _templates(view: View) -> Iterator[Problem]:
+    for key, source in _sources(view):
+        if isinstance(source.template, TemplateBlock):
+            yield from _texts(view, f"{key}.template", source.template)
+        if isinstance(source.template, TemplateBlock) or source.template in WITHOUT_ARGUMENTS:
+            for name in source.template_arguments:
+                path = (*parse_key(key), "template_arguments", name)
+                yield view.document.problem(path, f"this template reads no `{name}`", "remove it")
+
+
+def _texts(view: View, key: str, block: TemplateBlock) -> Iterator[Problem]:
+    for role in TemplateBlock.model_fields:
+        text = getattr(block, role)
+        try:
+            pieces_of(role, text or "{content}")
+        except BadTemplate as error:
+            yield view.document.problem(parse_key(f"{key}.{role}"), f"`{key}.{role}`: {error.message}", error.hint)
+
+
+def _sources(view: View) -> Iterator[tuple[str, SourceBlock]]:
+    for home in ("data", "evaluate.data"):
+        for index, source in enumerate(view.value(home) or []):
+            yield f"{home}[{index}]", source
+
+
+WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
+TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates)
