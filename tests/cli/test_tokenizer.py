@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from stoker.cli.main import main
 from stoker.job.extension import fingerprint, read_extension
 from stoker.job.load import load_job
-from stoker.job.schema import ModelBlock
+from stoker.job.schema import Job, ModelBlock
 from stoker.models.tokenizer import extension_of
 from stoker.plan.of_job import work_of
 
@@ -177,18 +177,18 @@ def test_a_job_sees_new_tokens_where_the_model_has_none(folder: Path, tiny_llama
     old = AutoTokenizer.from_pretrained("old")
     assert extended() == 0
     old.save_pretrained(tiny_llama)
-    block = ModelBlock(name=str(tiny_llama), tokenizer="new")
-    found = extension_of(block, folder)
+    job = Job(task="pretrain", model=ModelBlock(name=str(tiny_llama), tokenizer="new"))
+    found = extension_of(job, folder)
     assert found is not None and found.first == 376
     (folder / "job.yaml").write_text(f"task: pretrain\nmodel: {{name: {tiny_llama}, tokenizer: new}}\ndata: zh.txt\n")
     assert work_of(load_job(folder / "job.yaml"), base=folder).shape.vocabulary == 448
     AutoTokenizer.from_pretrained("new").save_pretrained(tiny_llama)  # as an export has it
-    assert extension_of(block, folder) is None
+    assert extension_of(job, folder) is None
     other = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file("old/tokenizer.json"))
     other.add_tokens(["another"])
     other.save_pretrained(tiny_llama)
     with pytest.raises(Exception, match="new extends old, not the tokenizer of"):
-        extension_of(block, folder)
+        extension_of(job, folder)
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
     """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
     from stoker.data.sources import source_problem
     from stoker.models.source import model_problem, tokenizer_problem
+    from stoker.models.special_tokens import stop_problem
 
     base = Path.cwd()
     problems: list[Problem] = []
@@ -61,6 +62,9 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
+        found = stop_problem(loaded.job.model, base)
+        if found is not None:
+            problems.append(loaded.problem("model.stop", *found))
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
     for key, block in sources.items():

@@ -77,7 +77,7 @@ class TemplateBlock(Block):
     )
     stop: Text = Field(default="{eos}", description='what follows each answer, such as "{eos}\\n"')
     system: Text = Field(default="{content}\n\n", description="a system message")
-    tool: Text | None = Field(default=None, description="what a tool answered; rows with such turns are dropped without")
+    tool: Text | None = Field(default=None, description="a tool's answer; rows with one are dropped without")
     begin: Text | None = Field(default=None, description="what comes before the first turn, such as {bos}")
 
 

@@ -36,7 +36,8 @@ def pieces_of(role: str, text: str) -> list[tuple[str, str]]:
         if name is not None and (name not in may or form or conversion):
             known = ", ".join(f"{{{one}}}" for one in may)
             shown = name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            raise BadTemplate(f"{{{shown}}} is no placeholder here", f"write one of {known}, or {{{{ and }}}} for braces")
+            hint = f"write one of {known}, or {{{{ and }}}} for braces"
+            raise BadTemplate(f"{{{shown}}} is no placeholder here", hint)
         pieces.append((literal, name or ""))
     if role in TURNS and [name for _, name in pieces].count(CONTENT) != 1:
         raise BadTemplate("{content} must occur in it once", "write {content} where the turn's text goes")

@@ -16,8 +16,9 @@ def _end_tokens(view: View) -> Iterator[Problem]:
     if model is None or model.special_tokens is None or None in (model.stop, model.special_tokens.eos):
         return
     stops = [model.stop] if isinstance(model.stop, str) else model.stop
-    if model.special_tokens.eos != stops[0]:
-        message = f"`model.special_tokens.eos` is {model.special_tokens.eos!r}, and `model.stop` begins with {stops[0]!r}"
+    eos = model.special_tokens.eos
+    if eos != stops[0]:
+        message = f"`model.special_tokens.eos` is {eos!r}, and `model.stop` begins with {stops[0]!r}"
         yield from view.at_each(["model.special_tokens.eos", "model.stop"], message, "keep `stop`")
 
 

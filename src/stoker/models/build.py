@@ -62,7 +62,7 @@ def build_meta(
     dtype = (device.autocast_dtype if frozen else None) or trained
     storage = dtype if cut_by(job) else torch.uint8
     blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
-    extension, new_rows = extension_of(job.model, base), None
+    extension, new_rows = extension_of(job, base), None
     if extension is not None:
         blank, new_rows = enlarge(blank, extension)
         why = untrained(new_rows, job.tune)

@@ -48,14 +48,18 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     """Loads the tokenizer of a resolved language job and settles its sequence length.
 
     Raises:
-        UserError: no such model or tokenizer, or ``train.seq_len`` is above the model's context.
+        UserError: no such model, tokenizer or stop token, or ``train.seq_len`` is above the model's context.
     """
     job = loaded.job
     assert job.model is not None
     source = locate(job.model.name, base)
     if source is None:
         raise UserError(f"there is no model {job.model.name!r}")
-    tokenizer = load_tokenizer(job, base)
+    try:
+        tokenizer = load_tokenizer(job, base)
+    except UserError as error:
+        located = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
+        raise type(error)(*located) from error
     seq_len, context = job.train.seq_len, context_of(source, job.model)
     assert seq_len != "auto"
     front = virtual_tokens(job)
@@ -67,7 +71,8 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
             raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
         seq_len = context
     _, own = chat_template(tokenizer)
-    return TextSide(tokenizer, codec_of(tokenizer, served_stop_ids(tokenizer, source)), seq_len, own, context)
+    stops = served_stop_ids(tokenizer, source, job.model)
+    return TextSide(tokenizer, codec_of(tokenizer, stops), seq_len, own, context)
 
 
 def context_of(source: ModelSource, block: ModelBlock) -> int | None:

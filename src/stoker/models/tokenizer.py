@@ -17,6 +17,7 @@ from stoker.job.schema import Job, ModelBlock
 from stoker.models import catalogue
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
+from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_new_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,11 +28,19 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a language job: its own choice, the model's, or one learnt from the job's data.
+    """The tokenizer of a language job with the special tokens that the job names.
 
     Raises:
-        UserError: it cannot be found or loaded, or it is not backed by a ``tokenizer.json``.
+        UserError: it cannot be found or loaded, it is not backed by a ``tokenizer.json``, or a stop token is unknown.
     """
+    assert job.model is not None
+    tokenizer = _tokenizer_without(job, base)
+    add_special_tokens(tokenizer, job.model)
+    return tokenizer
+
+
+def _tokenizer_without(job: Job, base: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a job's own choice, the model's, or one learnt from the job's data."""
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
     source = locate(name, base)
@@ -44,12 +53,21 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
 
 
-def extension_of(block: ModelBlock, base: Path) -> Extension | None:
-    """What the tokenizer of a job adds to that of its model; None where the model has a row for each of its tokens.
+def extension_of(job: Job, base: Path) -> Extension | None:
+    """What the tokenizer of a job adds to that of its model; None where it adds nothing.
 
     Raises:
         UserError: it extends the tokenizer of another model.
     """
+    assert job.model is not None
+    extension = _extension_of_folder(job.model, base)
+    if job.model.special_tokens is None:
+        return extension
+    return with_new_tokens(_tokenizer_without(job, base), job.model, extension)
+
+
+def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
+    """What ``model.tokenizer`` adds; None where the model has a row for each of its tokens."""
     if block.tokenizer is None:
         return None
     extension = read_extension(base / Path(block.tokenizer).expanduser())
@@ -128,9 +146,14 @@ def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> fr
     return frozenset(ids)
 
 
-def served_stop_ids(tokenizer: PreTrainedTokenizerFast, source: ModelSource | None) -> frozenset[int]:
-    """Stop tokens as a server takes them: also those of ``generation_config.json`` where there is one."""
+def served_stop_ids(
+    tokenizer: PreTrainedTokenizerFast, source: ModelSource | None, block: ModelBlock
+) -> frozenset[int]:
+    """Stop tokens: those that the job names, or as a server takes them, with those of ``generation_config.json``."""
     from transformers import GenerationConfig
+
+    if named := stop_tokens(block):
+        return frozenset(tokenizer.convert_tokens_to_ids(named))
 
     eos: object = None
     if source is not None and source.kind in ("folder", "hub"):

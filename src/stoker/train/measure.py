@@ -96,7 +96,7 @@ def measure(
         with without_adapter(tuned.model):
             model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
             results["untuned"] = _measured(tuned, model, documents, used, dropped)
-        if tuned.job.model and extension_of(tuned.job.model, base) and (data or tuned.job.evaluate.data):
+        if tuned.job.model and extension_of(tuned.job, base) and (data or tuned.job.evaluate.data):
             results["original"] = _original(tuned, data, form, base, report)
     if quantise is not None:
         held = quantised_run(tuned, quantise).model
@@ -109,7 +109,7 @@ def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: 
     """The model as it came, with its own tokenizer."""
     job = tuned.job
     assert job.model is not None
-    model = job.model.model_copy(update={"tokenizer": None})
+    model = job.model.model_copy(update={"tokenizer": None, "special_tokens": None, "stop": None})
     loaded = replace(tuned.loaded, job=job.model_copy(update={"model": model}))
     plain = replace(tuned, loaded=loaded, text=open_text_side(loaded, base))
     blocks = [_block(plain, data, form)] if data is not None else job.evaluate.data
@@ -142,7 +142,9 @@ def _block(tuned: TunedRun, data: str, form: str) -> SourceBlock:
         path=data,
         format=form,  # type: ignore[arg-type]
         template=like.template,
+        template_arguments=like.template_arguments,
         train_on=like.train_on,
+        special_tokens=like.special_tokens,
         too_long=like.too_long,
     )
 

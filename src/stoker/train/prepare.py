@@ -126,7 +126,7 @@ def _prepare_language(
         )
     if job.tune.new_rows_first and built.new_rows is None:
         message = "the model has a row for every token, so there are no new ones to train first"
-        hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer"
+        hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
     layout = mesh.layout if mesh else layout_of(job)

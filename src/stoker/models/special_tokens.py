@@ -1,0 +1,111 @@
+"""The special tokens that a job names: in its tokenizer, as stop tokens, and as rows that its model lacks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import Problem, UserError
+from stoker.job.extension import Extension, fingerprint
+from stoker.job.schema import ModelBlock
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ROLES = ("bos", "eos", "pad", "unk")
+
+
+def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) -> None:
+    """Gives a tokenizer ``model.special_tokens``, and as its end token the first of ``model.stop``.
+
+    Raises:
+        UserError: a stop token is not in the vocabulary.
+    """
+    from tokenizers import AddedToken
+
+    def special(token: str) -> AddedToken:
+        return AddedToken(token, special=True, normalized=False)
+
+    tokens = block.special_tokens
+    if tokens is not None:
+        tokenizer.add_tokens([special(token) for token in tokens.additional], special_tokens=True)
+        roles = {f"{role}_token": token for role in ROLES if (token := getattr(tokens, role)) is not None}
+        tokenizer.add_special_tokens({role: special(token) for role, token in roles.items()})
+    known = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    if problems := _unknown(block, tokenizer.get_vocab(), known):
+        raise UserError(*problems)
+    if stops := stop_tokens(block):
+        tokenizer.add_tokens([special(token) for token in stops], special_tokens=True)
+        tokenizer.add_special_tokens({"eos_token": special(stops[0])})
+
+
+def stop_tokens(block: ModelBlock) -> list[str]:
+    """The tokens that the job names as those that end an answer; empty where it leaves that to the model."""
+    if block.stop is not None:
+        return [block.stop] if isinstance(block.stop, str) else block.stop
+    eos = block.special_tokens.eos if block.special_tokens is not None else None
+    return [] if eos is None else [eos]
+
+
+def stop_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
+    """(what is wrong, what to write) about the stop tokens, where the tokenizer lies in a folder as JSON; else None."""
+    if not stop_tokens(block):
+        return None
+    file = base / Path(block.tokenizer or block.name).expanduser() / "tokenizer.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        special = [token["content"] for token in content["added_tokens"]]
+        known = {*special, *(entry if isinstance(entry, str) else entry[0] for entry in content["model"]["vocab"])}
+    except (OSError, ValueError, KeyError, TypeError):  # not there, or for the loading to refuse
+        return None
+    problems = _unknown(block, known, special)
+    return (problems[0].message, problems[0].suggestion) if problems else None
+
+
+def _unknown(block: ModelBlock, vocabulary: Collection[str], special: Sequence[str]) -> list[Problem]:
+    """The stop tokens that are neither in the vocabulary nor added to it."""
+    tokens = block.special_tokens
+    added = [*tokens.additional, *(getattr(tokens, role) for role in ROLES)] if tokens is not None else []
+    problems = []
+    for stop in stop_tokens(block):
+        if stop in vocabulary or stop in added:
+            continue
+        near = get_close_matches(stop, [*special, *filter(None, added)], 1, 0.4)
+        known = f"did you mean {near[0]}?" if near else f"its special tokens are {', '.join(special[:8]) or 'none'};"
+        hint = f"{known} a new token is added by `model.special_tokens: [{stop!r}]`"
+        problems.append(Problem(f"`model.stop`: {stop!r} is no token of the vocabulary", hint, key="model.stop"))
+    return problems
+
+
+def with_new_tokens(
+    tokenizer: PreTrainedTokenizerFast, block: ModelBlock, extension: Extension | None
+) -> Extension | None:
+    """What the special tokens of a job add to a tokenizer, beside what it extends already.
+
+    Args:
+        tokenizer: without the job's special tokens; it has them afterwards.
+        extension: of the tokenizer itself.
+    """
+    known = tokenizer.get_vocab()
+    backend = tokenizer.backend_tokenizer
+    names = [*stop_tokens(block)]
+    if block.special_tokens is not None:
+        names += [*block.special_tokens.additional, *filter(None, (getattr(block.special_tokens, r) for r in ROLES))]
+    nothing = next((i for i in (tokenizer.unk_token_id, tokenizer.eos_token_id) if i is not None), 0)
+    cuts = {name: backend.encode(name, add_special_tokens=False).ids or [nothing] for name in names}
+    add_special_tokens(tokenizer, block)
+    after = tokenizer.get_vocab()
+    new = sorted((number, token) for token, number in after.items() if token not in known)
+    if not new:
+        return extension
+    first, old = (extension.first, extension.pieces) if extension else (new[0][0], ())
+    # A new token consists of old ones only, also where it is cut into others that are new.
+    pieces = tuple(
+        tuple(piece for number in cuts[token] for piece in (old[number - first] if number >= first else (number,)))
+        for _, token in new
+    )
+    extends, before = (extension.extends, extension.before) if extension else (block.name, fingerprint(known))
+    return Extension(extends, before, fingerprint(after), first, (*old, *pieces))
