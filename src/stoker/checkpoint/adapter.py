@@ -16,9 +16,11 @@ import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from stoker.models.adapters import trained_whole, unwrap
 from stoker.models.families import family_of
+from stoker.models.resize import rows_by_token
 from stoker.models.split import Parts, saved_tensors
 from stoker.models.virtual import Prefix, Prompt, virtual_of
 
@@ -61,6 +63,15 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
         config.fan_in_fan_out = family is not None and bool(family.transposed)
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     config.save_pretrained(str(folder))
+
+
+def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
+    """Cuts what an adapter's file holds of the embedding and the head to as many rows."""
+    state = load_file(folder / WEIGHTS)
+    for name in rows_by_token(base):
+        if (held := state.get(f"{PREFIX}{name}")) is not None:
+            state[f"{PREFIX}{name}"] = held[:rows].contiguous()
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 @torch.no_grad()

@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from peft import PeftModel
 from torch import nn
+from transformers import AutoConfig, GenerationConfig
 
-from stoker.checkpoint.adapter import save_adapter
+from stoker.checkpoint.adapter import keep_rows, save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
+from stoker.job.schema import Job
 from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
@@ -80,8 +82,6 @@ def check_export(tuned: TunedRun, export: Export) -> None:
         raise UserError(
             f"{tuned.job.tune.method} changes no weight, so there is nothing to merge: write --format adapter"
         )
-    if export.format == "adapter" and tuned.job.model and extension_of(tuned.job.model, Path.cwd()):
-        raise UserError("the base has no rows for the new tokens, so no adapter fits it: write --format merged")
     known = GGUF_DTYPES if export.format == "gguf" else DTYPES
     if export.dtype and export.dtype not in known:
         raise UserError(f"--dtype {export.dtype}: {export.format} takes {', '.join(known)}")
@@ -141,9 +141,29 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 
 
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
-    save_adapter(tuned.model, folder, base_of(tuned, base))
-    served_tokenizer(tuned).save_pretrained(folder)
+    base_name = base_of(tuned, base)
+    save_adapter(tuned.model, folder, base_name)
+    tokenizer = served_tokenizer(tuned)
+    if extension_of(tuned.job, base) is not None and rows_of(base_name, tuned.job) < len(tokenizer):
+        keep_rows(unwrap(tuned.model), folder, len(tokenizer))  # peft gives the base one for each token
+    tokenizer.save_pretrained(folder)
+    GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
     return folder
+
+
+def rows_of(base_name: str, job: Job) -> int:
+    """Rows of the embedding of a model that transformers loads."""
+    assert job.model is not None
+    config = AutoConfig.from_pretrained(base_name, trust_remote_code=job.model.trust_remote_code)
+    rows: int = config.get_text_config().vocab_size
+    return rows
+
+
+def _stops(tuned: TunedRun) -> int | list[int]:
+    """The stop tokens as transformers' configurations hold them, the end token first."""
+    end = tuned.tokenizer.eos_token_id
+    stops = sorted(codec_of_run(tuned).stop_ids, key=lambda stop: (stop != end, stop))
+    return stops[0] if len(stops) == 1 else stops
 
 
 def base_of(tuned: TunedRun, base: Path) -> str:
@@ -158,8 +178,7 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     model = merged_model(tuned.model)
     if export.quantise is None:
         model = model.to(DTYPES[export.weights])
-    stops = sorted(codec_of_run(tuned).stop_ids)
-    model.generation_config.eos_token_id = stops[0] if len(stops) == 1 else stops
+    model.generation_config.eos_token_id = _stops(tuned)
     model.generation_config.do_sample = model.generation_config.do_sample or None
     model.config.eos_token_id = model.generation_config.eos_token_id
     model.save_pretrained(folder)

@@ -71,7 +71,8 @@ class GgufTokenizer:
         writer.add_bos_token_id(self.bos)
         writer.add_eos_token_id(self.eos)
         slots = (writer.add_eot_token_id, writer.add_eom_token_id)
-        for add_stop, stop in zip(slots, self.more_stops, strict=False):
+        # Without an end of turn, llama.cpp would guess one from the names of the tokens.
+        for add_stop, stop in zip(slots, self.more_stops or (self.eos,), strict=False):
             add_stop(stop)
         if self.pad is not None:
             writer.add_pad_token_id(self.pad)

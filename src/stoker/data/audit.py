@@ -16,6 +16,7 @@ from stoker.data.record import Rejected
 from stoker.data.tokenise import TextCodec
 from stoker.errors import Problem
 from stoker.job.load import LoadedJob
+from stoker.job.render import scalar
 
 SAMPLES = 3
 DROPPED_SHOWN = 10_000
@@ -169,7 +170,7 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         formats={source.source.name: source.format for source in corpus.sources},
         evaluation_rows=(sum(s.rows_in for s in evaluation), sum(_reasons(evaluation).values())),
         complete=all(cache.complete for cache in caches),
-        problems=tuple(_gate(corpus, loaded)),
+        problems=tuple(_gate(corpus, codec, loaded)),
         drawn=drawn(corpus, loaded.job),
     )
 
@@ -254,17 +255,17 @@ def token_texts(codec: TextCodec, ids: Sequence[int]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _gate(corpus: Corpus, loaded: LoadedJob) -> list[Problem]:
+def _gate(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     """What data must not be trained on as it is."""
     problems = []
     for i, source in enumerate(corpus.sources):
-        problems += _source_gate(source, f"data[{i}]", loaded)
+        problems += _source_gate(source, f"data[{i}]", codec, loaded)
     for i, source in enumerate(corpus.evaluation):
-        problems += _source_gate(source, f"evaluate.data[{i}]", loaded)
+        problems += _source_gate(source, f"evaluate.data[{i}]", codec, loaded)
     return problems
 
 
-def _source_gate(source: TokenisedSource, key: str, loaded: LoadedJob) -> list[Problem]:
+def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     name, cache = source.source.name, source.cache
     summaries = cache.summaries
     rows_in, reasons = sum(s.rows_in for s in summaries), _reasons(summaries)
@@ -286,5 +287,17 @@ def _source_gate(source: TokenisedSource, key: str, loaded: LoadedJob) -> list[P
             advice = "every row is cut before its answer ends: raise train.seq_len"
         else:
             advice = f"take a template that writes it behind an answer, such as {key}.template: plain"
+            if ending := _ending(source, codec):
+                advice = f"its answers end with {ending}: write model.stop: {scalar(ending)}, or {advice}"
         problems.append(loaded.problem(f"{key}.template", message, advice))
     return problems
+
+
+def _ending(source: TokenisedSource, codec: TextCodec) -> str | None:
+    """The special token that the last answer of a source's first row ends with, if any, white space left out."""
+    row = source.cache[0]
+    special = {i: token.content for i, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
+    for number in reversed(row.ids[row.trained].tolist()):
+        if number in special or codec.tokenizer.decode([number]).strip():
+            return special.get(number)
+    return None

@@ -34,9 +34,9 @@ def _templates(view: View) -> Iterator[Problem]:
 
 def _texts(view: View, key: str, block: TemplateBlock) -> Iterator[Problem]:
     for role in TemplateBlock.model_fields:
-        text = getattr(block, role)
         try:
-            pieces_of(role, text or "{content}")
+            if (text := getattr(block, role)) is not None:
+                pieces_of(role, text)
         except BadTemplate as error:
             yield view.document.problem(parse_key(f"{key}.{role}"), f"`{key}.{role}`: {error.message}", error.hint)
 
