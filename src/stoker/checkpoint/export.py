@@ -228,7 +228,7 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 def codec_of_run(tuned: TunedRun) -> TextCodec:
     """The codec with the template that the run was trained with."""
-    return tuned.text.codec.for_template(tuned.job.data[0].template, Path.cwd())
+    return tuned.text.codec.for_source(tuned.job.data[0], Path.cwd())
 
 
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:

@@ -67,7 +67,7 @@ class _Chat:
 
     def __init__(self, tuned: TunedRun, arguments: argparse.Namespace) -> None:
         self.tuned, self.arguments = tuned, arguments
-        self.codec = tuned.text.codec.for_template(tuned.job.data[0].template, Path.cwd())
+        self.codec = tuned.text.codec.for_source(tuned.job.data[0], Path.cwd())
         self.untuned = _untuned(tuned) if arguments.compare else None
         self.begin()
 

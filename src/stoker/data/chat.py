@@ -80,19 +80,24 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
-@lru_cache(maxsize=16)
-def compile_template(source: str) -> jinja2.Template:
-    """The template in the sandbox that transformers renders it in: same options, same names.
-
-    Raises:
-        ValueError: when the template is not valid Jinja.
-    """
+def environment() -> jinja2.Environment:
+    """The sandbox that transformers renders templates in: same options, same names."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> jinja2.Template:
+    """A template ready to render.
+
+    Raises:
+        ValueError: when the template is not valid Jinja.
+    """
     try:
-        template = environment.from_string(source)
+        template = environment().from_string(source)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
     template.globals = dict(template.globals)  # each rendering copies them, and a chain of maps is slow to copy
@@ -194,12 +199,14 @@ class ChatTemplate:
         Args:
             messages: role, content and what else the template reads; the last one is the assistant's.
             tools: JSON schemas of the functions the model may call.
-            train_on: ``all`` the assistant's turns, or the ``last`` one.
+            train_on: ``all`` the assistant's turns, the ``last`` one, or ``everything``.
 
         Raises:
             TemplateRefused: when the template raises, or writes nothing for an answer.
         """
         text = self.render(messages, tools)
+        if train_on == "everything":
+            return Rendered(text, ((0, len(text)),), True)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if train_on == "last":
             answers = answers[-1:]

@@ -107,7 +107,7 @@ def open_corpus(
         except RunFailed:
             raise
         except UserError as error:
-            problems += [_located(problem, f"{key}.path", loaded) for problem in error.problems]
+            problems += [_located(problem, f"{key}.{problem.key or 'path'}", loaded) for problem in error.problems]
     if problems:
         for source in opened:
             source.cache.close()
@@ -172,7 +172,7 @@ def tokenise_source(
             )
         )
     if found != "text":  # documents are not rendered
-        codec = codec.for_template(block.template, base)
+        codec = codec.for_source(block, base)
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
     return TokenisedSource(block, source, found, cache, streams)
 

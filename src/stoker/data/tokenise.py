@@ -28,7 +28,10 @@ from stoker.data.chat import (
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.record import Preference, Raw, Rejected, Text
+from stoker.data.template_arguments import arguments_of, with_arguments
 from stoker.errors import Problem, UserError
+from stoker.job.schema import SourceBlock, TemplateBlock
+from stoker.job.template import to_jinja
 
 __all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
@@ -66,19 +69,43 @@ class TextCodec:
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k != "encoder"}
 
-    def for_template(self, name: str, base: Path) -> TextCodec:
-        """The codec with another chat template: ``auto`` (its own), a built-in name or a Jinja file.
+    def for_source(self, block: SourceBlock, base: Path) -> TextCodec:
+        """The codec with the chat template of a source and its arguments.
+
+        Raises:
+            UserError: when there is no such template, it is not valid Jinja, or it reads no such argument.
+        """
+        codec = self.for_template(block.template, base)
+        if not block.template_arguments:
+            return codec
+        source = codec.template.source
+        known = sorted(arguments_of(source))
+        unknown = [name for name in block.template_arguments if name not in known]
+        if unknown:
+            reads = f"it reads {', '.join(known)}" if known else "it reads no argument at all"
+            message = f"the chat template reads no argument {', '.join(map(repr, unknown))}"
+            raise UserError(Problem(message, reads, key="template_arguments"))
+        return codec._with_template(with_arguments(source, block.template_arguments))
+
+    def for_template(self, template: str | TemplateBlock, base: Path) -> TextCodec:
+        """The codec with another chat template: ``auto`` (its own), a built-in name, a Jinja file, or a text a role.
 
         Raises:
             UserError: when there is no such template, or it is not valid Jinja.
         """
-        source = self.template.source if name == "auto" else BUILT_IN.get(name) or _template_file(name, base)
+        if isinstance(template, TemplateBlock):
+            return self._with_template(to_jinja(template))
+        own = template == "auto"
+        source = self.template.source if own else BUILT_IN.get(template) or _template_file(template, base)
         try:
             compile_template(source)
         except ValueError as error:
             raise UserError(
-                Problem(str(error) if name == "auto" else f"{name}: {error}", "see data[].template for others")
+                Problem(str(error) if own else f"{template}: {error}", "see data[].template for others", key="template")
             ) from error
+        return self._with_template(source)
+
+    def _with_template(self, source: str) -> TextCodec:
         return replace(self, template=replace(self.template, source=source))
 
     @cached_property
@@ -96,7 +123,11 @@ def _template_file(name: str, base: Path) -> str:
     if not path.is_file():
         known = ", ".join(["auto", *BUILT_IN])
         raise UserError(
-            Problem(f"there is no chat template {name!r}", f"write one of {known}, or the path of a .jinja file")
+            Problem(
+                f"there is no chat template {name!r}",
+                f"write one of {known}, or the path of a .jinja file",
+                key="template",
+            )
         )
     try:
         return path.read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from stoker.job.schema import Job
 MAIN_KEY = {"model": "name", "tune": "method"}
 SOURCE_LISTS: tuple[KeyPath, ...] = (("data",), ("evaluate", "data"))
 SOURCE_KEY = "path"
-TOKENS: KeyPath = ("model", "special_tokens")  # a list of them is the value of this key
+TOKENS = ("model", "special_tokens")  # a list of them is the value of this key
 TOKENS_KEY = "additional"
 ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it, left to the planner
 

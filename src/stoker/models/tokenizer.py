@@ -153,7 +153,8 @@ def served_stop_ids(
     from transformers import GenerationConfig
 
     if named := stop_tokens(block):
-        return frozenset(tokenizer.convert_tokens_to_ids(named))
+        vocabulary = tokenizer.get_vocab()
+        return frozenset(vocabulary[token] for token in named)
 
     eos: object = None
     if source is not None and source.kind in ("folder", "hub"):
