@@ -123,7 +123,7 @@ def test_all_wrong_sources_are_named_at_their_place(chatml: TextCodec) -> None:
 
 
 def test_a_wrong_template_is_named_at_its_source(chatml: TextCodec) -> None:
-    with pytest.raises(UserError, match=r"job.yaml:4:\d+: there is no chat template 'chatlm'"):
+    with pytest.raises(UserError, match=r"job.yaml:5:\d+: there is no chat template 'chatlm'"):
         opened(chatml, job=JOB.replace("a.jsonl", "a.jsonl\n  template: chatlm"))
 
 

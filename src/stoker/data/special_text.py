@@ -1,0 +1,98 @@
+"""Special tokens that are written inside of content: found, counted, and encoded as the text that they are.
+
+A chat template puts content and control tokens into one text. Which of its special tokens come from content is found
+by rendering again, with a mark inside of each that content holds. The text is then encoded by a twin of the tokenizer
+whose special tokens have other names: the template's are written under those names, the content's stay text, and no
+piece of text can become a control token. Both forms have the same length, so places in the text stay where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cached_property
+from typing import Any
+
+from stoker.data.encode import Encoder
+
+MARK = "\ufdd0"  # a noncharacter: it is in no text
+FIRST_NAME = 0xF0000  # the other names are of private-use characters, which texts hardly hold
+_NAMES = re.compile("[\U000f0000-\U0010fffd]")
+
+
+class Inseparable(Exception):
+    """It cannot be told which special tokens of a rendered text come from its content."""
+
+
+class SpecialText:
+    """The special tokens of a tokenizer, given as the content of its ``tokenizer.json``."""
+
+    def __init__(self, definition: str) -> None:
+        self._definition = definition
+        added = json.loads(definition).get("added_tokens") or []
+        tokens = [str(token["content"]) for token in added if token.get("special") and token["content"]]
+        self._names = {token: chr(FIRST_NAME + i) * len(token) for i, token in enumerate(tokens)}
+        longest_first = sorted(map(re.escape, tokens), key=len, reverse=True)
+        self._pattern = re.compile("|".join(longest_first)) if tokens else None
+
+    def count(self, value: Any) -> int:
+        """Special tokens in all the texts of a value: a text, or lists and objects of them."""
+        if self._pattern is None:
+            return 0
+        if isinstance(value, str):
+            return sum(1 for _ in self._pattern.finditer(value)) if self._pattern.search(value) else 0
+        if isinstance(value, dict):
+            return sum(self.count(key) + self.count(item) for key, item in value.items())
+        return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
+
+    def mark(self, value: Any) -> Any:
+        """The same value with a mark behind the first character of each special token."""
+        if isinstance(value, str):
+            assert self._pattern is not None
+            return self._pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], value)
+        if isinstance(value, dict):
+            return {self.mark(key): self.mark(item) for key, item in value.items()}
+        return list(map(self.mark, value)) if isinstance(value, list | tuple) else value
+
+    def separate(self, text: str, marked: str) -> str:
+        """A rendered text for `encoder`: special tokens that do not come from content have their other names.
+
+        Args:
+            marked: the same rendered with marked content.
+
+        Raises:
+            Inseparable: the marks changed the rendering, or the text holds characters of the other names.
+        """
+        assert self._pattern is not None
+        if marked.replace(MARK, "") != text or _NAMES.search(text):
+            raise Inseparable
+        starts, at = set(), 0
+        for part in marked.split(MARK)[:-1]:
+            at += len(part)
+            starts.add(at - 1)
+        return self._pattern.sub(lambda found: found[0] if found.start() in starts else self._names[found[0]], text)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Encodes with the other names of the special tokens, which have the ids that they always had."""
+        content = json.loads(self._definition)
+        model, names = content["model"], self._names
+        for token in content["added_tokens"]:
+            if token["content"] in names:
+                token |= {"content": names[token["content"]], "normalized": False}
+        vocabulary = model["vocab"]
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {names.get(token, token): number for token, number in vocabulary.items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+        if model.get("unk_token"):
+            model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+        if model.get("merges"):
+            model["merges"] = [merge for merge in model["merges"] if not names.keys() & _made_of(merge)]
+        return Encoder(json.dumps(content | {"post_processor": None}))
+
+
+def _made_of(merge: str | list[str]) -> set[str]:
+    """The tokens that a merge needs, and the one that it makes."""
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return {left, right, left + right}
