@@ -52,7 +52,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", "sft.yaml", "--json", "--processes", "2"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["job"]["parallel"]["data"] == 2
-    assert answer["job"]["data"] == [{"path": "chatterbot-corpus"}]
+    assert answer["job"]["data"] == [{"path": "chatterbot-corpus", "train_on": "everything"}]
     length = next(item for item in answer["carried"] if item["key"] == "max_length")
     assert (length["value"], length["to"], length["as"], length["where"]) == (
         256,
@@ -60,9 +60,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
         256,
         "sft.yaml:3:13",
     )
-    assert {item["key"] for item in answer["dropped"] if item["matters"]} == {
-        "neftune_noise_alpha", "assistant_only_loss",
-    }  # fmt: skip
+    assert {item["key"] for item in answer["dropped"] if item["matters"]} == {"neftune_noise_alpha"}
     assert [item["key"] for item in answer["unknown"]] == ["lora_rr"]
     assert all(item["to"] and item["of"] == "TRL" for item in answer["defaults"])
     assert answer["missing"] == []

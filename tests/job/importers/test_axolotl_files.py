@@ -7,6 +7,7 @@ from foreign import AXOLOTL, ZERO3, checked, lost, why, written
 
 from stoker.errors import UserError
 from stoker.job.importers import import_files
+from stoker.job.schema import SpecialTokensBlock, TemplateBlock
 
 
 def test_axolotl_s_values_and_defaults() -> None:
@@ -31,8 +32,9 @@ def test_axolotl_completions_are_pretraining_and_other_types_keep_their_columns(
     kind = "{field_instruction: q, field_output: a, format: '[INST] {instruction}'}"
     own = f"datasets:\n  - path: x.jsonl\n    type: {kind}\n"
     imported = import_files([written("base_model: org/m\nsequence_len: 64\n" + own)])
-    assert checked(imported).job.data[0].columns == {"instruction": "q", "output": "a"}
-    assert lost(imported) == {"datasets[0].type.format"}
+    source = checked(imported).job.data[0]
+    assert source.columns == {"instruction": "q", "output": "a"} and lost(imported) == set()
+    assert source.template == TemplateBlock(user="[INST] {content}")
 
 
 def test_what_stoker_refuses_beside_the_rest_is_left_out_with_its_reason() -> None:
@@ -84,3 +86,57 @@ def test_a_regular_expression_is_no_pattern() -> None:
     imported = import_files([written(AXOLOTL + "lora_target_modules: .*self_attn.(q|v)_proj\n", lora_target_linear="")])
     assert checked(imported).job.tune.targets == "all-linear"
     assert lost(imported) == {"lora_target_modules"} and "*.self_attn.*" in why(imported, "lora_target_modules")
+
+
+BASE = "base_model: org/m\nmicro_batch_size: 1\nsequence_len: 64\nchat_template: chatml\n"
+
+
+def test_axolotl_s_tokens_are_carried() -> None:
+    tokens = (
+        "special_tokens: {eos_token: <|im_end|>, bos_token: <s>, pad_token: <pad>, additional_special_tokens: [<x>]}\n"
+        "tokens: [<a>, <b>]\neot_tokens: [<|im_end|>, <|eot|>]\n"
+    )
+    imported = import_files([written(AXOLOTL.split("special_tokens:", maxsplit=1)[0] + tokens)])
+    job = checked(imported).job
+    assert job.model is not None and job.model.stop == ["<|im_end|>", "<|eot|>"]
+    assert job.model.special_tokens == SpecialTokensBlock(bos="<s>", additional=["<a>", "<b>", "<x>"])
+    assert {source.special_tokens for source in job.data} == {"keep"}
+    assert lost(imported) == set() and "padding never counts" in why(imported, "special_tokens.pad_token")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("train_on_inputs: true", "everything"),
+        ("train_on_inputs: false", "all"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [user, assistant]}]", "everything"),
+        ("datasets: [{path: a, type: chat_template, roles_to_train: [assistant]}]", "all"),
+    ],
+)
+def test_what_axolotl_trains_on(lines: str, expected: str) -> None:
+    data = "" if "datasets" in lines else "datasets: [{path: a, type: alpaca}]\n"
+    imported = import_files([written(f"{BASE}{data}{lines}\n")])
+    assert {source.train_on for source in checked(imported).job.data} == {expected} and lost(imported) == set()
+
+
+def test_axolotl_s_conversations_are_templates() -> None:
+    def source(more: str):  # type: ignore[no-untyped-def]
+        imported = import_files([written(BASE + f"datasets: [{{path: a, type: sharegpt, {more}}}]\n")])
+        return checked(imported).job.data[0], lost(imported)
+
+    assert source("conversation: chatml")[0].template == "chatml"
+    found, missing = source("conversation: vicuna_v1.1")
+    assert missing == {"datasets[0].conversation"} and found.template == "chatml"  # the file's own chat_template
+    assert source("roles: {user: [human], assistant: [gpt]}")[1] == set()
+    assert source("roles: {user: [kunde]}")[1] == {"datasets[0].roles"}
+    assert source("train_on_eos: none")[1] == {"datasets[0].train_on_eos"}
+    kind = "path: a, type: {format: '{instruction} / {input} =>', no_input_format: '{instruction} =>'}"
+    imported = import_files([written(BASE + f"datasets: [{{{kind}}}]\n")])
+    assert checked(imported).job.data[0].template == TemplateBlock(user="{content} =>")
+    assert lost(imported) == {"datasets[0].type.format"}
+
+
+def test_arguments_of_recomputation_are_known() -> None:
+    imported = import_files([written(AXOLOTL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n")])
+    assert not imported.unknown
+    assert "no variants" in why(imported, "gradient_checkpointing_kwargs.use_reentrant")

@@ -110,3 +110,21 @@ def test_llama_factory_s_lora_plus_and_additional_targets() -> None:
     full = import_files([written(LLAMA_FACTORY.replace("lora_target: all\n", more), finetuning_type="full")])
     assert checked(full).job.tune.method == "full"
     assert why(full, "additional_target") == "idle: finetuning_type is not lora" and lost(full) == set()
+
+
+def test_tokens_and_what_is_trained() -> None:
+    more = "add_tokens: <a>,<b>\nadd_special_tokens: <c>\nresize_vocab: true\ntrain_on_prompt: true\n"
+    more += "enable_thinking: false\ndefault_system: Be kind.\n"
+    imported = import_files([written(LLAMA_FACTORY + more)])
+    job = checked(imported).job
+    assert job.model is not None and job.model.special_tokens is not None
+    assert job.model.special_tokens.additional == ["<a>", "<b>", "<c>"]
+    assert {(s.train_on, s.special_tokens) for s in job.data} == {("everything", "keep")}
+    assert job.data[0].template_arguments == {"enable_thinking": False}
+    assert lost(imported) == {"default_system"}
+    job = checked(import_files([written(LLAMA_FACTORY + "split_special_tokens: true\n", template="chatml")])).job
+    assert job.model is not None and job.model.stop == "<|im_end|>" and job.data[0].special_tokens == "text"
+    Path("tokens.yaml").write_text("<x>: what begins\n<y>: what ends\n")
+    job = checked(import_files([written(LLAMA_FACTORY + "new_special_tokens_config: tokens.yaml\n")])).job
+    assert job.model is not None and job.model.special_tokens is not None
+    assert job.model.special_tokens.additional == ["<x>", "<y>"]

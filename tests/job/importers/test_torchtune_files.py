@@ -7,6 +7,7 @@ from foreign import TORCHTUNE, checked, lost, written
 
 from stoker.errors import UserError
 from stoker.job.importers import import_files
+from stoker.job.schema import TemplateBlock
 
 
 def test_torchtune_s_values_and_defaults() -> None:
@@ -18,7 +19,7 @@ def test_torchtune_s_values_and_defaults() -> None:
     assert (job.data[0].path, job.data[0].template) == ("yahma/alpaca-cleaned", "plain")
     assert (job.train.lr, job.train.schedule, job.train.warmup, job.train.clip) == (3e-4, "cosine", 100, 0.0)
     assert (job.train.micro_batch, job.train.accumulation, job.epochs) == (2, 8, 1.0)
-    assert lost(imported) == {"dataset.train_on_input"}
+    assert lost(imported) == set() and job.data[0].train_on == "everything"  # the default of alpaca's builder
     assert next(i.value for i in imported.dropped if i.key == "metric_logger.log_dir") == "out/lora/logs"
 
 
@@ -37,3 +38,17 @@ def test_torchtune_distributed_chat_and_other_recipes() -> None:
     dpo = TORCHTUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.DPOLoss")
     with pytest.raises(UserError, match="Stoker cannot train `dpo` yet"):
         import_files([written(dpo)])
+
+
+def test_torchtune_s_masks_and_texts() -> None:
+    template = "  prompt_template:\n    user: ['Q: ', '\\nA: ']\n    assistant: ['', '\\n']\n"
+    text = TORCHTUNE.replace("tokenizer:\n", "tokenizer:\n" + template.replace("'", '"'))
+    text = text.replace("dataset:\n", "dataset:\n  masking_strategy: train_on_last\n", 1)
+    imported = import_files([written(text)])
+    source = checked(imported).job.data[0]
+    assert source.train_on == "last" and lost(imported) == set()
+    assert source.template == TemplateBlock(system="{content}", user="Q: {content}\nA: ", assistant="{content}\n")
+    coded = text.replace(
+        template.replace("'", '"'), "  prompt_template: mine.Template\n  special_tokens_path: a.json\n"
+    )
+    assert lost(import_files([written(coded)])) == {"tokenizer.prompt_template", "tokenizer.special_tokens_path"}

@@ -18,7 +18,9 @@ def test_trl_s_values_and_defaults() -> None:
     assert (job.evaluate.data[0].path, job.evaluate.data[0].split, job.evaluate.every) == ("org/capybara", "test", 100)
     assert "write [q_proj, v_proj]" in " ".join(imported.text.split())
     assert lost(imported) == set()
-    assert "assistant_only_loss" in lost(import_files([written(TRL, assistant_only_loss="")]))
+    assert {source.train_on for source in (*job.data, *job.evaluate.data)} == {"all"}
+    plain = checked(import_files([written(TRL, assistant_only_loss="")])).job
+    assert {source.train_on for source in (*plain.data, *plain.evaluate.data)} == {"everything"}
 
 
 def test_trl_s_mixtures() -> None:
@@ -55,3 +57,16 @@ def test_trl_s_modules_trained_whole_and_expert_parameters() -> None:
     assert lost(imported) == set()
     both = import_files([written(TRL + more + "lora_target_modules: all-linear\n")])
     assert checked(both).job.tune.targets == "all-linear" and lost(both) == {"lora_target_parameters"}
+
+
+def test_trl_s_stop_token_and_trained_turns() -> None:
+    def read(more: str, assistant: str = ""):  # type: ignore[no-untyped-def]
+        imported = import_files([written(TRL + more, assistant_only_loss=assistant)])
+        return imported, checked(imported).job
+
+    imported, job = read("eos_token: <|im_end|>\ncompletion_only_loss: true\ntruncation_mode: keep_start\n")
+    assert job.model.stop == "<|im_end|>" and job.data[0].train_on == "all" and lost(imported) == set()
+    imported, job = read("completion_only_loss: false\nloss_type: nll\n")
+    assert job.data[0].train_on == "everything" and lost(imported) == set()
+    imported, job = read("truncation_mode: keep_end\nchat_template_kwargs: {enable_thinking: false}\n", "true")
+    assert lost(imported) == {"truncation_mode"} and job.data[0].template_arguments == {"enable_thinking": False}

@@ -8,6 +8,7 @@ from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.names import carry_schedule, task_of, tuning_of
+from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import read_optimizer
@@ -59,6 +60,8 @@ FREE = {
     "dpo_use_logits_to_keep num_labels gptq jagged_restart_steps jagged_restart_warmup_steps",
     "a plugin of Axolotl": "plugins",
     "padding never counts": "special_tokens.pad_token",
+    "new rows begin as the mean of what they consisted of": "mean_resizing_embeddings",
+    "rows come in multiples of 64": "resize_token_embeddings_to_32x",
 }
 LOST = {
     "training begins from the model alone: merge the adapter first": "lora_model_dir",
@@ -66,8 +69,8 @@ LOST = {
     "an adapter's variant that Stoker has not": "relora peft_layer_replication "
     "peft_init_lora_weights peft.* lisa_n_layers",
     "all weights or an adapter's": "unfrozen_parameters",
-    "the tokenizer's own special tokens stay": "special_tokens.* tokens added_tokens_overrides eot_tokens "
-    "fix_untrained_tokens resize_token_embeddings_to_32x mean_resizing_embeddings shrink_embeddings",
+    "tokens keep their names and their trained rows": "added_tokens_overrides fix_untrained_tokens shrink_embeddings",
+    "a role that Stoker does not know": "special_tokens.*",
     "rows are shuffled, and short ones kept": "curriculum_sampling min_sample_len dataset_exact_deduplication",
     "a base that is quantised already": "model_quantization_config model_quantization_config_kwargs.*",
     "the model's code stays as transformers has it": "s2_attention overrides_of_model_config.* rope_scaling.* use_pose "
@@ -77,7 +80,6 @@ LOST = {
     "cosine_constant_lr_ratio lr_div_factor adam_beta3 adam_epsilon2 torchdistx_path",
     "Stoker computes in bf16, fp16 or fp32": "qat.* quantization.*",
     "no system message is added": "default_system_message",
-    "only answers are trained": "train_on_inputs",
 }
 
 
@@ -107,7 +109,11 @@ def read_axolotl(document: Document) -> Ledger:
     ledger.text_to("output_dir", "output")
     ledger.flag_to("trust_remote_code", "model.trust_remote_code")
     _tuning(ledger)
-    read_data(ledger, tell_task=not refused)
+    carry_stop(ledger, "special_tokens.eos_token", "eot_tokens")
+    for role in ("bos", "unk"):
+        ledger.text_to(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
+    added = carry_tokens(ledger, "tokens", "special_tokens.additional_special_tokens")
+    read_data(ledger, tell_task=not refused, added=added)
     _training(ledger)
     _precision(ledger)
     _saving(ledger)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local, template_of
+from stoker.job.importers.tokens import keep_in_content
 from stoker.job.keys import KeyPath
+from stoker.job.template import BadTemplate, pieces_of
 
 TASK = "by the types of its data sets"
 # Prompt types by their first word: Stoker's format and its columns under other names.
@@ -25,10 +28,10 @@ TYPES: dict[str, tuple[str, dict[str, str]]] = {
     "completion": ("text", {}),
     "pretrain": ("text", {}),
 }
+ASSISTANT = ("assistant", "gpt", "model")
+USUAL_ROLES = (*ASSISTANT, "user", "human", "system", "developer", "tool", "function", "observation", "function_call")
 FREE = {
-    "Stoker tokenises in parallel by itself": "ds_type shards shards_idx preprocess_shards conversation input_format",
-    "only answers are trained, with their stop token": "roles_to_train train_on_eos train_on_eot",
-    "roles are known by their usual names": "roles",
+    "Stoker tokenises in parallel by itself": "ds_type shards shards_idx preprocess_shards",
 }
 LOST = {
     "Stoker reads a hub data set whole: name the subset's files as `path`": "name",
@@ -37,16 +40,21 @@ LOST = {
     "a turn's own say in what is trained is not read": "message_field_training message_field_training_detail",
     "reasoning is written as the tokenizer's template has it": "field_thinking template_thinking_key split_thinking",
     "system messages stay": "drop_system_message",
+    "the columns tell how a row is read": "input_format",
     "of another task": "logprobs_field temperature step_separator max_completion_length train_on_last_step_only",
     "the source begins with its first row": "skip",
 }
 
 
-def read_data(ledger: Ledger, *, tell_task: bool) -> None:
-    """Reads the data sets, the task that their types make, the sequences and what is held out."""
+def read_data(ledger: Ledger, *, tell_task: bool, added: str | KeyPath | None = None) -> None:
+    """Reads the data sets, the task that their types make, the sequences and what is held out.
+
+    Args:
+        added: the key at which the file adds tokens.
+    """
     streamed = ledger.value("pretraining_dataset")
     key = "pretraining_dataset" if streamed is not None else "datasets"
-    formats = _list(ledger, key, "data")
+    formats = _list(ledger, key, "data", added)
     if streamed is not None and ledger.value("datasets") is not None:
         ledger.drop("datasets", "pretraining_dataset wins")
     pretrain = streamed is not None or (bool(formats) and set(formats) == {"text"})
@@ -61,13 +69,16 @@ def read_data(ledger: Ledger, *, tell_task: bool) -> None:
     else:
         ledger.default("train.pack", False)
     _too_long(ledger, len(formats), pretrain=pretrain)
-    _held_out(ledger)
+    _held_out(ledger, added)
+    if ledger.value("train_on_inputs") is not None and not ledger.handled("train_on_inputs"):
+        trained = "documents are trained whole" if ledger.flag("train_on_inputs") else "only answers are, by default"
+        ledger.drop("train_on_inputs", trained)
     for word in ("chat_template", "chat_template_jinja"):
         if ledger.value(word) is not None and not ledger.handled(word):
             ledger.drop(word, "no data set asks for a template", matters=False)
 
 
-def _list(ledger: Ledger, key: str, home: str) -> list[str]:
+def _list(ledger: Ledger, key: str, home: str, added: str | KeyPath | None) -> list[str]:
     value = ledger.value(key)
     if isinstance(value, str):
         found = Found(local(value, ledger.document.file), "text")
@@ -78,10 +89,10 @@ def _list(ledger: Ledger, key: str, home: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         ledger.problem(key, f"`{key}` must be a list of blocks", "write `- path: ...` for each")
         return []
-    return [_source(ledger, (key, index), entry, f"{home}[{index}]") for index, entry in enumerate(value)]
+    return [_source(ledger, (key, index), entry, f"{home}[{index}]", added) for index, entry in enumerate(value)]
 
 
-def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> str:
+def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str, added: str | KeyPath | None) -> str:
     """Carries one data set; returns its format."""
     name, files = str(entry.get("path") or ""), data_files(entry.get("data_files"))
     if not name:
@@ -96,6 +107,8 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
     _kind(ledger, path, found, kind)
     _columns(ledger, path, entry, found)
     _template(ledger, path, entry, found, kind)
+    _trained(ledger, path, entry, found)
+    keep_in_content(found, added)
     split = entry.get("split")
     if split not in (None, "train"):
         found.split = str(split)
@@ -104,9 +117,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
         value: Any = getattr(found, target)
         if entry.get(key) is not None and not ledger.handled((*path, key)):
             if isinstance(entry[key], dict):
-                ledger.drop(
-                    (*path, key), f"read: its columns; prompts are written by `template` {found.template or 'auto'}"
-                )
+                ledger.drop((*path, key), "read: its columns and texts")
             elif value is not None:
                 ledger.carry((*path, key), f"{home}.{target}", value, found.notes.get(target, ""))
             else:
@@ -124,9 +135,7 @@ def _kind(ledger: Ledger, path: KeyPath, found: Found, kind: Any) -> None:
         ):  # fmt: skip
             if kind.get(theirs) not in (None, mine):
                 found.columns[mine] = str(kind[theirs])
-        for part in ("format", "no_input_format", "system_prompt", "system_format"):
-            if kind.get(part):
-                ledger.drop((*path, "type", part), "prompts are written by `template`", matters=True)
+        _texts(ledger, (*path, "type"), kind, found)
         return
     word = str(kind).split(":", maxsplit=1)[0].split(".")[0] if kind is not None else ""
     if word in TYPES:
@@ -138,6 +147,53 @@ def _kind(ledger: Ledger, path: KeyPath, found: Found, kind: Any) -> None:
         ledger.drop(
             (*path, "type"), "a prompt type that Stoker does not know: the columns tell the format", matters=True
         )
+
+
+def _texts(ledger: Ledger, path: KeyPath, kind: dict[str, Any], found: Found) -> None:
+    """A prompt type of the file's own, as a text for each role."""
+    key = "no_input_format" if kind.get("no_input_format") else "format"
+    if kind.get("system_prompt"):
+        ledger.drop((*path, "system_prompt"), "no system message is added", matters=True)
+    if not kind.get(key):
+        return
+    texts = {"user": re.sub(r"\{instruction\}(.*\{input\})?", "{content}", str(kind[key]), flags=re.DOTALL)}
+    if kind.get("system_format"):
+        texts["system"] = str(kind["system_format"]).replace("{system}", "{content}")
+    try:
+        for role, text in texts.items():
+            pieces_of(role, text)
+    except BadTemplate as error:
+        ledger.drop((*path, key), f"a text that Stoker cannot take over: {error.message}", matters=True)
+        return
+    found.template, found.keys["template"] = texts, (*path, key)
+    if "{input}" in str(kind.get("format")):
+        note = "an input follows its instruction after a blank line: compare with `stoker data`"
+        if key == "format":
+            found.notes["template"] = note
+        else:
+            ledger.drop((*path, "format"), note, matters=True)
+
+
+def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found) -> None:
+    """Which turns of a data set are trained."""
+    roles = entry.get("roles_to_train")
+    names = [str(role) for role in roles] if isinstance(roles, list) else []
+    if ledger.flag("train_on_inputs") and found.format != "text":
+        found.train_on, found.keys["train_on"] = "everything", "train_on_inputs"
+    elif set(names) - set(ASSISTANT):
+        found.train_on, found.keys["train_on"] = "everything", (*path, "roles_to_train")
+        found.notes["train_on"] = "all roles, here"
+    elif roles is not None:
+        ledger.drop((*path, "roles_to_train"), "only answers are trained, by default", matters=roles == [])
+    for key in ("train_on_eos", "train_on_eot"):
+        if entry.get(key) is not None:
+            why = "the stop token of each trained answer is trained"
+            ledger.drop((*path, key), why, matters=entry[key] not in ("turn", False))
+    if isinstance(roles := entry.get("roles"), dict):
+        given = {str(name) for alike in roles.values() for name in (alike if isinstance(alike, list) else [alike])}
+        strange = sorted(given - set(USUAL_ROLES))
+        why = f"Stoker knows no role {', '.join(strange)}" if strange else "roles are known by their usual names"
+        ledger.drop((*path, "roles"), why, matters=bool(strange))
 
 
 def _columns(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found) -> None:
@@ -171,7 +227,20 @@ def _template(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found
     if isinstance(kind, str) and kind.startswith("alpaca") and "chat" not in kind:
         found.template, found.notes["template"] = template_of("alpaca")
         return
+    if isinstance(found.template, dict):
+        return
+    if (conversation := entry.get("conversation")) is not None:
+        template, note = template_of(str(conversation))
+        if template == "auto" and note:
+            ledger.drop((*path, "conversation"), note, matters=True)
+        else:
+            found.template, found.notes["template"] = template, note
+            found.keys["template"] = (*path, "conversation")
+            return
     place: KeyPath = path if entry.get("chat_template") or entry.get("chat_template_jinja") else ()
+    arguments = ledger.value("chat_template_kwargs")
+    if isinstance(arguments, dict) and arguments:
+        found.template_arguments, found.keys["template_arguments"] = arguments, "chat_template_kwargs"
     name = ledger.text((*place, "chat_template"))
     jinja = ledger.text((*place, "chat_template_jinja"))
     if jinja is not None:
@@ -211,9 +280,9 @@ def _too_long(ledger: Ledger, count: int, *, pretrain: bool) -> None:
             ledger.carry("excess_length_strategy", f"data[{index}].too_long", does, note)
 
 
-def _held_out(ledger: Ledger) -> None:
+def _held_out(ledger: Ledger, added: str | KeyPath | None) -> None:
     share = ledger.number("val_set_size")
-    formats = _list(ledger, "test_datasets", "evaluate.data")
+    formats = _list(ledger, "test_datasets", "evaluate.data", added)
     if formats:
         if share is not None:
             ledger.drop("val_set_size", "test_datasets says it")

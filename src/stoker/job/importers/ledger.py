@@ -272,12 +272,11 @@ def _name(path: KeyPath) -> str:
 
 def _reason(path: KeyPath, reasons: Mapping[str, str]) -> str | None:
     """The reason of a key: its own, or that of a block it stands in."""
-    name = _name(path)
-    if name in reasons:
-        return reasons[name]
-    parts = name.split(".")
+    parts = _name(path).split(".")
     for end in range(len(parts), 0, -1):
         block = ".".join(parts[:end])
+        if block in reasons:
+            return reasons[block]
         if f"{block}.*" in reasons:
             return reasons[f"{block}.*"]
     return None

@@ -9,10 +9,13 @@ from stoker.job.importers.adapter import AdapterKeys, read_adapter
 from stoker.job.importers.dataset_info import as_text, find_register, source_of
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.names import task_of, tuning_of
+from stoker.job.importers.source import find_beside, read_source
 from stoker.job.importers.sources import Found, carry_source, template_of
+from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
+from stoker.job.keys import KeyPath
 
 FREE = {
     "read: the register of the data sets": "dataset_dir",
@@ -22,7 +25,7 @@ FREE = {
     "video_min_pixels video_fps video_maxlen image_do_pan_and_scan crop_to_patches use_audio_in_video "
     "audio_sampling_rate freeze_vision_tower freeze_multi_modal_projector",
     "for generating and serving: `stoker chat` has options of its own": "do_sample temperature top_p top_k num_beams "
-    "max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens default_system infer_backend "
+    "max_length max_new_tokens repetition_penalty length_penalty skip_special_tokens infer_backend "
     "infer_dtype use_kv_cache vllm_maxlen vllm_gpu_util vllm_enforce_eager vllm_max_lora_rank vllm_config "
     "sglang_maxlen sglang_mem_fraction sglang_tp_size sglang_config sglang_lora_backend offload_folder eval_num_beams "
     "predict_with_generate generation_max_length generation_num_beams generation_config",
@@ -31,7 +34,9 @@ FREE = {
     "Stoker uses PyTorch's attention, and its own order of memory": "flash_attn use_unsloth use_unsloth_gc "
     "use_v1_kernels upcast_layernorm upcast_lmhead_output",
     "fast tokenizers only": "use_fast_tokenizer",
-    "no effect beside the other keys": "template mask_history max_samples mix_strategy interleave_probs",
+    "no effect beside the other keys": "template mask_history train_on_prompt split_special_tokens max_samples "
+    "mix_strategy interleave_probs",
+    "rows follow the tokens": "resize_vocab",
     "Stoker streams by a source's size": "streaming",
     "padding never counts": "ignore_pad_token_for_loss",
     "double quantisation is on where there are 4 bits": "double_quantization quantization_type quantization_method "
@@ -61,18 +66,18 @@ LOST = {
     "Stoker begins adapters as peft does": "pissa_init",
     "training begins from the model alone: merge the adapter first": "adapter_name_or_path adapter_folder "
     "create_new_adapter",
-    "the vocabulary stays as the tokenizer has it": "resize_vocab add_tokens add_special_tokens "
-    "new_special_tokens_config init_special_tokens split_special_tokens",
+    "new rows begin as the mean of what they consisted of": "init_special_tokens",
+    "write its tokens as `special_tokens` under `model:`": "new_special_tokens_config",
+    "no system message is added": "default_system",
     "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef "
     "use_llama_pro",
     "rows are always shuffled": "disable_shuffling",
     "the loss is plain cross entropy": "use_dft_loss use_eaft_loss use_asft_loss",
     "an engine of its own": "use_mca use_kt",
     "write a name of the catalogue that begins from random weights (llama-10m)": "train_from_scratch",
-    "only answers are trained": "train_on_prompt",
     "all of the language model or its adapter": "freeze_language_model",
     "tools are written as the tokenizer's template has them": "tool_format",
-    "thinking is written as the tokenizer's template has it": "enable_thinking",
+    "thinking is written as the template has it: `template_arguments` in the source's block": "enable_thinking",
 }
 
 
@@ -147,8 +152,9 @@ def _data(ledger: Ledger, task: str, data_info: str | None) -> None:
         note = "documents see each other there, never here" if ledger.flag("packing") else ""
         ledger.flag_to("packing", "train.pack", task == "pretrain", note)
         ledger.idle("packed documents never see each other here", "neat_packing")
-    _sources(ledger, "dataset", "data", task, data_info)
-    _sources(ledger, "eval_dataset", "evaluate.data", task, data_info)
+    added = _tokens(ledger)
+    _sources(ledger, "dataset", "data", task, data_info, added)
+    _sources(ledger, "eval_dataset", "evaluate.data", task, data_info, added)
     held = ledger.number("val_size")
     if ledger.value("eval_dataset"):
         ledger.idle("eval_dataset says it", "val_size")
@@ -161,7 +167,23 @@ def _data(ledger: Ledger, task: str, data_info: str | None) -> None:
             ledger.also("evaluate.rows", "all")
 
 
-def _sources(ledger: Ledger, key: str, home: str, task: str, data_info: str | None) -> None:
+def _tokens(ledger: Ledger) -> str | KeyPath | None:
+    """The tokens that the file adds, and those by which its template ends an answer."""
+    config = ledger.text("new_special_tokens_config")
+    described = find_beside(config, ledger.document) if config is not None else None
+    if described is not None:
+        names = [str(name) for name in read_source(described).data]
+        ledger.carry("new_special_tokens_config", "model.special_tokens.additional", names, "without descriptions")
+        ledger.idle("new_special_tokens_config wins, there as here", "add_special_tokens", "new_special_tokens")
+        return "new_special_tokens_config"
+    if ledger.text("template") == "chatml":
+        ledger.default("model.stop", "<|im_end|>", "the end of a turn in `chatml` takes the end token's place")
+    return carry_tokens(ledger, "add_tokens", "add_special_tokens", "new_special_tokens")
+
+
+def _sources(
+    ledger: Ledger, key: str, home: str, task: str, data_info: str | None, added: str | KeyPath | None
+) -> None:
     names = ledger.words(key)
     if not names:
         return
@@ -175,13 +197,13 @@ def _sources(ledger: Ledger, key: str, home: str, task: str, data_info: str | No
             return
         found = Found(name) if register is None or "/" in name else source_of(name, register, ledger, key)
         found = as_text(found) if task == "pretrain" else found
-        _of_all(ledger, found, task)
+        _of_all(ledger, found, task, added)
         if weights:
             found.weight, found.keys["weight"] = weights[index], "interleave_probs"
         carry_source(ledger, key, found, f"{home}[{index}]")
 
 
-def _of_all(ledger: Ledger, found: Found, task: str) -> None:
+def _of_all(ledger: Ledger, found: Found, task: str, added: str | KeyPath | None) -> None:
     """What the file says of all its data sets at once."""
     template, limit = ledger.text("template"), ledger.whole("max_samples")
     if template is not None and task != "pretrain":
@@ -189,8 +211,15 @@ def _of_all(ledger: Ledger, found: Found, task: str) -> None:
         found.keys["template"] = "template"
     if limit is not None:
         found.split, found.keys["split"] = f"{found.split or ''}[:{limit}]", "max_samples"
-    if ledger.flag("mask_history"):
-        found.train_on, found.keys["train_on"] = "last", "mask_history"
+    for word, target in (("train_on_prompt", "everything"), ("mask_history", "last")):
+        if ledger.flag(word) and task != "pretrain":
+            found.train_on, found.keys["train_on"] = target, word
+    if (split := ledger.flag("split_special_tokens")) is not None:
+        found.special_tokens, found.keys["special_tokens"] = "text" if split else "keep", "split_special_tokens"
+    thinking = ledger.flag("enable_thinking")
+    if thinking is not None and "qwen3" in (template or "") and task != "pretrain":
+        found.template_arguments, found.keys["template_arguments"] = {"enable_thinking": thinking}, "enable_thinking"
+    keep_in_content(found, added)
 
 
 def _weights(ledger: Ledger, count: int) -> list[float]:

@@ -24,8 +24,10 @@ class Found:
     columns: dict[str, str] = field(default_factory=dict)
     weight: float | None = None
     split: str | None = None
-    template: str | None = None
+    template: str | dict[str, str] | None = None
+    template_arguments: dict[str, Any] = field(default_factory=dict)
     train_on: str | None = None
+    special_tokens: str | None = None
     too_long: str | None = None
     notes: dict[str, str] = field(default_factory=dict)  # by the names above
     keys: dict[str, str | KeyPath] = field(default_factory=dict)  # the source's keys of them; else that of the path
@@ -38,7 +40,13 @@ def carry_source(ledger: Ledger, key: str | KeyPath, found: Found, home: str) ->
         value: Any = getattr(found, item.name)
         if item.name not in ("path", "notes", "keys") and value not in (None, {}):
             other = found.keys.get(item.name, key)
-            ledger.also(f"{home}.{item.name}", value, found.notes.get(item.name, ""), key=other)
+            texts = (
+                {f".{role}": text for role, text in value.items()}
+                if item.name == "template" and (isinstance(value, dict))
+                else {"": value}
+            )
+            for end, part in texts.items():
+                ledger.also(f"{home}.{item.name}{end}", part, found.notes.get(item.name, ""), key=other)
 
 
 def from_here(path: Path) -> str:

@@ -13,7 +13,9 @@ from stoker.job.importers.torchtune_data import read_sources
 
 COMPONENT = "_component_"
 FREE = {
-    "the model folder says its kind, its files and its tokenizer": "tokenizer.* checkpointer.*",
+    "the model folder says its kind, its files and its tokenizer": "tokenizer._component_ tokenizer.path "
+    "tokenizer.merges_file tokenizer.vocab_file tokenizer.tokenizer_json_path tokenizer.tokenizer_config_json_path "
+    "tokenizer.generation_config_path checkpointer.*",
     "every step is logged": "metric_logger.* log_every_n_steps log_peak_memory_stats log_level",
     "Stoker measures every run by itself": "profiler.*",
     "the device is what there is": "device dataset_num_workers num_workers dataloader.* seed_dataset",
@@ -29,6 +31,7 @@ FREE = {
     "the step is one": "optimizer.amsgrad",
 }
 LOST = {
+    "the model folder's tokenizer says them": "tokenizer.special_tokens_path tokenizer.*",
     "activations are recomputed, not offloaded": "enable_activation_offloading activation_offloading",
     "the step is taken after the whole backward pass: more memory, the same result": "optimizer_in_bwd",
     "Stoker trains in bf16, fp16 or fp32": "quantizer.* enable_fp8_training fp8_recipe_name",
@@ -49,6 +52,9 @@ def read_torchtune(document: Document) -> Ledger:
     """Reads a training file of torchtune. ``${key}`` stands for another key's value."""
     ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
     formats = read_sources(ledger)
+    mode = ledger.text("tokenizer.truncation_type")
+    if mode is not None:
+        ledger.drop("tokenizer.truncation_type", "a row keeps its beginning", matters=mode != "right")
     _task(ledger, formats)
     _model(ledger)
     _training(ledger)

@@ -7,6 +7,7 @@ from typing import Any
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local, template_of
 from stoker.job.keys import KeyPath
+from stoker.job.template import TURNS
 
 COMPONENT = "_component_"
 # Builders: Stoker's format, the hub data set they read by default, their columns, whether prompts are trained too.
@@ -25,7 +26,7 @@ BUILDERS: dict[str, tuple[str, str, dict[str, str], bool]] = {
     "stack_exchange_paired_dataset": ("preference", "lvwerra/stack-exchange-paired", {}, False),
     "hh_rlhf_helpful_dataset": ("preference", "RLHFlow/HH-RLHF-Helpful-standard", {}, False),
 }
-PROMPTS = "prompts are trained too there (its default), here only answers"
+MASKS = {"train_on_all": "everything", "train_on_assistant": "all", "train_on_last": "last"}
 
 
 def read_sources(ledger: Ledger) -> list[str]:
@@ -74,6 +75,8 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
         return format
     found = Found(local(source, ledger.document.file), format if format != "auto" else None, dict(columns))
     _details(ledger, path, entry, found, name)
+    _trained(ledger, path, entry, found, on_input=on_input)
+    _prompt_template(ledger, found)
     key: KeyPath = (*path, "source") if "source" in entry else (*path, COMPONENT)
     carry_source(ledger, key, found, home)
     if not ledger.handled((*path, COMPONENT)):
@@ -82,12 +85,42 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
         ledger.carry((*path, "split"), f"{home}.split", str(entry["split"]))
     elif "split" in entry:
         ledger.drop((*path, "split"), "train is the default")
+    return found.format or "auto"
+
+
+def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found, *, on_input: bool) -> None:
+    """Which turns of a data set are trained."""
+    strategy = entry.get("masking_strategy")
+    if strategy in MASKS:
+        found.train_on, found.keys["train_on"] = MASKS[str(strategy)], (*path, "masking_strategy")
+        ledger.idle("masking_strategy says it", (*path, "train_on_input"))
+        return
     trained = ledger.flag((*path, "train_on_input"))
     if trained or (trained is None and on_input):
-        ledger.drop((*path, "train_on_input"), PROMPTS if trained is None else "only answers are trained", matters=True)
+        found.train_on = "everything"
+        found.notes["train_on"] = "torchtune's default for this builder" if trained is None else ""
+        if trained is not None:
+            found.keys["train_on"] = (*path, "train_on_input")
     elif trained is not None:
-        ledger.drop((*path, "train_on_input"), "only answers are trained, always")
-    return found.format or "auto"
+        ledger.drop((*path, "train_on_input"), "only answers are trained, by default")
+
+
+def _prompt_template(ledger: Ledger, found: Found) -> None:
+    """The tokenizer's template of texts before and behind each role's turns."""
+    key = "tokenizer.prompt_template"
+    value = ledger.value(key)
+    if isinstance(value, str):
+        ledger.drop(key, "a template in code: write `template`, a text for each role", matters=True)
+    if not isinstance(value, dict) or found.format == "text":
+        return
+    texts = {}
+    for role, around in value.items():
+        if role not in TURNS or not isinstance(around, list) or len(around) != 2:
+            ledger.drop(key, f"`{role}`: not texts before and behind a turn that Stoker knows", matters=True)
+            return
+        before, after = (str(part or "").replace("{", "{{").replace("}", "}}") for part in around)
+        texts[str(role)] = f"{before}{{content}}{after}"
+    found.template, found.keys["template"] = {"system": "{content}", "user": "{content}"} | texts, key
 
 
 def _details(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found, name: str) -> None:
@@ -112,7 +145,7 @@ def _details(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found,
         found.columns |= {names.get(str(ours), str(ours)): str(theirs) for ours, theirs in mapping.items()}
         found.columns = {ours: theirs for ours, theirs in found.columns.items() if ours != theirs}
         ledger.drop((*path, "column_map"), "`columns`")
-    if name.startswith("alpaca"):
+    if name.startswith("alpaca") and found.template is None:
         found.template, found.notes["template"] = template_of("alpaca")
     packed = ledger.flag((*path, "packed"))
     if packed is not None and path[0] == "dataset":

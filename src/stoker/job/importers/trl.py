@@ -11,6 +11,7 @@ from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.names import task_of
 from stoker.job.importers.source import SUBCOMMAND
 from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local
+from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
@@ -27,7 +28,6 @@ FREE = {
     "causal language models, always": "lora_task_type",
     "double quantisation and nf4 are what 4 bits mean here": "use_bnb_nested_quant bnb_4bit_quant_type "
     "bnb_4bit_quant_storage bnb_4bit_compute_dtype",
-    "the only way": "truncation_mode",
     "the weights' own precision when they are loaded; `precision` says how is computed": "dtype torch_dtype",
     "set by the launcher": "config env.* ignore_bias_buffers accelerate_config num_processes",
     "padding never counts": "pad_token",
@@ -41,7 +41,6 @@ FREE = {
 }
 LOST = {
     "the model's code and loading stay as transformers has them": "model_init_kwargs.* router_aux_loss_coef",
-    "the stop token is the template's": "eos_token",
     "Stoker packs whole documents, longest first": "packing_strategy",
     "the loss is plain cross entropy": "loss_type",
     "Stoker streams local files by their size": "streaming dataset_streaming",
@@ -67,8 +66,8 @@ def read_trl(document: Document) -> Ledger:
     _model(ledger)
     _tuning(ledger)
     _sequences(ledger)
+    carry_stop(ledger, "eos_token")
     _data(ledger)
-    _loss(ledger)
     read_trainer_arguments(ledger, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
     ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
     return ledger
@@ -141,12 +140,17 @@ def _data(ledger: Ledger) -> None:
         if ledger.value("dataset_config") is not None:
             ledger.drop("dataset_config", SUBSET, matters=True)
     ledger.idle("`text` is the default", "dataset_text_field")
-    _held_out(ledger)
+    _held_out(ledger, common)
+    if (mode := ledger.text("truncation_mode")) is not None:
+        ledger.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
 def _common(ledger: Ledger) -> Found:
     """What the file says of all its data sets."""
-    common = Found()
+    common = _loss(ledger)
+    arguments = ledger.value("chat_template_kwargs")
+    if isinstance(arguments, dict) and arguments:
+        common.template_arguments, common.keys["template_arguments"] = arguments, "chat_template_kwargs"
     template, column = ledger.text("chat_template_path"), ledger.text("dataset_text_field")
     if template is not None and template.endswith((".jinja", ".jinja2")):
         common.template = local(template, ledger.document.file)
@@ -191,7 +195,7 @@ def _of_mixture(ledger: Ledger, index: int, entry: Any, common: Found) -> None:
             ledger.drop((*home, key), why, matters=key != "columns")
 
 
-def _held_out(ledger: Ledger) -> None:
+def _held_out(ledger: Ledger, common: Found) -> None:
     share, strategy = ledger.number("test_split_size"), ledger.text("eval_strategy") or "no"
     if share and share < 1:
         ledger.carry("test_split_size", "evaluate.fraction", float(share))
@@ -204,17 +208,31 @@ def _held_out(ledger: Ledger) -> None:
         split = ledger.text("dataset_test_split") or "test"
         ledger.carry("eval_strategy", "evaluate.data[0].path", local(name, ledger.document.file), "TRL's test split")
         ledger.also("evaluate.data[0].split", split)
+        if common.train_on is not None:
+            ledger.also("evaluate.data[0].train_on", common.train_on, "as in training")
     else:
         ledger.default("evaluate.fraction", 0.0)
 
 
-def _loss(ledger: Ledger) -> None:
-    if ledger.flag("assistant_only_loss"):
-        ledger.drop("assistant_only_loss", "only answers are trained, always")
-    else:
-        why = "off (TRL's default), conversations are trained whole there; in task sft only answers are trained"
-        ledger.drop("assistant_only_loss", why, matters=True)
-    completion = ledger.flag("completion_only_loss")
-    if completion is not None:
-        why = "only answers are trained" + ("" if completion else "; TRL would train the prompts too")
-        ledger.drop("completion_only_loss", why, matters=not completion)
+def _loss(ledger: Ledger) -> Found:
+    """Which tokens are trained, for all data sets."""
+    found = Found()
+    assistant, completion = ledger.flag("assistant_only_loss"), ledger.flag("completion_only_loss")
+    plain = ledger.text("loss_type") in ("nll", None)
+    if ledger.value("loss_type") is not None and plain:
+        ledger.drop("loss_type", "plain cross entropy")
+    for key, value in (("assistant_only_loss", assistant), ("completion_only_loss", completion)):
+        if value:
+            ledger.drop(key, "only answers are trained, by default")
+    if assistant or completion:
+        ledger.idle("the other key says it", "assistant_only_loss", "completion_only_loss")
+        return found
+    found.train_on = "everything"
+    for key, value in (("completion_only_loss", completion), ("assistant_only_loss", assistant)):
+        if value is not None and "train_on" not in found.keys:
+            found.keys["train_on"] = key
+        elif value is not None:
+            ledger.drop(key, "`train_on`")
+    if completion is None:
+        found.notes["train_on"] = "TRL trains conversations whole; rows of prompt and completion: write all"
+    return found

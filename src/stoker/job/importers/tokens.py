@@ -1,0 +1,36 @@
+"""Special tokens in foreign files: those that are added, and those that end an answer."""
+
+from __future__ import annotations
+
+from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.sources import Found
+from stoker.job.keys import KeyPath
+
+IN_CONTENT = "new tokens are tokens in the rows' content, too"
+
+
+def carry_stop(ledger: Ledger, *keys: str | KeyPath) -> None:
+    """Carries the tokens named at these keys as what ends an answer, each once, the first as the end token."""
+    found = [(key, ledger.words(key)) for key in keys if ledger.value(key) is not None]
+    stops = list(dict.fromkeys(token for _, tokens in found for token in tokens))
+    if stops:
+        ledger.carry(found[0][0], "model.stop", stops[0] if len(stops) == 1 else stops)
+        ledger.idle("`stop`", *(key for key, _ in found[1:]))
+
+
+def carry_tokens(ledger: Ledger, *keys: str | KeyPath) -> str | KeyPath | None:
+    """Carries the tokens that are added at these keys; returns the first key that adds some."""
+    found = [(key, ledger.words(key)) for key in keys if ledger.value(key) is not None]
+    tokens = list(dict.fromkeys(token for _, words in found for token in words))
+    if not tokens:
+        return None
+    ledger.carry(found[0][0], "model.special_tokens.additional", tokens)
+    ledger.idle("`special_tokens`", *(key for key, _ in found[1:]))
+    return found[0][0]
+
+
+def keep_in_content(found: Found, key: str | KeyPath | None) -> None:
+    """Tokens that a file adds are written in its rows, where other tools read them as tokens."""
+    if key is not None and found.special_tokens is None and found.format not in ("text", "prompt"):
+        found.special_tokens, found.keys["special_tokens"] = "keep", key
+        found.notes["special_tokens"] = IN_CONTENT
