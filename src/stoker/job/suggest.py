@@ -37,7 +37,7 @@ SAME_VALUE = {
     "model.revision": "model_revision revision_of_model",
     "model.quantise": "quantize quantization quantisation",
     "model.stop": "eos_token stop_token stop_words",
-    "model.special_tokens.additional": "add_special_tokens additional_special_tokens new_special_tokens",
+    "model.special_tokens.additional": "additional_special_tokens",
     "data": "dataset datasets train_file train_data data_path dataset_name train_dataset dataset_path",
     "evaluate.data": "eval_dataset eval_data test_datasets validation_file val_data val_dataset",
     "evaluate.fraction": "val_size val_set_size test_size eval_fraction validation_split",
