@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+LONGEST_REASON = 300  # characters
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,31 @@ class RunFailed(UserError):
     """The run ended for a reason that is not the user's input: disk full, loss not finite. Exit code 1."""
 
     exit_code = 1
+
+
+@contextmanager
+def reading(what: str, suggestion: str = "") -> Iterator[None]:
+    """Turns what a library raises while it reads a file of the user's into a `UserError` that names the file.
+
+    Libraries raise anything at all over a damaged file. The block holds calls of a library and nothing of Stoker's,
+    whose own errors are bugs and keep their tracebacks.
+
+    Args:
+        what: that which is read, with the name of its file.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(Problem(f"{what} cannot be read: {reason_of(error)}", suggestion)) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, as one line of limited length."""
+    text = " ".join(str(error).split())
+    if isinstance(error, KeyError):
+        text = f"{text} is missing"
+    elif not isinstance(error, OSError | ValueError | RuntimeError | ImportError) and type(error) is not Exception:
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON].rpartition(' ')[0]} ..."

@@ -140,3 +140,26 @@ def test_neither_ten_megabytes_nor_nested_aliases_take_long(tmp_path: Path) -> N
     with pytest.raises(UserError, match="aliases"):
         parse_document(bomb, "job.yaml")
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("text", [r'"\ud800": 1', r'a: "\ud800"', r'a: "x\0"', r'"\0": 1'])
+def test_text_that_no_path_can_hold_is_refused_at_its_place(text: str) -> None:
+    with pytest.raises(UserError, match=r"job.yaml:1:\d: the (key|text) holds U\+(D800|0000)"):
+        parse_document(text, "job.yaml")
+
+
+@pytest.mark.parametrize("number", ["1" * 5000, "0x" + "f" * 5000, "9223372036854775808", "-9223372036854775809"])
+def test_numbers_beyond_64_bits_are_refused(number: str) -> None:
+    with pytest.raises(UserError, match=r"job.yaml:1:4: .* cannot be read as a whole number of 64 bits"):
+        parse_document(f"a: {number}", "job.yaml")
+
+
+def test_a_directive_cannot_change_what_values_mean() -> None:
+    with pytest.raises(UserError, match=r"job.yaml:2:1: YAML 1.1 reads other values"):
+        parse_document("# a job\n%YAML 1.1\n---\nsteps: 010\n", "job.yaml")
+    assert parse_document("%YAML 1.2\n---\nsteps: 010\n", "job.yaml").data == {"steps": 10}
+
+
+def test_a_device_without_end_is_no_job_file() -> None:
+    with pytest.raises(UserError, match="a job file at most"):
+        read_document("/dev/zero")

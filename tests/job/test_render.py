@@ -13,9 +13,10 @@ from stoker.job.document import parse_value
 from stoker.job.render import dump_job, scalar
 
 PLAIN = st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False)
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 VALUES = st.recursive(
-    PLAIN | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(min_size=1), inner, max_size=3),
+    PLAIN | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS.filter(bool), inner, max_size=3),
     max_leaves=6,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,14 @@ from stoker.models.source import ModelSource, locate, model_problem
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     tiny("llama", dtype=torch.float32).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
     return folder
 
 
 def pickled(saved: Path, where: Path) -> Path:
     where.mkdir()
-    (where / "config.json").write_text((saved / "config.json").read_text())
+    for name in ("config.json", "tokenizer.json"):
+        shutil.copy(saved / name, where)
     torch.save(tiny("llama", dtype=torch.float32).state_dict(), where / "pytorch_model.bin")
     return where
 
@@ -97,17 +100,16 @@ def test_code_that_comes_with_a_model_is_refused_unless_asked_for(
 
     problem = model_problem(ModelBlock(name=str(folder)), tmp_path)
     assert problem is not None and "model.trust_remote_code: true" in problem[1]
-    with pytest.raises(UserError, match="cannot be loaded"):
+    with pytest.raises(UserError, match=r"configuration of the model .* cannot be read"):
         load_model(ModelBlock(name=str(folder)), tmp_path, seed=0)
     assert not (tmp_path / "it-ran").exists()
 
 
 def test_code_that_transformers_has_itself_is_no_problem(saved: Path, tmp_path: Path) -> None:
     folder = tmp_path / "known"
-    folder.mkdir()
+    shutil.copytree(saved, folder)
     config = json.loads((saved / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "x.Model"}}
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"")
     assert model_problem(ModelBlock(name=str(folder)), tmp_path) is None
 
 
@@ -127,3 +129,23 @@ def test_a_folder_that_is_no_model(files: dict[str, str], words: str, tmp_path: 
         (folder / name).write_text(text)
     problem = model_problem(ModelBlock(name="broken"), tmp_path)
     assert problem is not None and words in problem[0]
+
+
+def test_a_slip_in_a_local_name_is_no_hub_id(saved: Path) -> None:
+    base = saved.parent.parent
+    problem = model_problem(ModelBlock(name=f"{saved.parent.name}/tiny-lalma"), base)
+    assert problem == (
+        f"there is no folder {saved.parent.name}/tiny-lalma here, but there is {saved.parent.name}/tiny-llama",
+        f"write {saved.parent.name}/tiny-llama",
+    )
+    (saved.parent / "Llama-3.1-8B").mkdir()
+    assert model_problem(ModelBlock(name=f"{saved.parent.name}/Llama-3.2-8B"), base) is None  # another of its kind
+
+
+def test_a_folder_without_a_tokenizer_says_so_in_a_whole_sentence(saved: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(saved, tmp_path / "mute")
+    (folder / "tokenizer.json").unlink()
+    problem = model_problem(ModelBlock(name="mute"), tmp_path)
+    assert problem is not None and problem[0].startswith(f"{folder} holds no tokenizer: no tokenizer.json, ")
+    assert "model.tokenizer" in problem[1]
+    assert model_problem(ModelBlock(name="mute", tokenizer="smollm2-135m"), tmp_path) is None

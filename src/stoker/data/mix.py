@@ -67,7 +67,8 @@ def pattern_counts(shares: Sequence[float], length: int) -> tuple[int, ...]:
 
 def temperature_shares(sizes: Sequence[int], temperature: float) -> tuple[float, ...]:
     """Shares proportional to size^(1/temperature) (mT5, Xue et al. 2021, section 3.1: alpha is 1/T)."""
-    return tuple(float(size) ** (1.0 / temperature) if size else 0.0 for size in sizes)
+    most = max(sizes, default=0)  # relative to it, so that no power is larger than a float can be
+    return tuple((size / most) ** (1.0 / temperature) if size else 0.0 for size in sizes)
 
 
 @lru_cache(maxsize=8)

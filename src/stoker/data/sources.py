@@ -25,6 +25,7 @@ from stoker.data.record import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache import cache_folder
+from stoker.job.paths import absolute, exists
 from stoker.job.schema import SourceBlock
 
 # Lies beside data without being any.
@@ -118,7 +119,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
     name = block.path + (f" {block.split}" if block.split else "")
     kind = _kind(block.path, base)
     if kind == "file":
-        path = _absolute(block.path, base)
+        path = absolute(block.path, base)
         files = _data_files(_candidates(block.path, base), path)
         root = _root(path, files)
         files = choose(files, root, split)
@@ -126,14 +127,14 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
         files = list(catalogue.files(block.path))
         root = _root(files[0], files)
     else:
-        root, files = _download(block.path, split, download, _nearest(_absolute(block.path, base), base))
+        root, files = _download(block.path, split, download, _nearest(absolute(block.path, base), base))
     size = sum(file.stat().st_size for file in files)
     return Source(name, tuple(files), size, root, part, block.path if kind == "catalogue" else "")
 
 
 def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
     """What a path means: what exists comes first, what might be on the hub last."""
-    if _exists(_absolute(path, base)):
+    if exists(absolute(path, base)):
         return "file"
     if catalogue.find(path):
         return "catalogue"
@@ -141,9 +142,9 @@ def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
 
 
 def _file_problem(name: str, base: Path, split: str) -> tuple[str, str] | None:
-    path = _absolute(name, base)
+    path = absolute(name, base)
     found = _candidates(name, base)
-    if not _exists(path) and not found:
+    if not exists(path) and not found:
         what = "no file fits" if glob.has_magic(name) else "no such file or folder:"
         return f"{what} {name}", _nearest(path, base)
     files = _data_files(found, path)
@@ -155,27 +156,13 @@ def _file_problem(name: str, base: Path, split: str) -> tuple[str, str] | None:
     return _missing_package(files)
 
 
-def _absolute(path: str, base: Path) -> Path:
-    try:
-        return base / Path(path).expanduser()
-    except RuntimeError:  # ~name of nobody
-        return base / path
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # such as a name longer than names can be
-        return False
-
-
 def _candidates(name: str, base: Path) -> list[Path]:
     """Every file that a path may mean, in order, hidden ones left out."""
-    path = _absolute(name, base)
+    path = absolute(name, base)
     found: Iterable[Path] = [path]
-    if _exists(path) and path.is_dir():
+    if exists(path) and path.is_dir():
         found = (p for p in path.rglob("*") if not any(s.startswith(".") for s in p.relative_to(path).parts))
-    elif not _exists(path):
+    elif not exists(path):
         pattern = str(Path(name).expanduser()) if name.startswith("~/") else name
         found = (base / p for p in _glob(pattern, base))
     return sorted({p for p in found if p.is_file()}, key=lambda p: p.as_posix())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.layout import Layout
+from stoker.job.schema import LARGEST
 
 DEFAULT_BATCH = 8
 TOKENS_PER_PASS = 8192  # what a forward pass of one process holds unless told otherwise; fills small devices well
@@ -58,6 +59,8 @@ def solve_batch(
             data_parallel = batch // (micro_batch * accumulation)
     if batch is None:
         batch = _batch_from(micro_batch, accumulation, data_parallel, default_batch, pipeline)
+    if batch > LARGEST:
+        raise BatchError(f"a step would take {batch} sequences", f"write numbers whose product is at most {LARGEST}")
     if micro_batch is not None and accumulation is not None:
         product = micro_batch * accumulation * data_parallel
         if product != batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,10 @@ from stoker.job.keys import KeyPath, dotted
 LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
 COMMAND_LINE = "command line"
+
+# What escapes of YAML can write, but neither a path nor a tokenizer can take.
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+_DIRECTIVE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n|%(?!YAML\b).*\n)*%YAML[ \t]+([^\s#]+)")
 
 TAG = "tag:yaml.org,2002:"
 MERGE = TAG + "merge"
@@ -104,10 +109,11 @@ def read_text(path: str | Path) -> str:
             inner = path / "job.yaml"
             hint = f"name a file in it, such as {inner}" if inner.is_file() else "name the job file itself"
             raise UserError(Problem("this is a folder, not a job file", hint, file=file))
-        if size > LARGEST_FILE:
-            message = f"the file holds {size:,} bytes, and a job file at most {LARGEST_FILE:,}"
+        with path.open("rb") as opened:
+            raw = opened.read(LARGEST_FILE + 1)  # a device has no size and perhaps no end
+        if len(raw) > LARGEST_FILE:
+            message = f"the file holds {max(size, len(raw)):,} bytes, and a job file at most {LARGEST_FILE:,}"
             raise UserError(Problem(message, "a job is a few lines; give data by its path under `data:`", file=file))
-        raw = path.read_bytes()
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         message = "there is no such file" if missing else f"cannot be read ({error.strerror or error})"
@@ -124,6 +130,11 @@ def read_text(path: str | Path) -> str:
 
 def parse_document(text: str, file: str) -> Document:
     """Parse YAML 1.2. Raises UserError for syntax errors, duplicate keys, self-reference and unknown tags."""
+    version = _DIRECTIVE.match(text)
+    if version is not None and version[1] != "1.2":
+        line = text.count("\n", 0, version.start(1)) + 1
+        message = f"YAML {version[1]} reads other values than 1.2, the version of job files"
+        raise UserError(Problem(message, "remove the line `%YAML`", file=file, line=line, column=1))
     yaml = YAML(typ="safe", pure=True)
     try:
         with warnings.catch_warnings():
@@ -143,6 +154,12 @@ def parse_document(text: str, file: str) -> Document:
     if builder.problems:
         raise UserError(*builder.problems)
     return Document(file, data, builder.marks)
+
+
+def unfit(text: str) -> str:
+    """The first character that no text of a job may hold, as ``U+0000``; empty where there is none."""
+    found = _UNFIT.search(text)
+    return f"U+{ord(found[0]):04X}" if found else ""
 
 
 def parse_value(text: str) -> Any:
@@ -205,6 +222,8 @@ class _Builder:
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
                 self._problem(key, path, "a key must be a single word", "remove the brackets")
+            elif character := unfit(key.value):
+                self._problem(key, path, f"the key holds {character}, which no text may", "remove it")
             elif key.tag == MERGE:
                 merged.extend(value.value if isinstance(value, SequenceNode) else [value])
             elif key.value in first:
@@ -237,14 +256,20 @@ class _Builder:
     def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
         tag = str(node.tag)
         if tag in TEXT:
+            if character := unfit(node.value):
+                self._problem(node, path, f"the text holds {character}, which no text may", "remove it")
             return node.value
         if tag not in TYPED:
             self._problem(node, path, f"the tag `{tag}` is not read", "remove it")
             return None
         try:
-            return self.constructor.construct_object(node)
+            value = self.constructor.construct_object(node)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise OverflowError
+            return value
         except (ValueError, OverflowError, MarkedYAMLError, KeyError):
-            self._problem(node, path, f"`{node.value[:40]}` cannot be read as {tag.removeprefix(TAG)}")
+            kind = {"int": "a whole number of 64 bits", "float": "a number"}.get(tag.removeprefix(TAG), "a value")
+            self._problem(node, path, f"`{node.value[:40]}` cannot be read as {kind}")
             return None
 
     def _problem(self, node: Node, path: KeyPath, message: str, suggestion: str = "") -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
-from stoker.job.schema import Block, Job
+from stoker.job.schema import LARGEST, Block, Job
 
 KeyPath = tuple[str | int, ...]
 
@@ -210,6 +210,8 @@ def _describe(part: Any, bounds: list[Any]) -> str:
 def _bounds(bounds: list[Any]) -> str:
     low_open, low = _bound(bounds, "gt"), _bound(bounds, "ge")
     high_open, high = _bound(bounds, "lt"), _bound(bounds, "le")
+    if high == str(LARGEST):  # every count has it: only a value beyond it is told of it
+        high = None
     if low is not None and high is not None:
         return f" from {low} to {high}"
     words = []
@@ -219,6 +221,8 @@ def _bounds(bounds: list[Any]) -> str:
         words.append(f"of at least {low}")
     if high_open is not None:
         words.append(f"below {high_open}")
+    if high is not None:
+        words.append(f"at most {high}")
     return f" {' and '.join(words)}" if words else ""
 
 

@@ -91,11 +91,13 @@ def _without(document: Document, found: list[Finding]) -> tuple[Job, set[KeyPath
     # A misspelt key is not missing as well.
     wrong |= {f.meant for f in found if f.meant is not None and not document.where(f.meant)}
     while True:
+        before = copy.deepcopy(data)
         for finding in found:
             _remove(data, finding.path, wrong)
         if "task" not in data:
             data["task"] = ANY_TASK
             wrong.add(("task",))
+        assert data != before, f"nothing was removed for {found}"
         try:
             return Job.model_validate(data), wrong
         except ValidationError as error:

@@ -22,6 +22,7 @@ from stoker.job.keys import (
     in_words,
     item_of,
 )
+from stoker.job.schema import LARGEST
 from stoker.job.suggest import nearest, suggest_key
 
 SPELT_TRUE = ("yes", "on", "y", "true")
@@ -108,6 +109,8 @@ def _wrong(path: KeyPath, document: Document) -> Finding:
         )
     if value in (None, "", []):
         return Finding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
+    if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
+        return Finding(path, f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}")
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
     return Finding(path, f"{name} must be {describe(field)}, not {shown(value)}", instead)
 

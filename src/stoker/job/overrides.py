@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.document import COMMAND_LINE, Document, Mark, parse_document
+from stoker.job.document import COMMAND_LINE, Document, Mark, parse_document, unfit
 from stoker.job.keys import KeyPath, block_of, dotted, field_at, parse_key
 from stoker.job.shorthand import ALL_AUTO, expand_shorthands
 
@@ -30,6 +30,8 @@ def _apply(document: Document, text: str) -> Document:
     name, equals, written = text.partition("=")
     if not equals:
         raise UserError(Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`"))
+    if character := unfit(text):
+        raise UserError(Problem(f"it holds {character}, which no text may", "remove it"))
     path = parse_key(name.strip())
     value = parse_document(written, file=COMMAND_LINE)
     data = copy.deepcopy(document.data)

@@ -16,9 +16,11 @@ from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
 SCHEMA_VERSION = 1
 
 Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(gt=0)]
-NaturalInt = Annotated[int, Field(ge=0)]
+LARGEST = 2**31 - 1  # of counts: beyond what any run holds, and what every integer of the libraries below does
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
+NaturalInt = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+LONGEST = 1e7  # seconds, a third of a year: no timer of the operating system takes what is far beyond
 
 
 class Block(BaseModel):
@@ -132,7 +134,7 @@ class SourceBlock(Block):
 class MixBlock(Block):
     """How several sources are mixed."""
 
-    temperature: Annotated[float, Field(gt=0)] | None = Field(
+    temperature: Annotated[float, Field(ge=0.01)] | None = Field(
         default=None,
         description="sample sources by rows^(1/temperature); 1 is proportional, larger is flatter",
     )
@@ -189,7 +191,9 @@ class TrainBlock(Block):
     batch: PositiveInt | Auto = Field(default="auto", description="sequences per optimizer step, over all processes")
     micro_batch: PositiveInt | Auto = Field(default="auto", description="sequences per forward pass of one process")
     accumulation: PositiveInt | Auto = Field(default="auto", description="forward passes per optimizer step")
-    seq_len: Annotated[int, Field(ge=8)] | Auto = Field(default="auto", description="longest sequence, in tokens")
+    seq_len: Annotated[int, Field(ge=8, le=LARGEST)] | Auto = Field(
+        default="auto", description="longest sequence, in tokens"
+    )
     pack: bool | Auto = Field(
         default="auto", description="fill sequences to seq_len with several documents, kept apart"
     )
@@ -205,7 +209,7 @@ class TrainBlock(Block):
         default="cosine",
         description="learning rate after the warm-up; wsd: stable, then linear decay over the last fifth",
     )
-    warmup: Annotated[int, Field(ge=0)] | Annotated[float, Field(ge=0, lt=1)] = Field(
+    warmup: NaturalInt | Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.03, description="steps of linear warm-up, or a fraction of all steps"
     )
     min_lr: Fraction = Field(default=0.0, description="where the schedule ends, as a fraction of lr")
@@ -261,14 +265,14 @@ class FaultsBlock(Block):
     """What follows when something breaks."""
 
     restarts: NaturalInt = Field(default=3, description="times that the processes are started again before giving up")
-    back_off: Annotated[float, Field(ge=0)] = Field(
+    back_off: Annotated[float, Field(ge=0, le=LONGEST)] = Field(
         default=1.0, description="seconds before the first restart; twice as long before each further one"
     )
     lost: Literal["replace", "shrink"] = Field(
         default="replace",
         description="when a device stays away: wait for a replacement, or go on with fewer data-parallel processes",
     )
-    hang: Annotated[float, Field(gt=0)] | Auto = Field(
+    hang: Annotated[float, Field(gt=0, le=LONGEST)] | Auto = Field(
         default="auto", description="seconds without a sign of life after which a process counts as hung"
     )
     slow: Annotated[float, Field(gt=1)] = Field(
@@ -283,8 +287,10 @@ class FaultsBlock(Block):
     spike: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="robust z-score of the loss from which training goes back likewise; 0 for never"
     )
-    window: Annotated[int, Field(ge=8)] = Field(default=64, description="steps that a loss is compared with")
-    deadline: Annotated[float, Field(gt=0)] = Field(
+    window: Annotated[int, Field(ge=8, le=LARGEST)] = Field(
+        default=64, description="steps that a loss is compared with"
+    )
+    deadline: Annotated[float, Field(gt=0, le=LONGEST)] = Field(
         default=60.0, description="seconds in which a run that is told to end (SIGTERM) has saved and ended"
     )
     requeue: Annotated[int, Field(ge=0, lt=256)] | None = Field(
@@ -361,7 +367,7 @@ class Job(Block):
     mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
     tune: TuneBlock = Field(default_factory=TuneBlock, description="which parameters are trained")
     steps: PositiveInt | None = Field(default=None, description="optimizer steps; or give epochs")
-    epochs: Annotated[float, Field(gt=0)] | None = Field(
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
         default=None, description="passes over the data; or give steps"
     )
     seed: Annotated[int, Field(ge=0, lt=2**31)] = Field(

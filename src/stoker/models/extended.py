@@ -18,6 +18,7 @@ from stoker.data.sources import open_source
 from stoker.data.vocabulary import learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.extension import FILE, Extension, fingerprint
+from stoker.job.paths import absolute
 from stoker.job.schema import SourceBlock
 from stoker.models.piece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.piece_model import FILE as PIECES
@@ -105,7 +106,7 @@ def extend_tokenizer(name: str, texts: Texts, size: int, folder: Path, base: Pat
     Raises:
         UserError: there is no such tokenizer, or it cannot be extended.
     """
-    path = base / Path(name).expanduser()
+    path = absolute(name, base)
     if path.suffix == ".model" and path.is_file():
         with as_folder(path) as opened:
             return _extend(name, from_pieces(opened), opened / PIECES, texts, size, folder)

@@ -54,6 +54,8 @@ def stream_answer(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
                     streamer=streamer,
+                    tokenizer=tokenizer,
+                    num_beams=1,
                     max_new_tokens=new_tokens,
                     eos_token_id=sorted(stop_ids) or None,
                     pad_token_id=min(stop_ids, default=0),

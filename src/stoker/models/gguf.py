@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.data.cache import lock
 from stoker.data.fingerprints import file_digest
 from stoker.data.sources import cache_folder
-from stoker.errors import UserError
+from stoker.errors import UserError, reading
 from stoker.models.pre_tokenizers import pre_tokenizer_named
 
 if TYPE_CHECKING:
@@ -34,11 +34,9 @@ def tokenizer_of_gguf(path: Path) -> Path:
             from transformers import AutoConfig, AutoTokenizer
 
             _require_gguf(path)
-            try:
+            with reading(f"the GGUF file {path}"):
                 tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
                 config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-            except (ValueError, KeyError, OSError) as error:
-                raise UserError(f"{path} cannot be read: {error}") from error
             _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
             _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
     return folder
@@ -48,8 +46,10 @@ def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     """Puts in the splitting rules that the file names: transformers reads the merges, but not these."""
     from gguf import GGUFReader
 
-    field = GGUFReader(path).get_field("tokenizer.ggml.pre")
-    found = pre_tokenizer_named(str(field.contents())) if field is not None else None
+    with reading(f"the GGUF file {path}"):
+        field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+        name = str(field.contents()) if field is not None else None
+    found = pre_tokenizer_named(name) if name is not None else None
     if found is not None and hasattr(tokenizer.backend_tokenizer.model, "ignore_merges"):
         tokenizer.backend_tokenizer.pre_tokenizer, tokenizer.backend_tokenizer.model.ignore_merges = found
 
@@ -63,10 +63,8 @@ def weights_of_gguf(path: Path) -> Path:
             from transformers import AutoModelForCausalLM
 
             _require_gguf(path)
-            try:
+            with reading(f"the GGUF file {path}"):
                 loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-            except (ValueError, KeyError, OSError, NotImplementedError) as error:
-                raise UserError(f"{path} cannot be read: {error}") from error
             _keep(folder, _plain(loaded).save_pretrained)
     return folder
 

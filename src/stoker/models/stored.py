@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ from transformers.core_model_loading import (
     rename_source_key,
 )
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError, reading
 from stoker.models.meta import name_groups, set_parameter
 from stoker.models.weights import Rows, all_rows
 
@@ -87,6 +88,7 @@ class Stored:
             UserError: the files cannot be read, or there is no tensor, or one of another shape, for a parameter.
         """
         self._called, self._model = name, model
+        self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, list[int]] = {}
         try:
@@ -105,11 +107,27 @@ class Stored:
         origin = self._origins[name]
         try:
             if origin.converter is not None:
-                return self._converted(name, rows)
-            with safe_open(self._file_of[origin.one], "pt") as opened:
-                return opened.get_slice(origin.one)[rows] if rows else opened.get_tensor(origin.one)
+                read = self._converted(name, rows)
+            else:
+                with safe_open(self._file_of[origin.one], "pt") as opened:
+                    read = opened.get_slice(origin.one)[rows] if rows else opened.get_tensor(origin.one)
         except (SafetensorError, OSError) as error:
             raise UserError(f"the model {self._called} cannot be loaded: {error}") from error
+        if name in self._parameters:
+            self._check_numbers(name, read)
+        return read
+
+    def _check_numbers(self, name: str, read: Tensor) -> None:
+        """Refuses what no weight can be: whole numbers without their scale, NaN and infinity."""
+        if read.is_floating_point() and (read.itemsize == 1 or not read.numel()):
+            return
+        first = next(iter(self._origins[name].keys.values()))[0]
+        where = f"{first} of the model {self._called}, in {self._file_of[first]},"
+        if not read.is_floating_point():
+            message = f"{where} holds whole numbers ({read.dtype}), and config.json does not say how to scale them"
+            raise UserError(Problem(message, "give the model as it was before it was quantised"))
+        if not all(map(isfinite, torch.aminmax(read))):
+            raise UserError(Problem(f"{where} is not finite: it holds NaN or infinity", "copy or save it again"))
 
     def _converted(self, name: str, rows: Rows) -> Tensor:
         origin = self._origins[name]
@@ -121,7 +139,8 @@ class Stored:
             files = {file: stack.enter_context(safe_open(file, "pt")) for file in {self._file_of[k] for _, k in wanted}}
             for pattern, key in wanted:
                 converter.add_tensor(origin.name, key, pattern, files[self._file_of[key]].get_tensor(key))
-            made = converter.convert(origin.name, model=self._model, config=self._model.config)[name]
+            with reading(f"{origin.name} of the model {self._called}"):
+                made = converter.convert(origin.name, model=self._model, config=self._model.config)[name]
         whole = made[0] if isinstance(made, list) else made
         return whole[slice(None), *rows[1:]] if origin.stacks else whole[rows]
 

@@ -12,6 +12,7 @@ from stoker.job.load import LoadedJob
 from stoker.job.schema import Job, ModelBlock
 from stoker.job.tuning import virtual_tokens
 from stoker.models import catalogue
+from stoker.models.config import config_of
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
@@ -79,13 +80,8 @@ def context_of(source: ModelSource, block: ModelBlock) -> int | None:
     """The longest sequence that a located model was built for; None where its positions have no end."""
     if source.kind == "scratch":
         return catalogue.SCRATCH[source.where].context
-    from transformers import AutoConfig
-
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    try:
-        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+    config = config_of(where, block)
     for name in ("max_position_embeddings", "n_positions", "seq_length"):
         value = getattr(config.get_text_config(), name, None)
         if isinstance(value, int) and value > 0 and config.model_type != "bloom":  # ALiBi has no end

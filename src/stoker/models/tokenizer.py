@@ -11,10 +11,13 @@ from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
 from stoker.data.tokenise import TextCodec
 from stoker.data.vocabulary import SPECIAL, learn_vocabulary
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, UserError, reading
 from stoker.job.extension import Extension, fingerprint, read_extension
+from stoker.job.paths import absolute, exists
 from stoker.job.schema import Job, ModelBlock
 from stoker.models import catalogue
+from stoker.models.config import generation_config
+from stoker.models.folder import TOKENIZER_FILES
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_new_tokens
@@ -22,9 +25,6 @@ from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_n
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
-
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
@@ -44,8 +44,8 @@ def _tokenizer_without(job: Job, base: Path) -> PreTrainedTokenizerFast:
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
     source = locate(name, base)
-    if source is None and (base / name / "tokenizer.json").is_file():
-        source = ModelSource("folder", str(base / name))
+    if source is None and exists(absolute(name, base) / "tokenizer.json"):
+        source = ModelSource("folder", str(absolute(name, base)))
     if source is None:
         raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
@@ -70,7 +70,7 @@ def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
     """What ``model.tokenizer`` adds; None where the model has a row for each of its tokens."""
     if block.tokenizer is None:
         return None
-    extension = read_extension(base / Path(block.tokenizer).expanduser())
+    extension = read_extension(absolute(block.tokenizer, base))
     source = locate(block.name, base)
     if extension is None or source is None or source.kind == "scratch":
         return extension
@@ -96,17 +96,11 @@ def load_tokenizer_from(
     from transformers import AutoTokenizer
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    try:
+    with reading(f"the tokenizer of {source.where}"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the tokenizer of {source.where} cannot be loaded: {_first_line(error)}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise UserError(f"the tokenizer of {source.where} has no fast (tokenizers) form, which Stoker needs")
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
@@ -150,19 +144,13 @@ def served_stop_ids(
     tokenizer: PreTrainedTokenizerFast, source: ModelSource | None, block: ModelBlock
 ) -> frozenset[int]:
     """Stop tokens: those that the job names, or as a server takes them, with those of ``generation_config.json``."""
-    from transformers import GenerationConfig
-
     if named := stop_tokens(block):
         vocabulary = tokenizer.get_vocab()
         return frozenset(vocabulary[token] for token in named)
-
-    eos: object = None
-    if source is not None and source.kind in ("folder", "hub"):
-        try:
-            eos = GenerationConfig.from_pretrained(source.where).eos_token_id
-        except OSError:
-            eos = None
-    return stop_ids(tokenizer, eos)
+    if source is None or source.kind not in ("folder", "hub"):
+        return stop_ids(tokenizer)
+    found = generation_config(source.where)
+    return stop_ids(tokenizer, found and found.eos_token_id)
 
 
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:

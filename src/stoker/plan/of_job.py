@@ -12,6 +12,7 @@ from stoker.hardware.process import has_bf16_matrix_units
 from stoker.job.extension import read_extension
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import LoadedJob
+from stoker.job.paths import absolute
 from stoker.job.schema import Job, TuneBlock
 from stoker.job.scratch import SCRATCH
 from stoker.job.tuning import ADAPTERS, block_numbers
@@ -90,7 +91,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
     Raises:
         UserError: nothing of that name is found, or its configuration cannot be read.
     """
-    path = (base / Path(name).expanduser()).resolve()
+    path = absolute(name, base).resolve()
     if path.is_file() and path.suffix == ".gguf":
         return shape_of_gguf(path)
     if (path / "config.json").is_file():

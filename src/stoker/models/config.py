@@ -1,0 +1,53 @@
+"""A model's configuration and generation settings, as transformers reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import Problem, UserError, reading
+from stoker.job.schema import ModelBlock
+from stoker.models.folder import read_config
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig
+
+GENERATION = "generation_config.json"
+
+
+def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
+    """The configuration at a folder or a hub id.
+
+    Raises:
+        UserError: it cannot be read, or loading it would run code that the job does not allow.
+    """
+    from transformers import AutoConfig
+
+    if Path(where).is_dir():
+        read_config(Path(where))
+    with reading(f"the configuration of the model {block.name}"):
+        return AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+
+
+def generation_config(where: str, revision: str | None = None) -> GenerationConfig | None:
+    """The generation settings at a folder or a hub id; None where there are none.
+
+    Raises:
+        UserError: they cannot be read.
+    """
+    from transformers import GenerationConfig
+    from transformers.utils.hub import cached_file
+
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    with reading(f"{GENERATION} of {where}"):
+        file = cached_file(where, GENERATION, revision=revision, **missing)
+        if file is None:
+            return None
+        settings = GenerationConfig.from_pretrained(str(Path(file).parent))
+    stops = settings.eos_token_id
+    if not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops or 0])):
+        raise UserError(Problem(f"`eos_token_id` must be token ids, not {stops!r}", file=file))
+    strings = settings.stop_strings
+    if not all(isinstance(text, str) for text in (strings if isinstance(strings, list) else [strings or ""])):
+        raise UserError(Problem(f"`stop_strings` must be texts, not {strings!r}", file=file))
+    return settings

@@ -1,0 +1,135 @@
+"""What the files of a model's folder say of themselves: found by their names and headers, before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from stoker.errors import Problem, UserError, reason_of
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    *("sentencepiece.bpe.model", "tekken.json"),
+)
+# What every model has one or more of, under one of these names; some families give a list, one number a layer.
+COUNTS = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "n_embd", "n_layer", "n_head"),
+)
+WHOLE_NUMBERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "BOOL")
+BITS = {
+    **{"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32},
+    **{"F64": 64, "I64": 64, "U64": 64},
+}
+LONGEST_HEADER = 100_000_000  # bytes, the bound of the format
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The content of ``config.json``.
+
+    Raises:
+        UserError: it is no JSON object, or a number in it cannot be.
+    """
+    file = folder / "config.json"
+    config = _object(file, "no model's configuration")
+    blocks = [block for block in (config, config.get("text_config")) if isinstance(block, dict)]
+    for block in blocks:
+        for key in COUNTS:
+            value = block.get(key)
+            is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+            if not (is_count or value is None or isinstance(value, list)):
+                what = f"`{key}` must be a whole number above 0, not {value!r}"
+                raise UserError(Problem(what, "mend it, or save the model again", file=str(file)))
+    kind = config.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        raise UserError(Problem(f"`model_type` must be text, not {kind!r}", "save the model again", file=str(file)))
+    return config
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that hold a model: one, or those of the index; none where there is neither.
+
+    Raises:
+        UserError: the index cannot be read, or names a file that is not in the folder.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        return []
+    files = [folder / name for name in check_index(folder / INDEX)]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise UserError(Problem(f"the file {missing.name} is missing", "copy it too", file=str(folder / INDEX)))
+    return files
+
+
+def check_index(index: Path) -> list[str]:
+    """The names of the files of an index.
+
+    Raises:
+        UserError: it cannot be read, or names a file outside of its own folder.
+    """
+    names = _object(index, "no index of weights").get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise UserError(Problem("`weight_map` must give the file of each weight", file=str(index)))
+    for key, name in names.items():
+        if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            raise UserError(Problem(f"the file of {key} is {name!r}, which is not in this folder", file=str(index)))
+    return sorted(set(names.values()))
+
+
+def check_header(file: Path, *, quantised: bool) -> None:
+    """Compares a safetensors file with its own header.
+
+    Args:
+        quantised: whether the configuration says how whole numbers become weights.
+
+    Raises:
+        UserError: the header cannot be read, does not fit the file, or says that weights are whole numbers.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        start = opened.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > min(size - 8, LONGEST_HEADER):
+            raise _damaged(file, "it ends before its header does")
+        text = opened.read(length)
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        tensors = {name: (entry["dtype"], entry["shape"], *entry["data_offsets"]) for name, entry in header.items()}
+        end = 0
+        for name, (dtype, shape, first, last) in sorted(tensors.items(), key=lambda item: item[1][2:]):
+            elements = 1
+            for dimension in shape:
+                elements *= dimension
+            bits = BITS.get(dtype, 8 * (last - first) // max(1, elements))  # of a newer type: as it lies
+            if first != end or last < first or 8 * (last - first) != bits * elements:
+                raise _damaged(file, f"the place of {name} does not fit its shape")
+            end = last
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _damaged(file, f"its header is no list of tensors: {reason_of(error)}") from error
+    if end + 8 + length != size:
+        raise _damaged(file, f"it holds {size:,} bytes, and its header speaks of {end + 8 + length:,}")
+    whole = next((n for n, t in tensors.items() if n.endswith(".weight") and t[0] in WHOLE_NUMBERS), None)
+    if whole is not None and not quantised:
+        message = f"{whole} holds whole numbers ({tensors[whole][0]}), and config.json does not say how to scale them"
+        raise UserError(Problem(message, "give the model as it was before it was quantised", file=str(file)))
+
+
+def _damaged(file: Path, why: str) -> UserError:
+    return UserError(Problem(f"damaged safetensors file: {why}", "copy or save it again", file=str(file)))
+
+
+def _object(file: Path, no_kind: str) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError, RecursionError) as error:
+        raise UserError(Problem(f"this is {no_kind}: {reason_of(error)}", "save it again", file=str(file))) from error
+    if not isinstance(content, dict):
+        raise UserError(Problem(f"this is {no_kind}, but holds no keys", "save it again", file=str(file)))
+    return content
