@@ -126,7 +126,7 @@ CONVERSATIONS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "no answer": ([{"role": "user", "content": "Hm?"}], "no assistant turn"),
     "wrong role": ([{"role": "wizard", "content": "Hm."}], "unknown role: 'wizard'"),
     "no role": ([{"content": "Hm."}], "message without role"),
-    "a number": ([{"role": "user", "content": 3}], "content is not text: a number"),
+    "an object": ([{"role": "user", "content": {"a": 3}}], "content is not text: an object"),
     "none": ([], "no messages"),
 }
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stoker.data import catalogue
-from stoker.data.formats import detect, parse
+from stoker.data.detect import detect
+from stoker.data.formats import parse
 from stoker.data.record import Conversation, Raw, Rejected, Text
 from stoker.data.sources import Source, open_source
 from stoker.job.schema import SourceBlock

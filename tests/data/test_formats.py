@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data.formats import NEEDED, detect, parse
+from stoker.data.detect import NEEDED, detect
+from stoker.data.formats import parse, read
 from stoker.data.record import Conversation, Message, Preference, Text
 from stoker.errors import UserError
 
@@ -164,12 +166,84 @@ SAME: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 PAIR = Preference((Message("user", "Hi"),), (Message("assistant", "Ho"),), (Message("assistant", "No"),))
+ASK, SIDES = (Message("user", "H\n\ni"),), (PAIR.chosen, PAIR.rejected)
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in [("user", "Hi"), ("assistant", "Ho"), ("assistant", "No")])
+THOUGHT = GOOD | {"reasoning_content": "Hm"}
+
+
+def called(arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
 SAME += [
     ("preference", {"prompt": "Hi", "chosen": "Ho", "rejected": "No"}, PAIR),
     ("preference", {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]}, PAIR),
     ("preference", {"prompt": "Hi", "chosen": GOOD, "rejected": BAD}, PAIR),
     ("preference", {"chosen": [USER, GOOD], "rejected": [USER, BAD]}, PAIR),
+    ("preference", {"chosen_messages": [USER, GOOD], "rejected_messages": [USER, BAD]}, PAIR),
+    (
+        "preference",
+        {
+            "conversations": [{"from": "human", "value": "Hi"}],
+            "chosen": {"from": "gpt", "value": "Ho"},
+            "rejected": {"from": "gpt", "value": "No"},
+        },
+        PAIR,
+    ),
+    ("preference", {"messages": [USER], "chosen": "Ho", "rejected": "No", "system": ""}, PAIR),
+    ("preference", {"instruction": "H", "input": "i", "chosen": "Ho", "rejected": "No"}, Preference(ASK, *SIDES)),
+    (
+        "preference",
+        {"question": "Hi", "chosen": "Ho", "rejected": "No", "system": "Be brief", "tools": '[{"name": "f"}]'},
+        Preference((Message("system", "Be brief"), Message("user", "Hi")), *SIDES, ({"name": "f"},)),
+    ),
+    ("judged", {"messages": [USER, GOOD], "label": True}, replace(ASKED, good=True)),
+    ("judged", {"prompt": "Hi", "completion": "Ho", "label": "False"}, replace(ASKED, good=False)),
+    ("judged", {"instruction": "Hi", "output": "Ho", "label": 0}, replace(ASKED, good=False)),
+    ("messages", {"messages": [USER, GOOD], "label": "greeting"}, ASKED),
+    ("instruction", {"instruction": 6, "output": True}, said("user: 6", "assistant: true")),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": [{"type": "text", "value": "Hi"}], "loss_weight": 0.0}, GOOD]},
+        Conversation((Message("user", "Hi", {}, False), Message("assistant", "Ho"))),
+    ),
+    (
+        "messages",
+        {"messages": [USER, GOOD | {"weight": 0}, USER, GOOD | {"weight": 1}]},
+        Conversation(
+            (
+                Message("user", "Hi"),
+                Message("assistant", "Ho", {}, False),
+                Message("user", "Hi"),
+                Message("assistant", "Ho"),
+            )
+        ),
+    ),
+    (
+        "messages",
+        {
+            "messages": [
+                USER,
+                {
+                    "role": "assistant",
+                    "content": [
+                        {"type": "thinking", "thinking": "Hm"},
+                        {"type": "tool_call", "value": '{"name": "add", "arguments": {"a": 1}}'},
+                    ],
+                },
+                {"role": "tool", "content": [{"type": "text", "value": "1"}]},
+                {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": "{}"}},
+            ]
+        },
+        Conversation(
+            (
+                Message("user", "Hi"),
+                Message("assistant", "", {"reasoning_content": "Hm", "tool_calls": [called({"a": 1})]}),
+                Message("tool", "1"),
+                Message("assistant", "", {"tool_calls": [called("{}")]}),
+            )
+        ),
+    ),
     ("preference", {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "messages": []}, PAIR),
 ]
 
@@ -195,7 +269,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("instruction", {"instruction": "Hi"}, "missing column: output"),
     ("instruction", {}, "missing column: instruction"),
     ("instruction", "a document", "not an object: a document"),
-    ("instruction", {"instruction": "Hi", "output": 42}, "content is not text: a number"),
+    ("instruction", {"instruction": "Hi", "output": {"a": 42}}, "content is not text: an object"),
+    ("instruction", {"instruction": "Hi", "output": float("inf")}, "content is not text: Infinity"),
     ("instruction", {"instruction": "Hi", "output": ["Ho"]}, "content is not text: a string"),
     ("instruction", {"instruction": "Hi", "output": "half \ud83d"}, "half a surrogate pair in a string"),
     (
@@ -220,8 +295,24 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "messages",
         turns(("user", [{"type": "image_url", "image_url": {}}]), ("assistant", "Ho")),
-        "content is not text: a part of type 'image_url'",
+        "a picture cannot be trained: a part of type 'image_url'",
     ),
+    (
+        "messages",
+        turns(("user", [{"type": "input_audio", "input_audio": {}}]), ("assistant", "Ho")),
+        "sound cannot be trained: a part of type 'input_audio'",
+    ),
+    ("messages", turns(("user", [{"type": "poem", "text": "Hi"}])), "content is not text: a part of type 'poem'"),
+    ("messages", {"messages": [USER, GOOD | {"weight": 0.5}]}, "a turn's weight is neither 0 nor 1: 0.5"),
+    ("messages", {"messages": [USER, GOOD | {"loss_weight": "0"}]}, "a turn's loss_weight is neither 0 nor 1: 0"),
+    ("messages", {"messages": [USER, GOOD | {"weight": 0.0}]}, "every answer has the weight 0"),
+    (
+        "messages",
+        {"messages": [USER, {**THOUGHT, "content": [{"type": "reasoning", "value": "Hm"}]}]},
+        "a turn has reasoning_content beside its content and in it",
+    ),
+    ("judged", turns(("user", "Hi"), ("assistant", "Ho")) | {"label": "so-so"}, "label is neither true nor false"),
+    ("judged", {"label": True, "text": "Hi"}, "no conversation beside the label"),
     (
         "messages",
         turns(("user", "Hi"), ("assistant", "Ho")) | {"tools": "[{"},
@@ -240,7 +331,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("text", {"text": " \n"}, "empty text"),
     ("text", {"text": None}, "empty text"),
     ("text", {"text": NAN}, "NaN in column text"),
-    ("text", {"text": 3.5}, "content is not text: a number"),
+    ("text", {"text": [3.5]}, "content is not text: a list"),
     ("text", "", "empty text"),
     ("preference", {"prompt": "Hi", "chosen": "Ho", "rejected": "Ho"}, "chosen equals rejected"),
     ("preference", {"chosen": [USER, GOOD], "rejected": [USER, GOOD]}, "chosen equals rejected"),
@@ -285,6 +376,28 @@ def test_unknown_columns_are_named_with_the_nearest_format() -> None:
     assert "{instruction: Instruction_text, output: outputs}" in problem.suggestion
     with pytest.raises(UserError, match="no row to tell"):
         detect([])
+
+
+@pytest.mark.parametrize(
+    ("row", "wanted"),
+    [
+        ({"Frage": "Wie alt?", "Antwort": "Zehn Jahre.", "Nr": 3}, "{instruction: Frage, output: Antwort}"),
+        ({"id": "7", "问题": "多大?", "答案": "十岁了。"}, "{instruction: 问题, output: 答案}"),
+        ({"nr": 1, "Inhalt": "Es war einmal."}, "{text: Inhalt}"),
+        ({"nr": 1, "dialog": [{"from": "human", "value": "Hi"}]}, "{conversations: dialog}"),
+        ({"nr": 1, "dialog": [{"role": "user", "content": "Hi"}]}, "{messages: dialog}"),
+    ],
+)
+def test_columns_of_other_names_are_proposed_by_what_they_hold(row: dict[str, Any], wanted: str) -> None:
+    with pytest.raises(UserError) as caught:
+        detect([row])
+    assert f"`columns: {wanted}`" in caught.value.problems[0].suggestion
+
+
+def test_columns_that_no_format_reads_are_named() -> None:
+    row = {"instruction": "Hi", "output": "Ho", "question": "Hi", "input": "", "score": 0, "tags": [], "note": " "}
+    assert read(row, "instruction")[1] == ["question", "score"]
+    assert read({"messages": [USER, GOOD], "label": False, "id": 1}, "messages")[1] == ["label", "id"]
 
 
 def test_a_preference_keeps_a_last_turn_for_each_side() -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.data.record import Rejected
 
 SAMPLES = 3
-PLACES = 20  # rows named for each reason
+PLACES = 20  # rows named for each reason, and fields that are ignored
 BAR = 40  # characters of the longest bar
 TRAINED = "bold green"
 OPEN, CLOSE = "⟦", "⟧"  # around trained text where there is no colour
@@ -128,6 +128,7 @@ def _print(audit: Audit, dropped: list[Rejected]) -> None:
         print(f"{label:<20} {value}")
     for part in audit.drawn:
         print(f"{'in this run':<20} {in_words([part])}")
+    _print_ignored(audit)
     _print_reasons(audit)
     _print_histogram(audit)
     for rejected in dropped:
@@ -164,11 +165,22 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
         ("trained tokens", f"{audit.trained_tokens:,} ({share:.1%})"),
         ("stop token", stop),
         ("prompts", prefix),
+        *([("weight 0", f"{audit.turns_untrained:,} answers are not trained")] if audit.turns_untrained else []),
         ("duplicates", f"{audit.duplicates:,}"),
         ("evaluated too", f"{audit.overlap:,} training sequences"),
     ]
     rows, lost = audit.evaluation_rows
     return [*counts, ("evaluation rows", f"{rows:,}, {lost:,} dropped")] if rows else counts
+
+
+def _print_ignored(audit: Audit) -> None:
+    if not audit.fields_ignored:
+        return
+    print("\nfields that are given and never reach the text or the mask:")
+    for ignored in audit.fields_ignored[:PLACES]:
+        print(f"  {ignored.rows:>9,} rows  {visible(ignored.field)}  ({ignored.source})")
+    if len(audit.fields_ignored) > PLACES:
+        print(f"  and {len(audit.fields_ignored) - PLACES:,} fields more")
 
 
 def _print_reasons(audit: Audit) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from stoker.data.cache import ShardSummary
+from stoker.data.cache import ShardSummary, reason_kind
 from stoker.data.corpus import Corpus, TokenisedSource
 from stoker.data.drawn import Drawn, drawn
+from stoker.data.fields import LOST_ANSWER
+from stoker.data.readers import NOT_UTF8
 from stoker.data.record import Rejected
-from stoker.data.tokenise import TextCodec
+from stoker.data.render import TEMPLATE_REFUSES
+from stoker.data.streams import utf8_advice
+from stoker.data.tokenise import JUDGED_BAD, NO_ROOM, TOO_LONG, TextCodec
 from stoker.errors import Problem
 from stoker.job.load import LoadedJob
 from stoker.job.render import scalar
@@ -34,6 +39,15 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Ignored:
+    """A field that the rows of a source give and that their text does not say."""
+
+    source: str
+    field: str
+    rows: int
+
+
+@dataclass(frozen=True)
 class Audit:
     """Every row accounted for.
 
@@ -45,6 +59,8 @@ class Audit:
         rows_dropped: rows that give none, each with a reason.
         reasons: how many rows were dropped for which reason.
         dropped: the dropped rows (the first `DROPPED_SHOWN` of them).
+        fields_ignored: fields with content that never reach the text or the mask, the most frequent first.
+        turns_untrained: the assistant's turns whose weight is 0.
         sequences: training sequences before packing, held-out ones included.
         tokens, trained_tokens: of all sequences; a sequence's first token is never trained.
         stop_token_trained: whether an answer ends with a trained stop token.
@@ -88,6 +104,8 @@ class Audit:
     complete: bool
     problems: tuple[Problem, ...] = field(default=())
     drawn: tuple[Drawn, ...] = ()
+    fields_ignored: tuple[Ignored, ...] = ()
+    turns_untrained: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The report as other programs read it."""
@@ -100,6 +118,8 @@ class Audit:
             "rows_dropped": self.rows_dropped,
             "reasons": self.reasons,
             "dropped": [{"source": d.source, "row": d.row, "reason": d.reason} for d in self.dropped],
+            "fields_ignored": [asdict(ignored) for ignored in self.fields_ignored],
+            "turns_untrained": self.turns_untrained,
             "sequences": self.sequences,
             "tokens": self.tokens,
             "trained_tokens": self.trained_tokens,
@@ -172,7 +192,16 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         complete=all(cache.complete for cache in caches),
         problems=tuple(_gate(corpus, codec, loaded)),
         drawn=drawn(corpus, loaded.job),
+        fields_ignored=tuple(_ignored(corpus)),
+        turns_untrained=sum(s.turns_untrained for s in summaries),
     )
+
+
+def _ignored(corpus: Corpus) -> Iterator[Ignored]:
+    for source in (*corpus.sources, *corpus.evaluation):
+        counts = sum((Counter(s.ignored) for s in source.cache.summaries), Counter[str]())
+        for field_, rows in counts.most_common():
+            yield Ignored(source.source.name, field_, rows)
 
 
 def _reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
@@ -265,6 +294,22 @@ def _gate(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     return problems
 
 
+def _advice(source: TokenisedSource, key: str) -> str:
+    """What to do about the most frequent reason for which rows are dropped; empty where there is nothing particular."""
+    summaries = source.cache.summaries
+    reason = next((reason for reason, _ in _reasons(summaries).most_common(1)), "")
+    if reason == NOT_UTF8:
+        file = next(d.source for s in summaries for d in s.dropped if reason_kind(d.reason) == reason)
+        return utf8_advice(Path(file))
+    if reason in (NO_ROOM, TOO_LONG):
+        return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
+    if reason == JUDGED_BAD:
+        return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
+    if reason.startswith(TEMPLATE_REFUSES) or reason in LOST_ANSWER.values():
+        return f"name a template that writes such rows, {key}.template"
+    return ""
+
+
 def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
     name, cache = source.source.name, source.cache
     summaries = cache.summaries
@@ -273,14 +318,22 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
     most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
     if not sum(s.trained for s in summaries):
         message = f"{name}: nothing of it would be trained, all of its {rows_in} rows are dropped: {most}"
-        return [loaded.problem(f"{key}.path", message, "mend the rows; `stoker data` names each")]
+        advice = _advice(source, key) or "mend the rows; `stoker data` names each"
+        return [loaded.problem(f"{key}.path", message, advice)]
     problems = []
+    if source.format == "preference":
+        message = f"{name}: its rows are pairs, chosen and rejected; task {loaded.job.task} trains on one answer a row"
+        advice = f"for the chosen ones alone write {key}.format: prompt, with columns: {{completion: chosen}}"
+        problems.append(loaded.problem(f"{key}.path", message, advice))
+    if source.block.format == "judged":  # the job says it: bad answers are to be left out
+        dropped -= reasons[JUDGED_BAD]
     if dropped > source.block.max_dropped * rows_in:
         message = (
             f"{name}: {dropped} of {rows_in} rows are dropped ({dropped / rows_in:.1%}, at most "
             f"{source.block.max_dropped:.1%} are allowed): {most}"
         )
-        problems.append(loaded.problem(f"{key}.path", message, f"mend the rows, or raise {key}.max_dropped"))
+        advice = _advice(source, key) or "mend the rows"
+        problems.append(loaded.problem(f"{key}.path", message, f"{advice}, or raise {key}.max_dropped"))
     if source.format != "text" and not cache.column("stops").any():
         message = f"{name}: the stop token is never trained, so the model would never learn to end an answer"
         if cache.column("cut").all():

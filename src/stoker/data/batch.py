@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -66,6 +67,9 @@ class Batch:
         files: names that the index's ``file`` counts in.
         dropped: the rows that give no sequence, in the order in which they were read.
         rows_cut, rows_split: rows that lost tokens, rows that became several sequences.
+        ignored: fields with content that do not reach the text -> rows.
+        turns_untrained: the assistant's turns whose weight is 0.
+        longest: tokens of the longest row, of those too that gave no sequence.
     """
 
     rows_in: int = 0
@@ -76,6 +80,9 @@ class Batch:
     dropped: list[Rejected] = field(default_factory=list)
     rows_cut: int = 0
     rows_split: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    turns_untrained: int = 0
+    longest: int = 0
 
     @property
     def rows(self) -> list[Tokenised]:

@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from stoker.data import formats
 from stoker.data.batch import Batch
 from stoker.data.cache import ShardWriter, TokenCache, cache_key, lock, write_json
+from stoker.data.detect import detect
 from stoker.data.readers import decode
 from stoker.data.record import Raw, Rejected
 from stoker.data.sources import Source, cache_folder
@@ -56,7 +56,7 @@ def find_format(source: Source, columns: Mapping[str, str]) -> str:
     if not values:
         return UNREADABLE
     try:
-        return formats.detect(values, columns)
+        return detect(values, columns)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)

@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from stoker.data.batch import INDEX, Batch
 from stoker.data.record import Rejected
+from stoker.data.render import TEMPLATE_REFUSES
 from stoker.data.tokenise import RowSettings, TextCodec
 
 __all__ = [
@@ -37,10 +38,11 @@ __all__ = [
     "write_json",
 ]
 
-FORMAT = 1  # raised whenever the tokens of an unchanged source would change
+FORMAT = 2  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
 SHARD_ROWS = 8192
 DROPPED_LISTED = 10_000  # per shard; all of them are counted
+KINDS, LONGEST_KIND = 50, 160  # reasons counted apart in a shard, and characters of one
 
 
 def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
@@ -71,6 +73,9 @@ class ShardSummary:
     dropped: tuple[Rejected, ...]
     reasons: dict[str, int]
     files: tuple[str, ...]
+    ignored: dict[str, int]
+    turns_untrained: int
+    longest: int
 
 
 class ShardWriter:
@@ -121,7 +126,10 @@ class ShardWriter:
             "dtype": self.dtype.name,
             "files": files,
             "dropped": [[d.source, d.row, d.reason] for d in dropped[:DROPPED_LISTED]],
-            "reasons": dict(Counter(reason_kind(d.reason) for d in dropped)),
+            "reasons": _bounded(Counter(reason_kind(d.reason) for d in dropped)),
+            "ignored": dict(sum((batch.ignored for batch in self.batches), Counter())),
+            "turns_untrained": sum(batch.turns_untrained for batch in self.batches),
+            "longest": max(batch.longest for batch in self.batches),
         }
         write_json(self.folder / f"{name}.json", summary)
         self.number += 1
@@ -129,8 +137,16 @@ class ShardWriter:
 
 
 def reason_kind(reason: str) -> str:
-    """The stable phrase that a reason begins with: what is counted together."""
-    return reason.split(":", maxsplit=1)[0]
+    """The stable phrase that a reason begins with: what is counted together. What a template says belongs to it."""
+    phrase, _, detail = reason.partition(":")
+    return reason[:LONGEST_KIND] if phrase == TEMPLATE_REFUSES and detail else phrase
+
+
+def _bounded(kinds: Counter[str]) -> dict[str, int]:
+    """The most frequent reasons; a template may say something else of every row."""
+    most = dict(kinds.most_common(KINDS))
+    rest = kinds.total() - sum(most.values())
+    return most | ({"other reasons": rest} if rest else {})
 
 
 def _renumbered(batch: Batch, number_of: dict[str, int]) -> np.ndarray:

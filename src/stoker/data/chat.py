@@ -9,7 +9,7 @@ searched for.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
@@ -23,6 +23,7 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stoker.data.record import Message
+from stoker.data.turns import REASONING
 
 CHATML = (
     "{% for message in messages %}"
@@ -104,16 +105,13 @@ def compile_template(source: str) -> jinja2.Template:
     return template
 
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the standard
-
-
 def as_template_message(message: Message) -> dict[str, Any]:
     """A message as chat templates read it: reasoning under its names, arguments as objects."""
     as_read: dict[str, Any] = {"role": message.role, "content": message.content}
     if not message.extra:
         return as_read
     as_read |= {name: value for name, value in message.extra.items() if name not in as_read}
-    reasoning = next((as_read[name] for name in _REASONING if as_read.get(name) is not None), None)
+    reasoning = next((as_read[name] for name in REASONING if as_read.get(name) is not None), None)
     if reasoning is not None:
         as_read = {"thinking": reasoning, **as_read, "reasoning_content": reasoning}
     if isinstance(as_read.get("tool_calls"), list):
@@ -193,6 +191,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None = None,
         *,
         train_on: str = "all",
+        silent: Collection[int] = (),
     ) -> Rendered:
         """The text, and where its answers lie.
 
@@ -200,16 +199,15 @@ class ChatTemplate:
             messages: role, content and what else the template reads; the last one is the assistant's.
             tools: JSON schemas of the functions the model may call.
             train_on: ``all`` the assistant's turns, the ``last`` one, or ``everything``.
+            silent: turns that are not trained, whoever speaks.
 
         Raises:
             TemplateRefused: when the template raises, or writes nothing for an answer.
         """
         text = self.render(messages, tools)
         if train_on == "everything":
-            return Rendered(text, ((0, len(text)),), True)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if train_on == "last":
-            answers = answers[-1:]
+            return Rendered(text, self._but_for(text, messages, tools, sorted(silent)), True)
+        answers = answers_in(messages, train_on, silent)
         spans, exact = [], True
         for i in answers:
             try:
@@ -228,6 +226,24 @@ class ChatTemplate:
         if not spans:
             raise TemplateRefused("no answer comes after a turn that it can be asked with")
         return Rendered(text, tuple(spans), exact)
+
+    def _but_for(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        silent: Sequence[int],
+    ) -> tuple[tuple[int, int], ...]:
+        """The text without these turns; of the assistant's, the role's mark stays."""
+        bounds = [0]
+        for i in silent:
+            try:
+                before = self.render(messages[:i], tools, prompt=messages[i]["role"] == "assistant")
+            except TemplateRefused:  # such a conversation has no beginning
+                before = ""
+            bounds += [_common_prefix(before, text), self._answer_end(text, messages, i, tools)]
+        bounds.append(len(text))
+        return tuple((start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end)
 
     def _answer_end(
         self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
@@ -248,6 +264,12 @@ class ChatTemplate:
         closing = until[_common_prefix(until, self.render([*turns[:-1], longer], tools)) :]
         end = _common_prefix(text, self.render([*turns[:-1], longer, *messages[i + 1 :]], tools))
         return end + len(closing) if text.startswith(closing, end) else end
+
+
+def answers_in(messages: Sequence[Mapping[str, Any]], train_on: str, silent: Collection[int]) -> list[int]:
+    """The turns that are trained; arguments as of `ChatTemplate.render_trained`."""
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return [i for i in (answers[-1:] if train_on == "last" else answers) if i not in silent]
 
 
 def _common_prefix(a: str, b: str) -> int:

@@ -7,93 +7,64 @@
 | sharegpt | conversations: [{from, value}]; optionally system, tools |
 | prompt | prompt, completion: each text or a list of messages |
 | text | text |
-| preference | chosen, rejected, and prompt: each text or a list of messages |
+| preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools |
+| judged | a conversation of any format above, and label: whether its answer is good |
 
-Some other names that published data sets use for these columns are understood too (`ALIASES`). Lists may also
-stand as JSON in a string, as they have to in CSV.
+Some other names that published data sets use for these columns are understood too (`stoker.data.detect.ALIASES`).
+Lists may also stand as JSON in a string, as they have to in CSV.
 
 Decisions: an input follows its instruction after a blank line. Turns after the assistant's last are cut,
-since nothing is trained after them. An empty system message is left out. Two turns of one role in a row
+since nothing is trained after them. An empty system message is left out. Numbers and booleans are text as JSON
+writes them. Two turns of one role in a row
 are kept: whether that can be said is the chat template's to decide.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from stoker.data.detect import CONVERSATIONS, column_of, format_of, verdict_of
 from stoker.data.record import Conversation, Example, Message, Preference, Text
 from stoker.data.turns import (
     Refused,
     from_value_messages,
-    is_message,
+    messages_in,
     parsed,
     role_messages,
     text_of,
     tools_of,
     trained,
 )
-from stoker.errors import Problem, UserError
-
-# Needed columns of each format, in the order in which a row that fits several is taken.
-NEEDED: dict[str, tuple[str, ...]] = {
-    "preference": ("chosen", "rejected"),
-    "messages": ("messages",),
-    "sharegpt": ("conversations",),
-    "instruction": ("instruction", "output"),
-    "prompt": ("prompt", "completion"),
-    "text": ("text",),
-}
-ALIASES: dict[tuple[str, str], tuple[str, ...]] = {
-    ("messages", "messages"): ("conversations", "conversation"),
-    ("sharegpt", "conversations"): ("conversation", "messages"),
-    ("instruction", "instruction"): ("question", "query", "prompt"),
-    ("instruction", "input"): ("context",),
-    ("instruction", "output"): ("response", "answer"),
-    ("text", "text"): ("content", "document"),
-}
-
-
-def detect(rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | None = None) -> str:
-    """The format that most of `rows` have the columns of.
-
-    Args:
-        columns: the job's `{our name: the file's name}`.
-
-    Raises:
-        UserError: no row fits any format; names the columns found and the nearest format.
-    """
-    votes = Counter(found for row in rows if (found := _format_of(row, columns or {})))
-    if votes:
-        return votes.most_common(1)[0][0]
-    names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))
-    if not names:
-        raise UserError(Problem("no row to tell the format from", "give at least one whole row"))
-    found = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
-    nearest = max(NEEDED, key=lambda name: _likeness(NEEDED[name], names))
-    wanted = ", ".join(f"{ours}: {_closest(ours, names)}" for ours in NEEDED[nearest])
-    known = "; ".join(f"{name} ({', '.join(needed)})" for name, needed in NEEDED.items())
-    raise UserError(
-        Problem(
-            f"the columns {found} fit no known format; known are {known}",
-            f"the nearest is {nearest}: name your columns, `columns: {{{wanted}}}`",
-        )
-    )
 
 
 def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:
     """What a row says in `format`, or the reason why it is refused. Never raises, whatever JSON it is."""
+    return read(value, format, columns)[0]
+
+
+def read(
+    value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None
+) -> tuple[Example | str, list[str]]:
+    """What `parse` gives, and the columns with content that the format does not read."""
     if isinstance(value, str):
         value = {"text": value} if format == "text" else {}
         if not value:
-            return "not an object: a document"
+            return "not an object: a document", []
+    row = _Row(value, format, columns or {})
     try:
-        return _PARSERS[format](_Row(value, format, columns or {}))
+        return _PARSERS[format](row), row.ignored()
     except Refused as refused:
-        return str(refused)
+        return str(refused), []
+
+
+def has_content(value: Any) -> bool:
+    """Whether a field says anything: null, NaN, blank text and empty lists say nothing."""
+    if isinstance(value, str):
+        return bool(value) and not value.isspace()
+    return value is not None and value not in ([], {}) and not (isinstance(value, float) and math.isnan(value))
 
 
 class _Row:
@@ -103,15 +74,31 @@ class _Row:
         self._value = value
         self._format = format
         self._columns = columns
+        self._read: set[str] = set()
+
+    def ignored(self) -> list[str]:
+        """The columns with content that have not been read."""
+        return [name for name, value in self._value.items() if name not in self._read and has_content(value)]
+
+    def as_conversation(self) -> Conversation:
+        """The row in the format of a conversation that it fits.
+
+        Raises:
+            Refused: it fits none.
+        """
+        found = format_of(self._value, self._columns, judged=False)
+        if found not in CONVERSATIONS:
+            raise Refused("no conversation beside the label")
+        self._format = found
+        conversation = _PARSERS[found](self)
+        assert isinstance(conversation, Conversation)
+        return conversation
 
     def name(self, ours: str) -> str:
-        """The file's name of our column; our own where the row has neither it nor an alias."""
-        if ours in self._columns:
-            return self._columns[ours]
-        if ours in self._value:
-            return ours
-        aliases = ALIASES.get((self._format, ours), ())
-        return next((name for name in aliases if name in self._value), ours)
+        """The file's name of our column, which counts as read."""
+        name = column_of(self._value, self._format, self._columns, ours)
+        self._read.add(name)
+        return name
 
     def get(self, ours: str) -> Any:
         """The value, None where there is none (a missing number counts as none)."""
@@ -133,40 +120,49 @@ class _Row:
 
     def turns(self, ours: str, role: str) -> list[Message]:
         """The column as messages: a message, a list of them, or text as one turn of `role`."""
-        value = self.need(ours)
-        messages = parsed(value) if isinstance(value, str) else value if isinstance(value, list) else [value]
-        # An answer may itself be JSON: only a list whose every item says its role counts as messages.
-        if isinstance(messages, list) and messages and all(map(is_message, messages)):
-            return role_messages(messages)
-        return role_messages([{"role": role, "content": value}])
+        value, name = self.need(ours), self.name(ours)
+        turns = parsed(value)
+        # An answer may itself be JSON: of text, only a list whose every item says who speaks counts as messages.
+        found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
+        return role_messages([{"role": role, "content": value}], name) if found is None else found
+
+    def system(self) -> list[Message]:
+        """The system column as a message, where it says anything."""
+        text = self.text("system")
+        return [Message("system", text, place=self.name("system"))] if text.strip() else []
 
 
 def _instruction(row: _Row) -> Conversation:
-    question, answer = row.need("instruction"), row.need("output")
+    turns = row.system()
+    history = parsed(row.get("history")) or []
+    if not isinstance(history, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in history):
+        raise Refused("history is not a list of [question, answer]")
+    for question, said in history:
+        turns += role_messages(
+            [{"role": "user", "content": question}, {"role": "assistant", "content": said}], "history"
+        )
+    question, answer = _asked(row, "instruction"), row.need("output")
+    turns += [*question, *role_messages([{"role": "assistant", "content": answer}], row.name("output"))]
+    return Conversation(trained(turns))
+
+
+def _asked(row: _Row, ours: str) -> list[Message]:
+    """A question and its input as one turn."""
+    question = row.need(ours)
     asked = [part for part in ("" if question is None else text_of(question), row.text("input")) if part.strip()]
     if not asked:
-        raise Refused("empty instruction")
-    turns: list[dict[str, Any]] = [{"role": "system", "content": row.text("system")}]
-    history = parsed(row.get("history")) or []
-    if not isinstance(history, list):
-        raise Refused("history is not a list of [question, answer]")
-    for pair in history:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise Refused("history is not a list of [question, answer]")
-        turns += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-    turns += [{"role": "user", "content": "\n\n".join(asked)}, {"role": "assistant", "content": answer}]
-    return Conversation(trained(role_messages(turns)))
+        raise Refused(f"empty {ours}")
+    return role_messages([{"role": "user", "content": "\n\n".join(asked)}], row.name(ours))
 
 
 def _messages(row: _Row) -> Conversation:
-    return Conversation(trained(role_messages(parsed(row.need("messages")))), tools_of(row.get("tools")))
+    turns = role_messages(parsed(row.need("messages")), f"{row.name('messages')}[]")
+    return Conversation(trained(turns), tools_of(row.get("tools")))
 
 
 def _sharegpt(row: _Row) -> Conversation:
-    messages = from_value_messages(parsed(row.need("conversations")))
-    if row.text("system").strip():
-        messages.insert(0, Message("system", row.text("system")))
-    return Conversation(trained(messages), tools_of(row.get("tools")))
+    turns = from_value_messages(parsed(row.need("conversations")), f"{row.name('conversations')}[]")
+    return Conversation(trained(row.system() + turns), tools_of(row.get("tools")))
 
 
 def _prompt(row: _Row) -> Conversation:
@@ -184,16 +180,27 @@ def _text(row: _Row) -> Text:
 
 def _preference(row: _Row) -> Preference:
     sides = [trained(row.turns(side, "assistant")) for side in ("chosen", "rejected")]
-    if row.get("prompt") is None:
-        prompt = _shared_turns(*sides)
-        if not prompt:
-            raise Refused("no prompt: chosen and rejected share no first turns")
-    else:
-        prompt = tuple(row.turns("prompt", "user"))
+    prompt = tuple(_prompt_of(row, *sides))
     chosen, rejected = (trained(list(side[len(prompt) :])) if side[: len(prompt)] == prompt else side for side in sides)
     if chosen == rejected:
         raise Refused("chosen equals rejected")
-    return Preference(prompt, chosen, rejected)
+    if prompt[0].role != "system":
+        prompt = (*row.system(), *prompt)
+    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")))
+
+
+def _prompt_of(row: _Row, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
+    """The turns before the answers: a column's, or those that both sides begin with."""
+    if row.get("prompt") is not None:
+        if isinstance(row.get("prompt"), str) and row.text("input").strip():
+            return _asked(row, "prompt")
+        return row.turns("prompt", "user")
+    shared = _shared_turns(chosen, rejected)
+    if not shared and row.get("conversations") is not None:
+        return row.turns("conversations", "user")
+    if not shared:
+        raise Refused("no prompt: chosen and rejected share no first turns")
+    return shared
 
 
 def _shared_turns(one: tuple[Message, ...], other: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -204,6 +211,13 @@ def _shared_turns(one: tuple[Message, ...], other: tuple[Message, ...]) -> tuple
     return one[:shared]
 
 
+def _judged(row: _Row) -> Conversation:
+    good = verdict_of(row.need("label"))
+    if good is None:
+        raise Refused(f"{row.name('label')} is neither true nor false")
+    return replace(row.as_conversation(), good=good)
+
+
 _PARSERS: dict[str, Callable[[_Row], Example]] = {
     "instruction": _instruction,
     "messages": _messages,
@@ -211,34 +225,5 @@ _PARSERS: dict[str, Callable[[_Row], Example]] = {
     "prompt": _prompt,
     "text": _text,
     "preference": _preference,
+    "judged": _judged,
 }
-
-
-def _format_of(row: dict[str, Any] | str, columns: Mapping[str, str]) -> str | None:
-    """The first format whose needed columns are all there, under our names before aliases."""
-    if isinstance(row, str):
-        return "text"
-    names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
-    by_name = [name for name, needed in NEEDED.items() if names.issuperset(needed)]
-    by_alias = [
-        name
-        for name, needed in NEEDED.items()
-        if all({ours, *ALIASES.get((name, ours), ())} & names for ours in needed)
-    ]
-    found = next(iter(by_name + by_alias), None)
-    if found not in ("messages", "sharegpt"):
-        return found
-    turns = parsed(row.get(_Row(row, found, columns).name(NEEDED[found][0])))
-    first = turns[0] if isinstance(turns, list) and turns else None
-    if isinstance(first, dict) and "role" in first:
-        return "messages"
-    return "sharegpt" if isinstance(first, dict) and "from" in first else found
-
-
-def _closest(ours: str, names: Sequence[str]) -> str:
-    return next(iter(difflib.get_close_matches(ours, names, n=1, cutoff=0.6)), "...")
-
-
-def _likeness(needed: Sequence[str], names: Sequence[str]) -> float:
-    best = [max(difflib.SequenceMatcher(None, ours, name).ratio() for name in names) for ours in needed]
-    return sum(best) / len(best)

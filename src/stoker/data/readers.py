@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.record import Raw, Rejected
-from stoker.data.streams import BOM, LONGEST_LINE, MAGIC, Stream
-from stoker.data.tables import parquet_rows, table_rows
+from stoker.data.streams import BOM, LONGEST_LINE, MAGIC, Stream, utf8_advice
+from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.errors import Problem, UserError
 
 JSON_LINES = (".jsonl", ".ndjson")
@@ -84,7 +84,7 @@ def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
         text = raw.value.decode("utf-8")
     except UnicodeDecodeError as error:
         byte = raw.value[error.start]
-        return Rejected(raw.source, raw.row, f"not valid UTF-8: 0x{byte:02x} at byte {error.start + 1}")
+        return Rejected(raw.source, raw.row, f"{NOT_UTF8}: 0x{byte:02x} at byte {error.start + 1}")
     value: Any = text
     if data_suffix(raw.source) in TEXTS:
         reason = "NUL byte in text" if "\0" in text else None
@@ -212,7 +212,7 @@ def _array(stream: Stream, path: Path) -> Iterator[Raw | Rejected]:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        raise UserError(_problem(path, "not valid UTF-8", "save it as UTF-8", line, column)) from error
+        raise UserError(_problem(path, NOT_UTF8, utf8_advice(path), line, column)) from error
     if not text.strip():
         return
     has_escapes = bool(_SURROGATE.search(text))

@@ -35,19 +35,32 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn. `extra` carries tool_calls, name, tool_call_id, reasoning_content and the like, untouched."""
+    """One turn.
+
+    Attributes:
+        extra: tool_calls, name, tool_call_id, reasoning_content and the like, untouched.
+        trained: False where the row gives the turn the weight 0.
+        place: the column that it stands in, ``messages[]`` where that is a list of turns.
+    """
 
     role: Role
     content: str
     extra: dict[str, Any] = field(default_factory=dict)
+    trained: bool = True
+    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns, the last one the assistant's, and the tools that were offered."""
+    """Turns, the last one the assistant's, and the tools that were offered.
+
+    Attributes:
+        good: what the row's label says of the answer; None where nobody judged it.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
+    good: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class Preference:
     prompt: tuple[Message, ...]
     chosen: tuple[Message, ...]
     rejected: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] | None = None
 
 
 Example = Conversation | Text | Preference

@@ -16,6 +16,8 @@ BOM = b"\xef\xbb\xbf"
 # No honest sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
 # How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
+_HIGH = re.compile(rb"[\x80-\xff]")
+_ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
 _EMPTY_LINES = re.compile(rb"[\r\n]*\n")
 MAGIC = {".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
 
@@ -72,6 +74,27 @@ class Stream:
                 line += self.buffer.read(run.end())
                 self.line += run.group().count(b"\n")
             yield number, line
+
+
+def utf8_advice(path: Path) -> str:
+    """The command that makes UTF-8 of a file in another encoding."""
+    return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
+
+
+def _encoding_of(path: Path) -> str:
+    """The encoding that a file which is not UTF-8 is most likely in: gb18030, cp1251 or cp1252."""
+    with Stream(path) as stream:
+        sample = stream.buffer.read(2**20)
+    sample = sample[: sample.rfind(b"\n") + 1] or sample
+    high = len(_HIGH.findall(sample))
+    alone = len(_ALONE.findall(sample))
+    if 2 * alone > high:  # letters with accents among ASCII ones
+        return "cp1252"
+    try:
+        sample.decode("gb18030")
+    except UnicodeDecodeError:
+        return "cp1251"
+    return "gb18030"
 
 
 class _Archive(io.RawIOBase):

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from stoker.data.record import Raw, Rejected
-from stoker.data.streams import LONGEST_LINE, MAGIC, Stream
+from stoker.data.streams import LONGEST_LINE, MAGIC, Stream, utf8_advice
 from stoker.errors import Problem, UserError
 
+NOT_UTF8 = "not valid UTF-8"
 BATCH = 256  # rows of Parquet turned into Python objects at a time
 _NAN = frozenset({"NaN", "nan"})  # as pandas and numpy write a missing number into a cell
 _BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" makes these of bytes not UTF-8
@@ -60,7 +61,7 @@ def table_rows(lines: Iterator[tuple[int, bytes]], path: Path, *, tabs: bool) ->
         if len(cells) != len(columns):
             yield Rejected(source, row, f"wrong number of cells: {len(cells)}, the header has {len(columns)}")
         elif any(not _BAD_BYTE.isdisjoint(cell) for cell in cells if not cell.isascii()):
-            yield Rejected(source, row, "not valid UTF-8")
+            yield Rejected(source, row, NOT_UTF8)
         elif any("\0" in cell for cell in cells):
             yield Rejected(source, row, "NUL byte in text")
         else:
@@ -80,7 +81,8 @@ def _columns(reader: Any, path: Path) -> list[str]:
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
         what = f"column {twice[0]!r} stands twice" if twice else "it is empty or not UTF-8"
-        raise UserError(Problem(f"no usable header: {what}", "name each column once", file=str(path), line=1))
+        advice = "name each column once" if twice or not columns else utf8_advice(path)
+        raise UserError(Problem(f"no usable header: {what}", advice, file=str(path), line=1))
     return columns
 
 
@@ -139,7 +141,7 @@ def _parquet_row(batch: Any, source: str, row: int) -> Raw | Rejected:
     try:
         return Raw(source, row, batch.to_pylist()[0])
     except UnicodeDecodeError:
-        return Rejected(source, row, "not valid UTF-8")
+        return Rejected(source, row, NOT_UTF8)
     except (ValueError, OverflowError) as error:  # such as a date outside Python's years
         return Rejected(source, row, f"not readable: {_first_line(error)}")
 

@@ -21,13 +21,12 @@ from stoker.data.chat import (
     BUILT_IN,
     ChatTemplate,
     Rendered,
-    TemplateRefused,
-    as_template_message,
     compile_template,
 )
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
-from stoker.data.record import Preference, Raw, Rejected, Text
+from stoker.data.record import Conversation, Raw, Rejected, Text
+from stoker.data.render import render_example
 from stoker.data.template_arguments import arguments_of, with_arguments
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
@@ -36,6 +35,9 @@ from stoker.job.template import to_jinja
 __all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
 Cut = Literal["cut", "drop", "split"]
+JUDGED_BAD = "the label says that the answer is bad"
+TOO_LONG = "too long"
+NO_ROOM = "nothing left to train on"
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class RowSettings:
 class _Pending:
     place: int  # in the chunk
     raw: Raw
-    text: str
-    rendered: Rendered | None
+    texts: tuple[Rendered, ...]  # of a preference, both answers with their prompt
+    document: bool = False
 
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> Batch:
@@ -162,76 +164,80 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
     names = dict(settings.columns)
     for place, raw in enumerate(raws):
         out.rows_in += 1
-        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names)
+        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names, out)
         if isinstance(item, Rejected):
             dropped[place] = item
         else:
             pending.append(item)
-    for item, (ids, trained, exact) in zip(pending, _encode(pending, codec), strict=True):
-        windows, reason = fit(len(ids), trained, settings.seq_len, settings.too_long)
-        if reason:
+    encoded = iter(_encode(pending, codec))
+    for item in pending:
+        texts = [next(encoded) for _ in item.texts]
+        fits = [fit(len(ids), trained, settings.seq_len, settings.too_long) for ids, trained, _ in texts]
+        out.longest = max(out.longest, *(len(ids) for ids, _, _ in texts))
+        if reason := next((reason for _, reason in fits if reason), ""):
             dropped[item.place] = Rejected(item.raw.source, item.raw.row, reason)
             continue
-        too_long = len(ids) > settings.seq_len
-        cut = too_long and settings.too_long == "cut"
-        out.rows_cut += cut
-        out.rows_split += too_long and not cut
-        for first, last in windows:
-            spans = _within(trained, first, last)
-            columns.add(
-                ids[first:last],
-                spans,
-                (item.raw.source, item.raw.row),
-                stops=ids[first + spans[-1][1] - 1] in codec.stop_ids,
-                cut=cut,
-                continues=(first, last) != windows[-1],
-                exact=exact,
-            )
+        too_long = any(len(ids) > settings.seq_len for ids, _, _ in texts)
+        out.rows_cut += too_long and settings.too_long == "cut"
+        out.rows_split += too_long and settings.too_long != "cut"
+        for (ids, trained, exact), (windows, _) in zip(texts, fits, strict=True):
+            for first, last in windows:
+                spans = _within(trained, first, last)
+                columns.add(
+                    ids[first:last],
+                    spans,
+                    (item.raw.source, item.raw.row),
+                    stops=ids[first + spans[-1][1] - 1] in codec.stop_ids,
+                    cut=len(ids) > settings.seq_len and settings.too_long == "cut",
+                    continues=(first, last) != windows[-1],
+                    exact=exact,
+                )
     columns.into(out)
     out.dropped = [rejected for _, rejected in sorted(dropped.items())]
     return out
 
 
 def _prepare(
-    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str]
+    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str], out: Batch
 ) -> _Pending | Rejected:
     value = decode(raw)
     if isinstance(value, Rejected):
         return value
-    example = formats.parse(value, settings.format, names)
+    example, ignored = formats.read(value, settings.format, names)
+    if isinstance(example, Conversation) and example.good is not None:
+        ignored = [*ignored, names.get("label", "label")]  # it decides about the row, the text does not say it
+    out.ignored.update(ignored)
     if isinstance(example, Text):
-        return _Pending(place, raw, example.text, None)
-    if isinstance(example, Preference):
-        example = "chosen/rejected pairs are not for this task"
+        return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True),), document=True)
+    if isinstance(example, Conversation) and example.good is False:
+        example = JUDGED_BAD
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)
-    try:
-        messages = [as_template_message(m) for m in example.messages]
-        rendered = codec.template.render_trained(messages, example.tools, train_on=settings.train_on)
-    except TemplateRefused as error:
-        return Rejected(raw.source, raw.row, f"the chat template refuses it: {error}")
-    return _Pending(place, raw, rendered.text, rendered)
+    outcome = render_example(codec.template, example, settings.train_on)
+    out.ignored.update(outcome.ignored)
+    out.turns_untrained += outcome.untrained
+    return _Pending(place, raw, outcome.texts) if outcome.texts else Rejected(raw.source, raw.row, outcome.reason)
 
 
 def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
     """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
-    texts = [item.text for item in pending if item.rendered is None]
-    documents = iter(codec.encoder.encode_document(texts))
-    chats = [item.rendered for item in pending if item.rendered is not None]
+    documents = iter(codec.encoder.encode_document([item.texts[0].text for item in pending if item.document]))
+    chats = [rendered for item in pending if not item.document for rendered in item.texts]
     places = [[place for span in rendered.spans for place in span] for rendered in chats]
     encoded = iter(zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True))
     found: list[tuple[list[int], list[Span], bool]] = []
     for item in pending:
-        if item.rendered is not None:
+        if item.document:
+            ids = next(documents)
+            if codec.end_id is not None and ids[-1:] != [codec.end_id]:
+                ids.append(codec.end_id)
+            found.append((ids, [(0, len(ids))], True))
+            continue
+        for _ in item.texts:
             tokens, rendered = next(encoded)
             spans, whole = mark_trained(tokens, codec.stop_ids)
             exact = whole and rendered.exact_prefix and _same_when_asked(tokens, rendered, codec)
             found.append((tokens[0], spans, exact))
-            continue
-        ids = next(documents)
-        if codec.end_id is not None and ids[-1:] != [codec.end_id]:
-            ids.append(codec.end_id)
-        found.append((ids, [(0, len(ids))], True))
     return found
 
 
@@ -282,7 +288,7 @@ def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tu
     if length <= seq_len:
         windows = [(0, length)]
     elif too_long == "drop":
-        return [], f"too long: {length} tokens, seq_len is {seq_len}"
+        return [], f"{TOO_LONG}: {length} tokens, train.seq_len is {seq_len}"
     elif too_long == "cut":
         windows = [(0, seq_len)]
     else:
@@ -291,7 +297,7 @@ def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tu
     if kept:
         return kept, ""
     if length > seq_len:
-        return [], f"nothing left to train on: its first {seq_len} of {length} tokens have no answer"
+        return [], f"{NO_ROOM}: its first {seq_len} of {length} tokens have no answer, raise train.seq_len"
     return [], "too short: nothing to predict" if length < 2 else "nothing to train on"
 
 

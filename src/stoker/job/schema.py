@@ -91,7 +91,7 @@ class SourceBlock(Block):
         description="a file, glob, folder, hub data set id, or catalogue name; "
         ".jsonl .json .csv .parquet .txt, also .gz .zst",
     )
-    format: Literal["auto", "instruction", "messages", "sharegpt", "prompt", "text", "preference"] = Field(
+    format: Literal["auto", "instruction", "messages", "sharegpt", "prompt", "text", "preference", "judged"] = Field(
         default="auto", description="what the columns mean; found from the first rows unless given"
     )
     columns: dict[str, str] = Field(

@@ -198,6 +198,8 @@ def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, st
     if checked:
         if len(checked.drawn) > 1:
             facts["sources"] = in_words(checked.drawn)
+        if ignored := [f"{i.field} ({i.rows:,} rows)" for i in checked.fields_ignored]:
+            facts["ignored"] = f"fields that never reach the text: {', '.join(ignored[:8])}"
         facts["data"] = (
             f"{checked.rows_used} of {checked.rows_in} rows, {checked.tokens:,} tokens, "
             f"{checked.trained_tokens / checked.tokens:.0%} trained; {checked.held_out} sequences held out"
