@@ -34,7 +34,7 @@ def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
     """Talks to the others, prints to the log and to the display, and gives the sum of the ranks as the step."""
     share_cores(place.local_world)
     total = torch.tensor(place.rank)
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=60):
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=60):
         dist.all_reduce(total)
     print(f"printed by {place.rank} with {torch.get_num_threads()} threads")
     print("a warning", file=sys.stderr)
@@ -45,7 +45,7 @@ def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
 
 def wait_together(work: Work, *, place: Place, console: Console | None) -> Ending:
     """Says that it is there, then waits for the others in a collective until the step that never comes."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
         if place.rank == 1:
             time.sleep(600)
@@ -86,7 +86,7 @@ def stop_when_asked(work: Work, *, place: Place, console: Console | None) -> End
 
 def refuse_together(work: Work, *, place: Place, console: Console | None) -> Ending:
     """Every rank finds the same mistake, one of them later than the other."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=60):
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=60):
         dist.barrier()
     time.sleep(0.3 * place.rank)
     raise UserError(Problem("no such thing", "write another", key="train.lr", file="job.yaml", line=2, column=1))
@@ -94,7 +94,7 @@ def refuse_together(work: Work, *, place: Place, console: Console | None) -> End
 
 def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> Ending:
     """Rank 1 cannot go on; what the others say when it has gone is no news."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         if place.rank == 1:
             raise RunFailed("the disk is full")
         dist.barrier()
@@ -154,7 +154,7 @@ def fail_at_a_step(work: Work, *, place: Place, console: Console | None) -> Endi
 
 def hang_once(work: Work, *, place: Place, console: Console | None) -> Ending:
     """Rank 1 stops in its own work in step 4, while the others wait in a collective."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, timeout=600):
+    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         heart = step_to(work, place=place, last=10, at=3)
         for step in range(4, 7):
             heart.beat("train", step)

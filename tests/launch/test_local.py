@@ -1,4 +1,4 @@
-"""Processes that the agent starts: their results, logs, errors and signals, and that none of them is left behind."""
+"""Processes that a run starts: their results, logs, errors and signals, and that none of them is left behind."""
 
 from __future__ import annotations
 

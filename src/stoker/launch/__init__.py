@@ -1,1 +1,1 @@
-"""Where processes run: started here by the torch elastic agent, or joined where a launcher started them."""
+"""Where processes run: started here, or joined where a launcher started them."""

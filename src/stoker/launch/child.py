@@ -1,4 +1,4 @@
-"""One process that this machine's agent started: it ends with its parent, keeps a log, and says how it failed."""
+"""One process that `stoker train` started: it ends with its parent, keeps a log, and says how it failed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,32 +19,35 @@ from rich.console import Console
 
 from stoker.hardware.process import end_with
 from stoker.launch.failure import failure_of
+from stoker.launch.group import bind_to_loopback, seal_objects
 from stoker.launch.heart import beating
-from stoker.launch.join import Place, joined
+from stoker.launch.join import Place
 from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stacks import write_stacks_when_asked
 from stoker.resilience.stop import STOPS
 from stoker.train.progress import KeptConsole
 
-SETTLE = 1.0  # seconds
 Entry = Callable[..., Ending]  # as `stoker.launch.worker.train`
 
 
-def main(work: Work, pickled_entry: bytes | None, parent: int | None) -> Ending:
+def main(
+    result: Connection, work: Work, place: Place, secret: bytes, pickled_entry: bytes | None, parent: int | None
+) -> None:
     """Trains, or calls another ``entry(work, place=..., console=...)``, and keeps what is printed in a log.
 
-    The agent has put the process' place into the environment.
     Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
     are blocked until there is a handler.
 
     Args:
-        parent: process id of the agent; None where this process was forked from a server, which ends with the agent.
+        result: takes how the run ended.
+        secret: that the processes of the run share.
+        parent: process id of the one that started this; None where this process was forked from a server, which
+            ends with that one.
     """
     end_with(parent or os.getppid())
     os.setsid()
-    place = joined(os.environ)
-    assert place is not None
+    os.environ |= _as_launched(place)
     console = _keep_log(work.log_of(place.rank), place, work)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
     write_stacks_when_asked(work.logs, place.rank)
@@ -51,17 +55,29 @@ def main(work: Work, pickled_entry: bytes | None, parent: int | None) -> Ending:
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
-        return _entry(pickled_entry, work, place)(work, place=place, console=console)
+        bind_to_loopback()
+        seal_objects(secret)
+        result.send(_entry(pickled_entry, work, place)(work, place=place, console=console))
+        return
     except KeyboardInterrupt:
         code = SIGNAL_EXIT + signal.SIGTERM
     except BaseException as error:
         failure_of(error, place.rank).write(work.failure_of(place.rank))
         traceback.print_exc()
-        _wait_for_words(work, place.world)
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
+
+
+def _as_launched(place: Place) -> dict[str, str]:
+    """The variables that user code and libraries read to learn which process they are in."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+    }
 
 
 def _entry(pickled: bytes | None, work: Work, place: Place) -> Entry:
@@ -70,13 +86,6 @@ def _entry(pickled: bytes | None, work: Work, place: Place) -> Entry:
     from stoker.launch.worker import train
 
     return partial(train, heart=beating(work, place))
-
-
-def _wait_for_words(work: Work, world: int) -> None:
-    """Gives the others a moment to fail alike: the first that ends makes the agent end them."""
-    deadline = time.monotonic() + SETTLE
-    while len(work.failures()) < world and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def _stop(*_: Any) -> None:

@@ -1,16 +1,27 @@
-"""The process group of a run: which back end it talks through, and how many threads each process takes."""
+"""The process group of a run: which back end it talks through, over what, and how many threads each process takes."""
 
 from __future__ import annotations
 
+import hmac
+import io
 import os
+import pickle
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from typing import IO, Any
 
+import psutil
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from stoker.hardware.process import available_cores
+from stoker.launch.join import LOOPBACK
+
+SECRET = MAC = 32  # bytes
 
 
 def backend_of(device_type: str) -> str:
@@ -40,6 +51,60 @@ def process_group(
         yield
     finally:
         dist.destroy_process_group()
+
+
+def bind_to_loopback() -> None:
+    """Makes the groups of this process bind to the loopback interface, and look up no host name."""
+    interfaces = psutil.net_if_addrs().items()
+    name = next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo")
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"
+
+
+def new_secret() -> bytes:
+    """A secret for the processes of one run."""
+    return secrets.token_bytes(SECRET)
+
+
+def seal_objects(secret: bytes) -> None:
+    """Makes the object collectives of this process unpickle only what a process with the same secret has sent.
+
+    Gloo takes whoever connects to its port first for the peer, and any user of this machine can connect to loopback.
+    """
+    distributed_c10d._pickler = partial(_SealingPickler, secret)  # type: ignore[assignment]
+    distributed_c10d._unpickler = partial(_SealedUnpickler, secret)  # type: ignore[assignment]
+
+
+class _SealingPickler:
+    """Writes a pickle behind its message authentication code."""
+
+    def __init__(self, secret: bytes, file: IO[bytes]) -> None:
+        self._secret, self._file = secret, file
+
+    def dump(self, value: Any) -> None:
+        pickled = pickle.dumps(value)
+        self._file.write(_mac(self._secret, pickled) + pickled)
+
+
+class _SealedUnpickler:
+    """Reads what `_SealingPickler` wrote.
+
+    Raises:
+        ConnectionError: a process without the secret wrote it.
+    """
+
+    def __init__(self, secret: bytes, file: io.BytesIO) -> None:
+        self._secret, self._file = secret, file
+
+    def load(self) -> Any:
+        code, pickled = self._file.read(MAC), self._file.read()
+        if not hmac.compare_digest(code, _mac(self._secret, pickled)):
+            raise ConnectionError("an object came from a process that does not belong to this run")
+        return pickle.loads(pickled)
+
+
+def _mac(secret: bytes, pickled: bytes) -> bytes:
+    return hmac.digest(secret, pickled, "sha256")
 
 
 def share_cores(processes: int) -> None:

@@ -1,4 +1,4 @@
-"""The signs of life of a process that this machine's agent started."""
+"""The signs of life of a process that `stoker train` started."""
 
 from __future__ import annotations
 

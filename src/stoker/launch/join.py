@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
@@ -13,6 +15,7 @@ from stoker.job.layout import Layout
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the ports that systems hand out by themselves
 
 
@@ -23,15 +26,15 @@ class Place:
     Attributes:
         rank, world: its number, and how many there are.
         local_rank, local_world: the same on its machine.
-        meet: host and port where the processes find each other; None where the environment's MASTER_ADDR and
-            MASTER_PORT say it.
+        meet: host and port where the processes find each other, or a file on the machine that all of them run on;
+            None where the environment's MASTER_ADDR and MASTER_PORT say it.
     """
 
     rank: int
     world: int
     local_rank: int
     local_world: int
-    meet: tuple[str, int] | None = None
+    meet: tuple[str, int] | Path | None = None
 
     @property
     def speaks(self) -> bool:
@@ -44,8 +47,14 @@ class Place:
             return None
         import torch.distributed as dist
 
+        if isinstance(self.meet, Path):
+            return dist.FileStore(str(self.meet), self.world)
         host, port = self.meet
-        return dist.TCPStore(host, port, self.world, is_master=self.rank == 0)
+        listening = None  # of several machines: on every interface
+        if self.local_world == self.world:
+            host = LOOPBACK
+            listening = socket.create_server((host, port)).detach() if self.rank == 0 else None
+        return dist.TCPStore(host, port, self.world, is_master=self.rank == 0, master_listen_fd=listening)
 
 
 def joined(environment: Mapping[str, str]) -> Place | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import signal
 import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.child import Entry
 from stoker.launch.failure import Failure, Interrupted, error_of, first_of
 from stoker.launch.fewer import left_out, with_fewer
 from stoker.launch.heart import has_nccl
-from stoker.launch.processes import POLL, Agent, Processes
+from stoker.launch.processes import Processes
 from stoker.launch.restarts import Restarts
 from stoker.launch.server import start_server
 from stoker.launch.watch import Watch, record
@@ -26,6 +23,7 @@ from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import SharedFolder, shared_memory
 
+POLL = 0.05  # seconds between two looks at the processes
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -155,13 +153,12 @@ class _Supervisor:
         for left in self._shared.path.glob("heart-*"):
             left.unlink()
         watch = Watch(work, self._shared.path, say=self._say, nccl=self._nccl, longest=self._longest)
-        others = set(multiprocessing.active_children())
-        agent = Agent(work, self._entry)
-        processes = Processes(work.layout.world, asked=self._asked, others=others)
+        meet = self._shared.path / f"meet-{self._attempt}"
+        processes = Processes(work, self._entry, meet=meet, asked=self._asked)
         noticed = None
         try:
-            agent.start()
-            while agent.is_alive() and not processes.long_over():
+            processes.start()
+            while processes.pids:
                 processes.look()
                 self._shared.keep()
                 if watch.look(processes.pids) is not None or self._is_late():
@@ -169,18 +166,16 @@ class _Supervisor:
                 if noticed is None and (processes.one_has_failed or watch.hung):
                     noticed = time.monotonic()
                 self._tell_restarted(watch)
-                agent.join(POLL)
-            processes.settled = not agent.is_alive()
+                processes.wait(POLL)
             processes.look()
         finally:
             processes.kill()
             watch.close()
-        if agent.endings is not None:
-            return agent.endings[0]
+        ending = processes.ending()
+        if ending is not None:
+            return ending
         if self._asked:
             raise Interrupted(self._asked[0])
-        if agent.error is not None and not isinstance(agent.error, ChildFailedError):
-            raise agent.error
         failures = [watch.hung] if watch.hung else work.failures()
         failures += processes.failures({failure.rank for failure in failures})
         if not failures:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from stoker.data.build import Report
 from stoker.errors import UserError
 from stoker.launch.failure import Failure, LeftToAnother, error_of, failure_of, first_of
+from stoker.launch.group import bind_to_loopback
 from stoker.launch.join import Place
 from stoker.launch.work import Ending, Work
 from stoker.launch.worker import train
@@ -27,6 +28,8 @@ def train_as_member(work: Work, place: Place, report: AbstractContextManager[Rep
         LeftToAnother: in the others.
     """
     work.failure_of(place.rank).unlink(missing_ok=True)  # of an earlier start
+    if place.local_world == place.world:
+        bind_to_loopback()
     try:
         return train(work, place=place, report=report, hold=_taken(work, place))
     except Exception as error:

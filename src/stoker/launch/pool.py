@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -25,19 +26,22 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from stoker.hardware.process import end_with
 from stoker.launch.failure import TOLD, Failure, error_of, failure_of, failure_of_exit
-from stoker.launch.group import process_group
+from stoker.launch.group import bind_to_loopback, new_secret, process_group, seal_objects
 from stoker.launch.server import START, start_server
 
 Result = TypeVar("Result")
 GRACE = 2.0  # seconds that the others get to end by themselves when one has failed
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One function for all ranks: ``work`` is pickled, so that a rank can first set its import path."""
+    """One function for all ranks: ``work`` is pickled, so that a rank can first set its import path.
 
-    number: int
+    Attributes:
+        meet: the file through which the ranks find each other.
+    """
+
+    meet: str
     world: int
     timeout: float
     paths: list[str]
@@ -64,9 +68,9 @@ class Pool:
         self.size, self.device = size, device
         self._workers: dict[int, _Worker] = {}
         self._calls = 0
-        # The addresses of the ranks of each call, under the call's number.
-        self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-        self.close: Callable[[], Any] = weakref.finalize(self, _end_all, self._workers)
+        self._secret = new_secret()
+        self._folder = TemporaryDirectory(prefix="stoker-pool-")  # a file for each call, where its ranks meet
+        self.close: Callable[[], Any] = weakref.finalize(self, _end, self._workers, self._folder)
 
     def __enter__(self) -> Pool:
         return self
@@ -97,7 +101,8 @@ class Pool:
         self._start(world)
         self._calls += 1
         work = pickle.dumps((function, arguments))
-        call = pickle.dumps(_Call(self._calls, world, timeout, sys.path, work))
+        meet = f"{self._folder.name}/{self._calls}"
+        call = pickle.dumps(_Call(meet, world, timeout, sys.path, work))
         try:
             for rank in range(world):
                 self._workers[rank].connection.send_bytes(call)
@@ -144,7 +149,7 @@ class Pool:
         for rank in range(world):
             if rank not in self._workers:
                 ours, theirs = context.Pipe()
-                arguments = (theirs, rank, self.device, self._store.port)
+                arguments = (theirs, rank, self.device, self._secret)
                 process = context.Process(target=_serve, args=arguments, name=f"rank-{rank}")
                 process.start()
                 theirs.close()  # the process has its own: when it dies, ours ends
@@ -152,6 +157,11 @@ class Pool:
 
     def _end(self, ranks: Any) -> None:
         _end_all({rank: self._workers.pop(rank) for rank in ranks if rank in self._workers})
+
+
+def _end(workers: dict[int, _Worker], folder: TemporaryDirectory[str]) -> None:
+    _end_all(workers)
+    folder.cleanup()
 
 
 def _end_all(workers: dict[int, _Worker]) -> None:
@@ -166,7 +176,7 @@ def _end_all(workers: dict[int, _Worker]) -> None:
 # -- in the processes --------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection, rank: int, device_type: str, port: int) -> None:
+def _serve(connection: Connection, rank: int, device_type: str, secret: bytes) -> None:
     """Runs one call after another, until the parent is gone."""
     end_with(os.getppid())  # the server of forks ends with the process that asked for it
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its ranks
@@ -179,17 +189,18 @@ def _serve(connection: Connection, rank: int, device_type: str, port: int) -> No
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store = dist.TCPStore(LOOPBACK, port, is_master=False)
+    bind_to_loopback()
+    seal_objects(secret)
     gc.freeze()  # the libraries, half a million objects, are not looked through after each call
     while True:
         try:
             call: _Call = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        connection.send_bytes(_answered(call, rank, device, store))
+        connection.send_bytes(_answered(call, rank, device))
 
 
-def _answered(call: _Call, rank: int, device: torch.device, store: dist.Store) -> bytes:
+def _answered(call: _Call, rank: int, device: torch.device) -> bytes:
     """The call's result in a tuple, or the rank's failure; pickled."""
     faulthandler.dump_traceback_later(call.timeout)
     try:
@@ -198,8 +209,8 @@ def _answered(call: _Call, rank: int, device: torch.device, store: dist.Store) -
         torch.manual_seed(0)
         if call.world == 1:
             return pickle.dumps((function(*arguments),))
-        own = dist.PrefixStore(str(call.number), store)
-        with process_group(device, rank=rank, world=call.world, store=own, timeout=call.timeout):
+        store = dist.FileStore(call.meet, call.world)
+        with process_group(device, rank=rank, world=call.world, store=store, timeout=call.timeout):
             return pickle.dumps((function(*arguments),))
     except BaseException as error:
         return pickle.dumps(failure_of(error, rank))

@@ -1,104 +1,77 @@
-"""The processes of one start of a run, begun by the torch elastic agent: handed signals, looked at, ended."""
+"""The processes of one start of a run: started here, handed signals, looked at, ended."""
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from pathlib import Path
 
 from stoker.launch.child import Entry, main
 from stoker.launch.failure import Failure, failure_of_exit
+from stoker.launch.group import new_secret
+from stoker.launch.join import Place
 from stoker.launch.server import START
 from stoker.launch.work import Ending, Work
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop import STOPS
 
-POLL = 0.05  # seconds between two looks at the processes
-OVER = 30.0  # seconds that the agent gets to see that all processes have ended
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
-READ = 0.2  # seconds in which the agent has read how a process ended
-
-
-class Agent(threading.Thread):
-    """The elastic agent, in a thread of its own: in the main thread it would take the signals for itself.
-
-    Attributes:
-        endings: by rank, where all ended well.
-        error: else.
-    """
-
-    def __init__(self, work: Work, entry: Entry | None) -> None:
-        super().__init__(name="elastic-agent", daemon=True)
-        self._arguments = (work, pickle.dumps(entry) if entry else None, os.getpid() if START == "spawn" else None)
-        self._config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=work.layout.world,
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,  # whether the processes are started again, and how many, is decided above
-            monitor_interval=POLL,
-            start_method=START,
-            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # each process keeps its own
-        )
-        self.endings: dict[int, Ending] | None = None
-        self.error: Exception | None = None
-        # What the agent says of a failure, the error says better.
-        for library in ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing.spawn"):
-            logging.getLogger(library).setLevel(logging.CRITICAL)
-        resource_tracker.ensure_running()  # it would unblock the signals again if it began later
-
-    def run(self) -> None:
-        # The processes begin with the signals blocked, as this thread has them, until they have handlers.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-        try:
-            self.endings = elastic_launch(self._config, main)(*self._arguments)
-        except Exception as error:
-            self.error = error
 
 
 class Processes:
-    """The agent's processes: hands signals on to them, and ends what is left when one of them has failed.
+    """Starts the processes, hands signals on to them, and ends what is left when one of them has failed.
+
+    They find each other through a file and listen on the loopback interface only.
 
     Args:
+        entry: what each process calls instead of training.
+        meet: a file that does not exist yet, in a folder of this user's alone.
         asked: signals that this process got, as they come.
-        others: the children that this process had before.
-
-    Attributes:
-        settled: whether the agent is over: nobody else reads how the processes ended.
     """
 
-    settled = False
-
-    def __init__(self, world: int, *, asked: Sequence[int], others: set[BaseProcess]) -> None:
-        self._world, self._asked, self._others = world, asked, others
+    def __init__(self, work: Work, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
+        self._work, self._entry, self._meet, self._asked = work, entry, meet, asked
         self._ranks: list[BaseProcess] = []
+        self._endings: list[Connection] = []
         self._handed_on = 0
         self._deadline: float | None = None
         self._codes: list[int | None] = []  # before any was ended here
         self._ended_here = False
-        self._over_since: float | None = None
-        self._seen: dict[int, float] = {}  # when a process was first seen to have ended, by its id
+
+    def start(self) -> None:
+        """Starts them. They begin with the signals blocked, until they have handlers."""
+        world = self._work.layout.world
+        parent = os.getpid() if START == "spawn" else None
+        secret = new_secret()
+        entry = pickle.dumps(self._entry) if self._entry else None
+        resource_tracker.ensure_running()  # it would unblock the signals again if it began later
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+        try:
+            context = multiprocessing.get_context(START)
+            for rank in range(world):
+                ours, theirs = context.Pipe(duplex=False)
+                place = Place(rank, world, rank, world, self._meet)
+                arguments = (theirs, self._work, place, secret, entry, parent)
+                process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
+                process.start()
+                theirs.close()
+                self._ranks.append(process)
+                self._endings.append(ours)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def pids(self) -> dict[int, int]:
         """Of the processes that run, by rank."""
-        living = [(rank, p.pid) for rank, p in enumerate(self._ranks) if self._exit_code(p) is None]
+        living = [(rank, p.pid) for rank, p in enumerate(self._ranks) if p.exitcode is None]
         return {rank: pid for rank, pid in living if pid is not None}
 
     @property
@@ -106,20 +79,15 @@ class Processes:
         """Whether one ended by itself, and not well."""
         return any(self._codes)
 
-    def long_over(self) -> bool:
-        """Whether all ended some time ago: the agent would wait for ever for one that ended well without a word."""
-        if self._over_since is None and self._ranks and None not in map(self._exit_code, self._ranks):
-            self._over_since = time.monotonic()
-        return self._over_since is not None and time.monotonic() - self._over_since > OVER
+    def wait(self, seconds: float) -> None:
+        """Waits until a process ends, that long at most."""
+        wait([process.sentinel for process in self._ranks if process.exitcode is None], seconds)
 
     def look(self) -> None:
-        """To be called again and again while the agent runs."""
-        if len(self._ranks) < self._world:  # the agent starts them in the order of their ranks
-            begun = [process for process in multiprocessing.active_children() if process not in self._others]
-            self._ranks = sorted(begun, key=lambda process: int(process.name.rpartition("-")[2]))
+        """To be called again and again while they run."""
         if not self._ended_here:
-            self._codes = [self._exit_code(process) for process in self._ranks]
-        for number in self._asked[self._handed_on :] if self._ranks else ():
+            self._codes = [process.exitcode for process in self._ranks]
+        for number in self._asked[self._handed_on :]:
             self._hand_on(number)
         if self._deadline is None and (len(self._asked) > 1 or any(self._codes)):
             # One that was killed says nothing, and what the others say of it is no news.
@@ -138,8 +106,19 @@ class Processes:
         """Ends at once what still runs."""
         self._ended_here = True
         for process in self._ranks:
-            if self._exit_code(process) is None:
+            if process.exitcode is None:
                 process.kill()
+        for process in self._ranks:
+            process.join()
+
+    def ending(self) -> Ending | None:
+        """What the first process gave, once all have ended; None where one did not end well."""
+        if any(process.exitcode for process in self._ranks) or not self._endings[0].poll():
+            return None
+        with suppress(EOFError):  # it ended without a word
+            ending: Ending = self._endings[0].recv()
+            return ending
+        return None
 
     def failures(self, told: set[int]) -> list[Failure]:
         """Of the processes that ended by themselves and did not say why: killed from outside, or crashed.
@@ -147,36 +126,10 @@ class Processes:
         Args:
             told: the ranks that did say.
         """
-        # One that still ran was ended here; one that got SIGTERM from the agent was, as another had failed.
-        no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)
+        no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)  # ended here, ended well, or as it was asked to
         ends = enumerate(zip(self._ranks, self._codes, strict=True))
         return [
             failure_of_exit(rank, process.pid, code)
             for rank, (process, code) in ends
             if code not in no_reason and rank not in told
         ]
-
-    def _exit_code(self, process: BaseProcess) -> int | None:
-        """What a process ended with; None while it runs.
-
-        It is left to the agent to reap it: of two threads that do, one may find neither the process nor its code.
-        """
-        if process.pid is None or not hasattr(os, "waitid"):
-            return process.exitcode
-        try:
-            ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # the server's child, or one that the agent has reaped
-            return self._exit_code_told(process)
-        if ended is None:
-            return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-
-    def _exit_code_told(self, process: BaseProcess) -> int | None:
-        """The code that a server of forks tells once, a moment after it has told the agent."""
-        assert process.pid is not None
-        if process.pid not in self._seen:
-            if not wait([process.sentinel], 0):
-                return None
-            self._seen[process.pid] = time.monotonic()
-        told = self.settled or time.monotonic() - self._seen[process.pid] > READ
-        return process.exitcode if told else None

@@ -19,7 +19,6 @@ PRELOADED = [
     "stoker.models.load",
     "torch.distributed.pipelining",
     "torch.distributed.checkpoint",
-    "torch.distributed.elastic.multiprocessing.api",
 ]
 
 
