@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from stoker.cli.main import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current folder, whose files are not Stoker's
+    from stoker.cli.main import main
+
     sys.exit(main())

@@ -45,6 +45,7 @@ def test_states(ends: tuple[str, ...], state: str, tmp_path: Path) -> None:
 
 def test_a_taken_folder_is_running(tmp_path: Path) -> None:
     folder = run_at(tmp_path / "run", "stopped", "resumed")
+    folder.write_job("task: sft\n")
     with folder.take():
         assert summarise(folder).state == "running"
     assert summarise(folder).state == "interrupted"

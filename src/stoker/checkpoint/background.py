@@ -25,7 +25,7 @@ class Background:
 
     def __init__(self, own: SharedFolder | None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
+            [sys.executable, "-P", "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
             pass_fds=[own.lock] if own is not None and own.lock is not None else [],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

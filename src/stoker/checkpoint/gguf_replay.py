@@ -82,7 +82,7 @@ def replay(gguf: Path, request: ReplayRequest, *, through: Program, timeout: flo
     """
     if through == "llamacpp" and importlib.util.find_spec("xllamacpp") is None:
         raise UserError("llama.cpp is not installed here; pip install 'stoker[llamacpp]'")
-    command = [sys.executable, "-m", "stoker.checkpoint.gguf_replay", str(gguf), "--through", through]
+    command = [sys.executable, "-P", "-m", "stoker.checkpoint.gguf_replay", str(gguf), "--through", through]
     try:
         done = subprocess.run(
             command,

@@ -103,7 +103,7 @@ def answer_afresh(
             "out": str(out),
         }
         done = subprocess.run(
-            [sys.executable, "-m", "stoker.checkpoint.replay", str(folder)],
+            [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(folder)],
             input=json.dumps(request),
             capture_output=True,
             text=True,

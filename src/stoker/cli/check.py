@@ -11,6 +11,7 @@ from typing import Any
 
 from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
+from stoker.files import replace_file
 from stoker.job import LoadedJob
 from stoker.job.document import read_text
 from stoker.job.keys import KeyPath, dotted
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)
-        loaded = planned(open_job(arguments.job, arguments.overrides))
+        loaded = planned(open_job(arguments.job, arguments.overrides, trains=True))
     except UserError as error:
         if not arguments.json:
             raise
@@ -122,10 +123,9 @@ def _fix(job: str, *, to_stderr: bool) -> None:
     path = Path(job).resolve()
     raw = path.read_bytes()
     mark = b"\xef\xbb\xbf" if raw.startswith(b"\xef\xbb\xbf") else b""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(mark + after.encode("utf-8"))
-    partial.chmod(path.stat().st_mode & 0o777)
-    partial.replace(path)
+    mode = path.stat().st_mode & 0o777
+    replace_file(path, mark + after.encode("utf-8"))
+    path.chmod(mode)
     difference = difflib.unified_diff(
         before.splitlines(), after.splitlines(), f"{job} (before)", f"{job} (after)", lineterm=""
     )

@@ -32,6 +32,7 @@ INTERRUPTED = 130  # what a shell reports for Ctrl-C
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that are started import no file of the current folder
     try:
         code = _run(words)
         sys.stdout.flush()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
+from stoker.files import replace_file
 
 if TYPE_CHECKING:
     from stoker.plan.answer.whole import Question
@@ -92,10 +93,7 @@ def question_of(path: str, overrides: list[str], on: str) -> Question:
 
 def _write(path: Path, text: str) -> None:
     """All of it or nothing."""
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise UserError(Problem(f"cannot be written: {error.strerror}", file=str(path))) from None

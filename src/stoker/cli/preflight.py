@@ -14,8 +14,11 @@ if TYPE_CHECKING:
     from stoker.launch.join import Place
 
 
-def open_job(path: str, overrides: Sequence[str]) -> LoadedJob:
+def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> LoadedJob:
     """The job, with its model and sources looked for.
+
+    Args:
+        trains: whether it is to be trained here, into its `output`.
 
     Raises:
         UserError: with the problems of the file and of what it names, all at once.
@@ -26,6 +29,8 @@ def open_job(path: str, overrides: Sequence[str]) -> LoadedJob:
     except JobError as error:
         loaded, problems = error.sound, list(error.problems)
     problems += preflight(loaded)
+    if trains:
+        problems += _output_problems(loaded)
     if problems:
         raise UserError(*sorted(problems, key=place))
     return loaded
@@ -45,6 +50,14 @@ def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
     from stoker.launch.planned import with_plan
 
     return with_plan(loaded, place)
+
+
+def _output_problems(loaded: LoadedJob) -> list[Problem]:
+    from stoker.runs.output import output_problem
+
+    output = loaded.job.output
+    found = output_problem(Path.cwd() / output) if output is not None else None
+    return [loaded.problem("output", *found)] if found else []
 
 
 def preflight(loaded: LoadedJob) -> list[Problem]:

@@ -50,10 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
             return error.exit_code
         raise
     first = place is None or place.rank == 0
-    if arguments.fresh and first and work.output.exists():
+    if arguments.fresh and first:
         from stoker.runs.folder import put_aside
+        from stoker.runs.output import is_run
 
-        print(f"the earlier run is now in {put_aside(work.output)}", file=sys.stderr)
+        if is_run(work.output):
+            print(f"the earlier run is now in {put_aside(work.output)}", file=sys.stderr)
     try:
         ending = _train(work, place)
     except Interrupted as interrupted:
@@ -70,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
     from stoker.cli.report import quiet_environment, quiet_libraries
 
-    opened = open_job(arguments.job, arguments.overrides)
+    opened = open_job(arguments.job, arguments.overrides, trains=True)
     if place is None and opened.job.faults.restarts:
         from stoker.launch.server import start_server
 
@@ -111,17 +113,16 @@ def _train(work: Work, place: Place | None) -> Ending:
 
     with TokeniseReport() as report:
         check_data(work, report)
-    is_new = not work.output.exists()
-    try:
-        with folder.take():
+    with folder.take() as is_new:
+        try:
             return train_here(work)
-    except RankFailed as error:
-        print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
-        raise
-    except UserError as error:
-        if is_new and not isinstance(error, RunFailed):  # the job's fault, or the machine's: nothing has been trained
-            shutil.rmtree(work.output)
-        raise
+        except RankFailed as error:
+            print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
+            raise
+        except UserError as error:
+            if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
+                shutil.rmtree(work.output)
+            raise
 
 
 def _answer(output: Path, ending: Ending) -> dict[str, Any]:

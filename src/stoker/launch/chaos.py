@@ -101,10 +101,9 @@ class Rehearsal:
         if late := [fault for fault in faults if not 1 <= fault.step <= steps]:
             raise UserError(*(Problem(f"{fault}: the job has {steps} steps", "steps count from 1") for fault in late))
         folder = RunFolder(self.folder / "disturbed")
-        if folder.is_taken():
-            raise UserError(f"another process is training in {folder.path}; wait for it, or give another `output`")
         if folder.path.exists():
-            shutil.rmtree(folder.path)
+            with folder.take():
+                shutil.rmtree(folder.path)
         write_faults(folder, faults)
         changes = [f"faults.hang={HANG:g}"] if job.faults.hang == "auto" else []
         self._say(f"with {len(faults)} faults, in {folder.path}")
@@ -134,7 +133,18 @@ class Rehearsal:
     def _train(self, output: Path, changes: Sequence[str]) -> tuple[int, str]:
         """``stoker train`` in processes of its own; the last line of what it says where it fails."""
         own = [f"output={output}", "checkpoint.to=null"]  # nothing that other runs rely on is touched
-        command = [sys.executable, "-m", "stoker", "train", self._path, *self._overrides, *changes, *own, "--json"]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "stoker",
+            "train",
+            self._path,
+            *self._overrides,
+            *changes,
+            *own,
+            "--json",
+        ]
         ended = subprocess.run(command, cwd=self._base, capture_output=True, text=True, check=False)
         words = [line for line in ended.stderr.splitlines() if line.strip()]
         return ended.returncode, words[-1] if words else f"exit code {ended.returncode}"

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from rich.console import Console
 
+from stoker.files import no_link
 from stoker.hardware.process import end_with
 from stoker.launch.failure import failure_of
 from stoker.launch.group import bind_to_loopback, seal_objects
@@ -96,7 +97,7 @@ def _stop(*_: Any) -> None:
 def _keep_log(path: Path, place: Place, work: Work) -> Console | None:
     """From now on what this process prints goes into a file; gives rank 0 what it printed to before."""
     console = KeptConsole(os.dup(1)) if place.rank == 0 else None
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.files import replace_file
 
 TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed)}
 # What a collective says when a process it waits for is gone, and what the store of the addresses says. The
@@ -63,9 +64,7 @@ class Failure:
 
     def write(self, path: Path) -> None:
         """Writes it as JSON; who looks sees all of it or nothing."""
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(asdict(self), ensure_ascii=False), encoding="utf-8")
-        partial.replace(path)
+        replace_file(path, json.dumps(asdict(self), ensure_ascii=False))
 
     @classmethod
     def read(cls, path: Path) -> Failure:

@@ -34,7 +34,7 @@ def train(
     place: Place | None = None,
     console: Console | None = None,
     report: AbstractContextManager[Report | None] | None = None,
-    hold: AbstractContextManager[None] | None = None,
+    hold: AbstractContextManager[object] | None = None,
     heart: Heart | None = None,
 ) -> Ending:
     """Trains as one process of a run, or as all of it.

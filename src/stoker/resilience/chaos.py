@@ -65,8 +65,9 @@ class Fault:
 
 def write_faults(folder: RunFolder, faults: Sequence[Fault]) -> None:
     """Lets faults happen in the run of a folder."""
-    folder.chaos.mkdir(parents=True)
-    (folder.chaos / "faults.json").write_text(json.dumps([asdict(fault) for fault in faults]), encoding="utf-8")
+    with folder.take():
+        folder.chaos.mkdir()
+        (folder.chaos / "faults.json").write_text(json.dumps([asdict(fault) for fault in faults]), encoding="utf-8")
 
 
 def read_faults(folder: RunFolder) -> list[Fault]:

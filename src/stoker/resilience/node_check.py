@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.errors import UserError
+from stoker.files import no_link
 from stoker.hardware.calibration import kept_calibration
 from stoker.hardware.process import processor_name
 
@@ -174,7 +175,7 @@ def disk(folder: Path) -> tuple[int, float]:
     path = folder / f".disk-test-{socket.gethostname()}"
     begin = time.perf_counter()
     try:
-        with path.open("wb") as file:
+        with open(path, "wb", opener=no_link) as file:
             file.write(bytes(min(DISK_TEST, free // 2)))
             file.flush()
             os.fsync(file.fileno())

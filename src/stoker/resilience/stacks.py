@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.files import no_link, replace_file
+
 SIGNAL = signal.SIGUSR2  # Slurm's users often have SIGUSR1 sent before the end
 RECORDED = 2000  # collectives that the flight recorder keeps
 PATIENCE = 2.0  # seconds that a process gets to write its stack
@@ -39,7 +41,7 @@ def collectives_file(logs: Path, rank: int) -> Path:
 
 def write_stacks_when_asked(logs: Path, rank: int) -> None:
     """From now on this process writes its stacks when it gets `SIGNAL`, below those of earlier starts."""
-    file = stack_file(logs, rank).open("a")
+    file = open(stack_file(logs, rank), "a", opener=no_link)  # noqa: SIM115 -- stays open
     faulthandler.register(SIGNAL, file=file, all_threads=True)  # keeps the file open
 
 
@@ -124,9 +126,6 @@ def _record(folder: Path, logs: Path, rank: int) -> None:
     while True:
         time.sleep(LOOK_EVERY)
         if _request(folder).exists():
-            path = collectives_file(logs, rank)
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(recorder._dump_nccl_trace())
-            partial.replace(path)
+            replace_file(collectives_file(logs, rank), recorder._dump_nccl_trace())
             while _request(folder).exists():
                 time.sleep(LOOK_EVERY)

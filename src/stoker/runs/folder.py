@@ -7,6 +7,7 @@ metrics.jsonl       one object a step
 repeated.jsonl      the metrics of steps that were done again: after a fault, or because training went back
 events.jsonl        what happened: started, resumed, evaluated, saved, stopped ... ; appended, never rewritten
 checkpoints/        step-00000060/ ...
+logs/               what each process printed, and how it failed
 tensorboard/        where train.tensorboard asks for it
 chaos/              faults that are to happen on purpose; see `stoker chaos`
 """
@@ -25,7 +26,9 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from stoker.errors import RunFailed, UserError
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.files import no_link, replace_file
+from stoker.runs.output import LOCK, output_problem
 
 PATIENCE = 0.5  # seconds; whoever lists the runs holds the lock for an instant
 
@@ -105,15 +108,22 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @contextmanager
-    def take(self) -> Iterator[None]:
-        """Within it no other process trains in this folder, which is made where it is not there.
+    def take(self) -> Iterator[bool]:
+        """Within it no other process trains in this folder; gives whether it was made here.
 
         Raises:
             UserError: another process is training in it, or there can be no such folder.
         """
+        if problem := output_problem(self.path):
+            raise UserError(Problem(*problem, key="output"))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.path / ".lock", timeout=PATIENCE)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.mkdir()
+                is_new = True
+            except FileExistsError:
+                is_new = False
+            lock = FileLock(self.path / LOCK, timeout=PATIENCE)
             lock.acquire()
         except Timeout as error:
             raise UserError(
@@ -124,13 +134,13 @@ class RunFolder:
                 f"output: {self.path} cannot be written ({error.strerror}); give another `output`"
             ) from error
         try:
-            yield
+            yield is_new
         finally:
             lock.release()
 
     def is_taken(self) -> bool:
         """Whether a process is training in it."""
-        path = self.path / ".lock"
+        path = self.path / LOCK
         if not path.exists():
             return False
         try:
@@ -143,7 +153,7 @@ class RunFolder:
 
     def event(self, event: str, **values: Any) -> None:
         """Appends one event with its time (seconds since 1970)."""
-        with writing(self.events), self.events.open("a+b") as file:
+        with writing(self.events), open(self.events, "a+b", opener=no_link) as file:
             if file.tell() and not _ends_in_newline(file):  # a killed process left half a line
                 file.write(b"\n")
             file.write(_line({"time": round(time.time(), 3), "event": event, **values}).encode())
@@ -160,7 +170,7 @@ class RunFolder:
         """Puts the metrics of steps that are going to be repeated aside; says how many there were."""
         lines = self.read_metrics()
         if again := "".join(_line(line) for line in lines if line["step"] > step):
-            with writing(self.repeated), self.repeated.open("a", encoding="utf-8") as file:
+            with writing(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
                 file.write(again)
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
         if self.metrics.is_file() and kept.encode() != self.metrics.read_bytes():  # also where half a line is left
@@ -180,18 +190,8 @@ class RunFolder:
         self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:
-        """Writes a file so that it is either the old one or the new one, whole."""
-        temporary = path.with_suffix(".partial")
         with writing(path):
-            try:
-                with temporary.open("w", encoding="utf-8") as file:
-                    file.write(text)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temporary.replace(path)
-            except OSError:
-                temporary.unlink(missing_ok=True)
-                raise
+            replace_file(path, text)
 
 
 class MetricsWriter:
@@ -200,7 +200,7 @@ class MetricsWriter:
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.metrics
         with writing(self._path):
-            self._file = self._path.open("ab", buffering=0)
+            self._file = open(self._path, "ab", buffering=0, opener=no_link)  # noqa: SIM115 -- see `close`
 
     def write(self, metrics: StepMetrics) -> None:
         """Appends a line.
@@ -262,11 +262,10 @@ def put_aside(path: Path) -> Path:
     """Renames a run's folder to the first free ``NAME.1``, ``NAME.2`` ...; says to which.
 
     Raises:
-        UserError: a process is training in it.
+        UserError: a process is training in it, or it is not a run.
     """
-    if RunFolder(path).is_taken():
-        raise UserError(f"another process is training in {path}; wait for it, or give another `output`")
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{number}")).exists():
-        number += 1
-    return path.rename(aside)
+    with RunFolder(path).take():
+        number = 1
+        while (aside := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        return path.rename(aside)

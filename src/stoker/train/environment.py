@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import platform
-import subprocess
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from stoker.hardware.device import Device
 
+COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+BRANCH = re.compile(r"refs/(?!.*\.\.)[\w./@+-]+")
 PACKAGES = ("stoker", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy")
 
 
@@ -31,7 +34,7 @@ def environment(device: Device, facts: dict[str, str], data: dict[str, str]) -> 
         },
         "precision": {"chosen": device.precision, "why": device.why},
         "platform": platform.platform(),
-        "git": _git_revision(),
+        "git": git_revision(Path.cwd()),
         "command": sys.argv,
         "data": data,
         "facts": facts,
@@ -45,16 +48,30 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _git_revision() -> str | None:
-    """The revision of the folder that the job is run from, with ``+changes`` where it is not clean."""
+def git_revision(folder: Path) -> str | None:
+    """The commit that is checked out where a folder lies; None outside of a repository.
+
+    Read from the repository's files: git itself would run programs that the repository's configuration names.
+    """
     try:
-        run = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=40", "--dirty=+changes"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+        repository = next(p / ".git" for p in (folder, *folder.parents) if (p / ".git").exists())
+        if repository.is_file():  # a worktree, or a submodule
+            repository = repository.parent / repository.read_text().strip().removeprefix("gitdir: ")
+        head = (repository / "HEAD").read_text().strip()
+        if head.startswith("ref: "):
+            head = _commit_of(repository, head.removeprefix("ref: "))
+    except (OSError, ValueError, StopIteration):
         return None
-    return run.stdout.strip()
+    return head if COMMIT.fullmatch(head) else None
+
+
+def _commit_of(repository: Path, branch: str) -> str:
+    """The commit that a branch, as ``refs/heads/main``, stands at; empty where it has none."""
+    if not BRANCH.fullmatch(branch):
+        return ""
+    common = repository / "commondir"  # of a worktree: the branches are in its repository
+    repository = repository / common.read_text().strip() if common.is_file() else repository
+    if (repository / branch).is_file():
+        return (repository / branch).read_text().strip()
+    packed = (repository / "packed-refs").read_text().splitlines()
+    return next((line.split()[0] for line in packed if line.endswith(f" {branch}")), "")

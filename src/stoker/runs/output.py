@@ -1,0 +1,55 @@
+"""Whether a folder is a run's, or can become one: no other folder is written into, moved or removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+LOCK = ".lock"
+# What a run writes into its folder.
+WRITTEN = (
+    LOCK,
+    "job.yaml",
+    "environment.json",
+    "plan.json",
+    "metrics.jsonl",
+    "repeated.jsonl",
+    "events.jsonl",
+    "checkpoints",
+    "logs",
+    "tensorboard",
+    "chaos",
+)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run has begun in a folder: it holds a job and events, or a lock and nothing that is not a run's."""
+    if not folder.is_dir():
+        return False
+    if (folder / "job.yaml").is_file() and (folder / "events.jsonl").is_file():
+        return True
+    names = {path.name for path in folder.iterdir()}
+    return LOCK in names and all(name in WRITTEN or name.startswith(".") for name in names)
+
+
+def output_problem(folder: Path) -> tuple[str, str] | None:
+    """Why a job's ``output`` can be no run's folder, and what to write instead; None where it can."""
+    there = folder
+    while not os.path.lexists(there):
+        there = there.parent
+    if not there.is_dir():
+        what = "is no folder" if there == folder else f"lies below {there}, which is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        what = f"cannot be written: no files can be made in {there}"
+    elif there != folder:
+        return None
+    elif is_run(folder):
+        links = [name for name in WRITTEN if (folder / name).is_symlink()]
+        if not links:
+            return None
+        what = f"holds a link, {links[0]}, where a run writes"
+    elif other := next(folder.iterdir(), None):
+        what = f"is a folder with other files ({other.name}), not a run"
+    else:
+        return None
+    return f"output: {folder} {what}", "give a folder of its own, such as runs/mine"
