@@ -165,7 +165,7 @@ def test_help_names_every_verb_and_version_the_version(capsys: pytest.CaptureFix
 
 
 def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("stoker.cli.check.open_job", interrupted)
