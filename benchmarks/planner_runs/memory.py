@@ -141,7 +141,7 @@ def late_freed(setting: Setting, late: LateFrees, stage: int, *, others: float) 
     """
     layout = setting.layout
     split = HALF * setting.tokens * setting.shape.width / layout.tensor
-    share = late.share(layout.pipeline, layout.tensor, split, per_node=setting.cluster.per_node)
+    share = late.share(layout.pipeline, layout.tensor, split)
     blocks = sum(setting.blocks[stage].values()) * in_flight(setting, stage)
     gathered = 2 * HALF * setting.shape.width * setting.tokens * blocks
     room = FULL * setting.cluster.device.memory_gib * 2**30 - others

@@ -30,6 +30,7 @@ MEGATRON_2021 = _program(
 )
 MEGATRON = _program(
     "megatron",
+    offload="optimizer",
     shard="zero1",
     sequence=True,
     logits=1.0,
@@ -49,7 +50,7 @@ NANOTRON = _program(
     gradients=6,
     logits=7.1,
     later_logits=3.3,
-    late=LateFrees(one=0.87, two=0.0, more=0.55, large=40e6, most=32),
+    late=LateFrees(one=0.9, large=48 * 2**20, of_large=0.85, most=32),
     unsummed=2,
     first_stage=True,
     balanced=True,
@@ -65,21 +66,25 @@ NANOTRON = _program(
 # Its published memory is 28 to 33 bytes for each parameter that a process holds, sharded or split.
 INTERNEVO = _program("internevo", gradients=2, states=28)
 ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
-COMPOSER = _program("composer", weights=4, gradients=4, states=8)
+# Its cross entropy is fused (flash-attn's): logits and their gradient in 16 bits.
+COMPOSER = _program("composer", unverified=0.1, logits=4.0, weights=4, gradients=4, states=8, offload="params")
 # Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps.
-TORCHTITAN = _program("torchtitan", weights=4, gradients=4, states=8, sequence=True, logits=6.0)
+TORCHTITAN = _program(
+    "torchtitan", unverified=0.1, weights=4, gradients=4, states=8, sequence=True, logits=6.0, offload="params"
+)
 # DeepSpeed's pipeline sends, and sums gradients, while nothing else is done.
 BLOOM = replace(
     MEGATRON_2021,
     name="megatron-deepspeed",
+    unverified=0.1,
     shard="zero1",
     gradients=4,
     hidden=0.0,
     hidden_most=0.0,
     exposed_sends=1.0,
 )
-DEEPSPEED = _program("deepspeed", gradients=2)
-TORCHTUNE = _program("torchtune", gradients=2, states=4, logits=10.0, recompute="full")
+DEEPSPEED = _program("deepspeed", unverified=0.1, gradients=2, offload="params")
+TORCHTUNE = _program("torchtune", gradients=2, states=4, logits=10.0, recompute="full", offload="params", paged=True)
 PEFT = _program("peft", weights=4, gradients=4, states=8, logits=4.0, frozen=4, seq_len=512)
 OWN = Program(**{each.name: getattr(STOKER, each.name) for each in fields(STOKER)}, sequence=True)
 # What a row's source or framework says, and the software it means; the first that is found.

@@ -13,7 +13,7 @@ GENERATIONS = {
     "fdr": 56, "edr": 100, "hdr100": 100, "hdr200": 200, "hdr": 200, "ndr200": 200, "ndr400": 400, "ndr": 400,
     "xdr800": 800, "xdr": 800,
 }  # fmt: skip
-_INSIDE = re.compile(r"nvlink|nvswitch|pcie|infinity fabric|intra|single node|within", re.I)
+_INSIDE = re.compile(r"nvlink|nvswitch|nvl\d+|pcie|infinity fabric|xgmi|intra|single node|within", re.I)
 _EFA = re.compile(r"\befa\b", re.I)
 _ACROSS = re.compile(r"inter|across|per node|between", re.I)
 _COUNT = r"(?:(?P<before>\d+)\s*[x×*]\s*(?:[A-Za-z-]{3,}\s+){0,3}|\b)"
@@ -66,6 +66,11 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
             found_there = parse_network(aws[0].network) if aws else None
             return replace(found_there, fabric="EFA") if found_there else None
     return None
+
+
+def describes_node(text: str) -> bool:
+    """Whether a text speaks of the link inside a node."""
+    return bool(_INSIDE.search(text))
 
 
 def network_of(text: str, device: DeviceKind | None = None) -> float | None:
