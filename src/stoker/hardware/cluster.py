@@ -166,6 +166,9 @@ def cluster_of(
         name=node.name,
         fabric=published.fabric,
     )
+    if device.like:
+        found = f"{device.name}: {device.memory_gib:g} GiB, {device.memory_gbs:g} GB/s, {device.power:.0%} of the power"
+        cluster = replace(cluster, notes=(f"{found}; all else as {device.like}",))
     if per_node is not None and per_node != node.per_node:
         cluster = cluster._with_per_node(per_node)
     if isinstance(network, str):
@@ -177,7 +180,9 @@ def cluster_of(
         return replace(cluster, network_gbs=network.gbs, rails=network.rails, fabric=network.fabric)
     if cluster.nodes > 1 and like is None:
         gbs = f"{cluster.network_gbs:g} GB/s"
-        cluster = replace(cluster, notes=(f"network as in {node.name} ({node.source}): {gbs} a node, one way",))
+        cluster = replace(
+            cluster, notes=(*cluster.notes, f"network as in {node.name} ({node.source}): {gbs} a node, one way")
+        )
     return cluster
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from stoker.errors import Problem, UserError
@@ -34,6 +34,8 @@ class DeviceKind:
         host_gbs: GB/s, one way, to the host's memory.
         sms: streaming multiprocessors (AMD: compute units), where known.
         source: where the figures are from.
+        power: what its board may draw, to what the chip's fastest one does; fewer watts are a lower clock.
+        like: the device of the catalogue that the figures are derived from, where a name states other ones.
     """
 
     name: str
@@ -45,6 +47,8 @@ class DeviceKind:
     host_gbs: float
     sms: int | None = None
     source: str = ""
+    power: float = 1.0
+    like: str = ""
 
     @property
     def is_cpu(self) -> bool:
@@ -106,7 +110,8 @@ CATALOGUE = (
     DeviceKind("H100-94GB-NVL", 93.1, 3938, _half(835, fp32=60, tf32=417.5, fp8=1670), PCIE5, "PCIe", PCIE5, 132,
                "NVIDIA H100 NVL product brief; its bridge joins two cards only"),
     DeviceKind("H100-96GB-SXM", 95.0, 2400, _H100, 450, NVLINK, PCIE5, 132,
-               "torchtitan performance notes: 500 W, HBM2e, peak as SXM; bandwidth derived from six HBM2e stacks"),
+               "torchtitan performance notes: 500 W, HBM2e, peak as SXM; bandwidth derived from six HBM2e stacks",
+               power=500 / 700),
     DeviceKind("H200-141GB-SXM", 139.8, 4800, _H100, 450, NVLINK, PCIE5, 132, "NVIDIA H200 datasheet (2024)"),
     DeviceKind("GH200-96GB", 94.5, 4000, _H100, 450, NVLINK, 450, 132,
                "NVIDIA GH200 datasheet (2023): NVLink-C2C to the host"),
@@ -119,10 +124,16 @@ CATALOGUE = (
     DeviceKind("GB300-279GB", 276.6, 8000, {**_GB200, "fp4": 15000}, 900, NVLINK, 225, 152, _RACK),
     DeviceKind("MI250X-64GB-GCD", 63.98, 1638, _half(191.5, fp32=47.9), 100, FABRIC, PCIE4, 110,
                "AMD MI250X datasheet: one of the two dies of a module; the link is two of 50 GB/s to other modules"),
+    DeviceKind("MI250-64GB-GCD", 63.98, 1638, _half(181, fp32=45.3), 100, FABRIC, PCIE4, 104,
+               "AMD MI250 datasheet: one of the two dies of a module"),
+    DeviceKind("MI300A-128GB", 127.8, 5300, _half(980.6, fp32=122.6, tf32=490.3, fp8=1961.2), 384, FABRIC, PCIE5, 228,
+               "AMD MI300A datasheet (2023)"),
     DeviceKind("MI300X-192GB", 191.7, 5300, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
                304, "AMD MI300X datasheet (2023): seven links of 64 GB/s"),
     DeviceKind("MI325X-256GB", 255.7, 6000, _half(1307.4, fp32=163.4, tf32=653.7, fp8=2614.9), 448, FABRIC, PCIE5,
                304, "AMD MI325X datasheet (2024)"),
+    DeviceKind("MI350X-288GB", 287.6, 8000, _half(2306.9, fp32=144.2, fp8=4613.7, fp4=9227.5), 537.6, FABRIC, PCIE5,
+               256, "AMD MI350X datasheet (2025)"),
     DeviceKind("MI355X-288GB", 287.6, 8000, _half(2516.6, fp32=157.3, fp8=5033.2, fp4=10066.3), 537.6, FABRIC, PCIE5,
                256, "AMD MI355X datasheet (2025): seven links of 76.8 GB/s"),
     DeviceKind("RTX3090-24GB", 23.7, 936, _half(71, fp32=35.6, tf32=35.6), PCIE4, "PCIe", PCIE4, 82,
@@ -147,7 +158,7 @@ CATALOGUE = (
 
 # Words of a device's name that tell nothing of which one it is.
 _NOISE = re.compile(
-    r"nvidia|amd|instinct|tesla|geforce|ampere|hopper|blackwell|tensorcore|accelerator|graphics|device|hbm\d?e?|"
+    r"nvidia|amd|instinct|tesla|geforce|ampere|hopper|blackwell|tensorcore|accelerator|graphics|device|"
     r"\boam\b|\bgpu\b|\bac\b|\bnvl72\b|\bnvl36\b|\brtx\b"
 )
 _MEMORY = re.compile(r"\b(\d{2,3}) ?(?:gb|gib|g)\b")
@@ -158,29 +169,104 @@ _SIZES = {  # what names say where the catalogue's says otherwise: nominal size,
 }  # fmt: skip
 
 
+_STACK = re.compile(r"\bhbm(\d?e?)\b")
+_WATTS = re.compile(r"\b(\d{3,4}) ?w(?:atts?)?\b")
+_RATE = re.compile(r"\b(\d+(?:\.\d+)?) ?([tg])b ?(?:/ ?s|ps)\b")
+# GB/s of a stack of memory by generation, as the catalogue's devices reach it, and what they have.
+STACKS = {"2": 311.0, "2e": 400.0, "3": 670.0, "3e": 800.0}
+GENERATIONS = {
+    "V100": "2", "A100-40GB": "2", "A100-80GB": "2e", "A800": "2e", "H100-80GB-SXM": "3", "H100-80GB-PCIe": "2e",
+    "H100-94GB": "3", "H100-96GB": "2e", "H200": "3e", "GH200": "3", "H800": "3", "H20-": "3", "B200": "3e",
+    "B300": "3e", "GB200": "3e", "GB300": "3e", "MI250": "2e", "MI300": "3", "MI325X": "3e", "MI35": "3e",
+}  # fmt: skip
+WATTS = {
+    "V100": 300, "A100": 400, "A800": 400, "H100": 700, "H800": 700, "H200": 700, "H20": 400, "GH200": 700,
+    "B200": 1000, "B300": 1400, "GB200": 1200, "GB300": 1400, "MI250X": 280, "MI250": 280, "MI300A": 550,
+    "MI300X": 750, "MI325X": 1000, "MI350X": 1000, "MI355X": 1400,
+}  # fmt: skip
+FARTHEST = 2.0  # times the memory of the nearest device, beyond which another one must be meant
+
+
 @cache
 def device_kind(name: str) -> DeviceKind:
     """The device that a name means, however it is written: ``H100``, ``NVIDIA H100 80GB HBM3``, ``rtx 4090``.
 
+    Of a family's devices it is the nearest to what the name states; where that differs (``A100-64GB``,
+    ``H100-80GB-HBM2e-500W``), its memory, bandwidth and power take the place of the catalogue's.
+
     Raises:
         UserError: no device of the catalogue is meant; the nearest names are told.
     """
-    text = re.sub(r"[\s_\-/,()]+", " ", name.lower())
+    text = name.lower().replace("hbm2.0", "hbm2")
+    rate = _RATE.search(text)
+    text = _RATE.sub(" ", text)
+    text = re.sub(r"[\s_\-/,()]+", " ", text)
     text = re.sub(r"(?<=\D)(?=\d{2,3} ?gb\b)", " ", text)  # A100SXM40GB
     text = re.sub(r"(?<=\d)(?=sxm|pcie)", " ", text)
     text = re.sub(r"\b(rtx|tpu) ?(?=a?\d|v\d)", r"\1", text)
-    memory, form = _MEMORY.search(text), _FORM.search(text)
-    rest = _FORM.sub(" ", _MEMORY.sub(" ", text))
-    word = "".join(_NOISE.sub(" ", rest).split()).replace("gcd", "").removeprefix("rtx").removeprefix("tpu")
-    found = [kind for kind in CATALOGUE if _first_word(kind) == word]
-    if memory is not None:
-        found = [kind for kind in found if memory[1] in _sizes_of(kind)]
+    memory, form, stack, watts = (found.search(text) for found in (_MEMORY, _FORM, _STACK, _WATTS))
+    rest = text
+    for part in (_WATTS, _STACK, _MEMORY, _FORM, _NOISE):
+        rest = part.sub(" ", rest)
+    word = "".join(rest.split()).replace("gcd", "").removeprefix("rtx").removeprefix("tpu")
+    family = [kind for kind in CATALOGUE if _first_word(kind) == word]
+    found = [kind for kind in family if memory is None or memory[1] in _sizes_of(kind)]
+    if not found and memory is not None and family:
+        found = [min(family, key=lambda kind: abs(int(memory[1]) - _nominal(kind)))]
+        if not 1 / FARTHEST <= int(memory[1]) / _nominal(found[0]) <= FARTHEST:
+            found = []
     if form is not None and any(_form_of(kind) for kind in found):
         found = [kind for kind in found if _form_of(kind) == form[1].rstrip("0123456789")]
     if not found:
         names = [kind.name for kind in CATALOGUE]
         raise UserError(Problem(f"`{name}` is no device of the catalogue", f"write {_nearest_names(name, names)}"))
-    return found[0]
+    if stack is not None:  # the nearest with that memory, where the form leaves it open
+        found = [kind for kind in found if _generation(kind) == stack[1]] or found
+    return _with_differences(
+        found[0],
+        gigabytes=int(memory[1]) if memory else None,
+        stack=stack[1] if stack else "",
+        watts=int(watts[1]) if watts else None,
+        gbs=float(rate[1]) * (1000 if rate[2] == "t" else 1) if rate else None,
+    )
+
+
+def _with_differences(
+    kind: DeviceKind, *, gigabytes: int | None, stack: str, watts: int | None, gbs: float | None
+) -> DeviceKind:
+    """The device with what a name states otherwise: its memory, the generation of it, a bandwidth, a limit of power."""
+    changes: dict[str, float] = {}
+    said = [kind.name.split("-")[0], f"{gigabytes or _nominal(kind)}GB", _form_of(kind).upper()]
+    own, factor = _generation(kind), 1.0
+    if gigabytes is not None and str(gigabytes) not in _sizes_of(kind):
+        factor = gigabytes / _nominal(kind)  # more stacks, or fewer
+        changes["memory_gib"] = round(kind.memory_gib * factor, 2)
+    if own and stack in STACKS and stack != own:  # others
+        factor = STACKS[stack] / STACKS[own]
+        said.append(f"HBM{stack}")
+    if gbs is not None:
+        said.append(f"{gbs:g}GBps")
+    if gbs is not None or factor != 1:
+        changes["memory_gbs"] = gbs or round(kind.memory_gbs * factor)
+    full = WATTS.get(said[0])
+    if watts is not None and full is not None and kind.link != "PCIe":
+        changes["power"] = watts / full
+        said.append(f"{watts}W")
+    if all(getattr(kind, key) == value for key, value in changes.items()):
+        return kind
+    source = f"as {kind.name}; {kind.source}"
+    return replace(kind, name="-".join(filter(None, said)), like=kind.name, source=source, **changes)  # type: ignore[arg-type]
+
+
+def _generation(kind: DeviceKind) -> str:
+    """Of its stacked memory; empty where it has none."""
+    return next((found for name, found in GENERATIONS.items() if kind.name.startswith(name)), "")
+
+
+def _nominal(kind: DeviceKind) -> int:
+    """Gigabytes as its name says."""
+    sizes = _sizes_of(kind)
+    return int(sizes[0]) if sizes else round(kind.memory_gib)
 
 
 def _first_word(kind: DeviceKind) -> str:

@@ -62,7 +62,11 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
                 ports *= per_node
             return Network(_port(found.groupdict()) * ports, ports, "EFA" if _EFA.search(text) else "")
         if _EFA.search(part) and device is not None:
-            aws = [node for node in NODE_TYPES if node.name.startswith("aws-") and node.device == device.name]
+            aws = [
+                node
+                for node in NODE_TYPES
+                if node.name.startswith("aws-") and node.device in (device.name, device.like)
+            ]
             found_there = parse_network(aws[0].network) if aws else None
             return replace(found_there, fabric="EFA") if found_there else None
     return None

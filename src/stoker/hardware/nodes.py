@@ -33,6 +33,7 @@ _DGX = "NVIDIA DGX datasheet"
 _AWS = "AWS EC2 accelerated instances page"
 _GCP = "Google Cloud GPU machine types page"
 _AZURE = "Azure ND-series pages"
+_MI350 = "AMD MI350 platform brief: a 400 Gb/s port a GPU"
 
 # The first node of a device stands for it where a cluster names the device only.
 # fmt: off
@@ -54,6 +55,11 @@ NODE_TYPES = (
     NodeType("gb300-nvl72", "GB300-279GB", 72, "72x800 Gb/s", 17408, 2592, "NVIDIA GB300 NVL72 page"),
     NodeType("frontier", "MI250X-64GB-GCD", 8, "4x200 Gb/s", 512, 64, "OLCF Frontier user guide"),
     NodeType("azure-nd-mi300x-v5", "MI300X-192GB", 8, "8x400 Gb/s", 1850, 96, _AZURE),
+    NodeType("mi325x-server", "MI325X-256GB", 8, "8x400 Gb/s", 3072, 128, "as the MI300X"),
+    NodeType("mi350x-server", "MI350X-288GB", 8, "8x400 Gb/s", 3072, 128, _MI350),
+    NodeType("mi355x-server", "MI355X-288GB", 8, "8x400 Gb/s", 3072, 128, _MI350),
+    NodeType("mi300a-node", "MI300A-128GB", 4, "4x200 Gb/s", 512, 96, "El Capitan: four, a port each"),
+    NodeType("mi250-node", "MI250-64GB-GCD", 8, "4x200 Gb/s", 512, 64, "as Frontier's"),
     NodeType("aws-p3dn", "V100-32GB-SXM2", 8, "100 Gb/s EFA", 768, 96, _AWS),
     NodeType("aws-p4d", "A100-40GB-SXM", 8, "4x100 Gb/s EFA", 1152, 96, _AWS),
     NodeType("aws-p4de", "A100-80GB-SXM", 8, "4x100 Gb/s EFA", 1152, 96, _AWS),
@@ -82,6 +88,6 @@ NODE_TYPES = (
 def reference_node(device: DeviceKind) -> NodeType:
     """The node that stands for a device: its maker's; for others a server of eight cards and one 100 Gb/s port."""
     for node in NODE_TYPES:
-        if node.device == device.name:
+        if node.device in (device.name, device.like):
             return node
     return NodeType(device.name.lower(), device.name, 8, "100 Gb/s", 512, 64, "a common server of PCIe cards, assumed")

@@ -50,15 +50,31 @@ _ULTRA = replace(
     low_matmul=1.22 * _BLACKWELL.low_matmul,
     fp4_matmul=1.22 * _BLACKWELL.fp4_matmul,
 )
+# Not fitted: AMD's own measurements of large products (ROCm blog, Measuring Max-Achievable FLOPs: 54 % of the peak in
+# bf16 and 49 % in fp8 on MI300X, 64 and 58 % on MI325X), less what NVIDIA's shares above are below such measurements;
+# the bandwidth as Azure measured it (ND MI300X v5: 4.1 of 5.3 TB/s). docs/planner.md compares them with runs.
+_CDNA3 = Efficiency(0.47, low_matmul=0.41, half_rows=250, half_width=120, attention=0.28, bandwidth=0.78, link=0.7)
+_CDNA3_COOLED = replace(_CDNA3, matmul=0.55, low_matmul=0.49)  # of MI325X: 1,000 W instead of 750
+_CDNA4 = replace(_CDNA3, matmul=0.58, low_matmul=0.5, fp4_matmul=0.35)
+_CDNA2 = replace(_CDNA3, matmul=0.6, attention=0.22)
 BY_ARCHITECTURE = {
     "V100": _VOLTA, "A100": _AMPERE, "A800": _AMPERE, "H100": _HOPPER, "H200": _HOPPER, "H800": _HOPPER,
     "H20-": _HOPPER, "GH200": _HOPPER, "B200": _BLACKWELL, "GB200": _BLACKWELL, "B300": _ULTRA, "GB300": _ULTRA,
+    "MI250": _CDNA2, "MI300": _CDNA3, "MI325X": _CDNA3_COOLED, "MI35": _CDNA4,
 }  # fmt: skip
 
 
 def efficiency_of(device: DeviceKind) -> Efficiency:
-    """What is known of the device's architecture, else what holds for most."""
-    return next((found for name, found in BY_ARCHITECTURE.items() if device.name.startswith(name)), Efficiency())
+    """What is known of the device's architecture, else what holds for most.
+
+    A board that may draw less power computes at a lower clock, about the cube root of it.
+    """
+    found = next((found for name, found in BY_ARCHITECTURE.items() if device.name.startswith(name)), Efficiency())
+    if device.power == 1:
+        return found
+    clock = device.power ** (1 / 3)
+    shares = {name: getattr(found, name) * clock for name in ("matmul", "low_matmul", "fp4_matmul", "attention")}
+    return replace(found, **shares)
 
 
 def matmul_seconds(flop: float, *, rows: float, inputs: float, outputs: float, peak: float, of: Efficiency) -> float:
