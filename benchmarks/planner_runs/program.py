@@ -13,8 +13,8 @@ class LateFrees:
     """Which inputs, gathered for split matrices on a stream of their own, are not freed in time to be used again.
 
     Measured on nanotron. A pipeline's first stage runs ahead of its device while it fills: of p micro-batches in flight
-    the inputs of p - 2 are late. With two tensor-parallel processes, or where the inputs are large, almost all are. Equal
-    plans fall on both sides; why is not known.
+    the inputs of p - 2 are late. With two tensor-parallel processes, or where the inputs are large, almost all are.
+    Equal plans fall on both sides; why is not known.
 
     Attributes:
         one: share of them without a pipeline.

@@ -21,12 +21,12 @@ MEGATRON_2021 = _program(
     gradients=2,
     dropout=True,
     flash=False,
-    traffic=0.54,
-    launch=9.7e-4,
-    launch_tensor=1.4e-5,
+    traffic=0.345,
+    launch=0.00098,
+    launch_tensor=3.6e-05,
     hidden=0.19,
-    hidden_most=0.53,
-    exposed_sends=0.1,
+    hidden_most=0.59,
+    exposed_sends=0.09,
 )
 MEGATRON = _program(
     "megatron",
@@ -36,11 +36,11 @@ MEGATRON = _program(
     logits=1.0,
     fused_gate=True,
     unsummed=2,
-    traffic=1.84,
-    launch=2.1e-4,
-    hidden=0.41,
-    hidden_most=0.75,
-    hidden_tensor=0.68,
+    traffic=2.26,
+    launch=0.000204,
+    hidden=0.28,
+    hidden_most=0.68,
+    hidden_tensor=0.63,
     hidden_experts=0.5,
     exposed_sends=0.2,
 )
@@ -55,22 +55,32 @@ NANOTRON = _program(
     first_stage=True,
     balanced=True,
     sequence=True,
-    traffic=3.56,
-    launch=1.18e-3,
-    launch_tensor=3.4e-4,
+    traffic=3.64,
+    launch=0.00118,
+    launch_tensor=0.00048,
     hidden=0.5,
-    hidden_most=0.24,
+    hidden_most=0.22,
     repeated_sums=0.5,
     exposed_sends=0.3,
 )
 # Its published memory is 28 to 33 bytes for each parameter that a process holds, sharded or split.
-INTERNEVO = _program("internevo", gradients=2, states=28)
+# Its ZeRO-1 sends every process' part by itself.
+INTERNEVO = _program("internevo", gradients=2, states=28, hidden=0.184, hidden_most=0.58)
 ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
 # Its cross entropy is fused (flash-attn's): logits and their gradient in 16 bits.
 COMPOSER = _program("composer", unverified=0.1, logits=4.0, weights=4, gradients=4, states=8, offload="params")
-# Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps.
+# Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps. Of FSDP2's gathers and
+# scatters, which go beside the blocks before and after, only the outermost units' wait.
 TORCHTITAN = _program(
-    "torchtitan", unverified=0.1, weights=4, gradients=4, states=8, sequence=True, logits=6.0, offload="params"
+    "torchtitan",
+    unverified=0.1,
+    weights=4,
+    gradients=4,
+    states=8,
+    sequence=True,
+    logits=6.0,
+    hidden_most=0.9,
+    offload="params",
 )
 # DeepSpeed's pipeline sends, and sums gradients, while nothing else is done.
 BLOOM = replace(

@@ -32,6 +32,9 @@ from stoker.hardware.devices import CATALOGUE, device_kind
         ("NVIDIA B300 SXM6 AC", "B300-270GB-SXM"),
         ("GB200 NVL72", "GB200-186GB"),
         ("AMD Instinct MI300X", "MI300X-192GB"),
+        ("H100-96GB-HBM2e-500W", "H100-96GB-SXM"),
+        ("H100-80GB-HBM2e", "H100-80GB-PCIe"),
+        ("MI355X OAM 288GB HBM3E", "MI355X-288GB"),
         ("cpu", "CPU"),
     ],
 )
@@ -47,11 +50,30 @@ def test_every_device_is_found_by_its_own_name_and_says_where_its_figures_are_fr
 
 @pytest.mark.parametrize(
     ("written", "near"),
-    [("H101", "H100"), ("hl00", "H100"), ("A100-60GB", "A100-40GB-SXM"), ("H100 banana", "H100-80GB-SXM")],
+    [("H101", "H100"), ("hl00", "H100"), ("A100-400GB", "A100-40GB-SXM"), ("H100 banana", "H100-80GB-SXM")],
 )
 def test_an_unknown_name_is_answered_with_the_nearest(written: str, near: str) -> None:
     with pytest.raises(UserError, match=f"`{written}` is no device of the catalogue; write .*{near}"):
         device_kind(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "memory", "bandwidth", "power"),
+    [
+        ("A100-64GB", "A100-64GB-SXM", 0.8 * 79.2, 1631, 1.0),  # four stacks of 408 GB/s instead of five
+        ("H100-80GB-SXM-500W", "H100-80GB-SXM-500W", 79.1, 3350, 500 / 700),
+        ("H100 80GB SXM HBM2e", "H100-80GB-SXM-HBM2e", 79.1, 2000, 1.0),
+        ("H100-80GB 2.4TB/s", "H100-80GB-SXM-2400GBps", 79.1, 2400, 1.0),
+    ],
+)
+def test_the_nearest_device_takes_what_a_name_states_otherwise(
+    written: str, name: str, memory: float, bandwidth: float, power: float
+) -> None:
+    found = device_kind(written)
+    assert (found.name, found.memory_gbs, found.power) == (name, bandwidth, pytest.approx(power))
+    assert found.memory_gib == pytest.approx(memory, abs=0.01)
+    assert found.like in {kind.name for kind in CATALOGUE} and found.peak_tflops == device_kind(found.like).peak_tflops
+    assert device_kind(found.name) == found
 
 
 def test_ridge_of_the_roofline() -> None:

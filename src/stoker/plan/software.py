@@ -25,6 +25,8 @@ class Software:
         flash: whether the attention's scores are never kept (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, to those that fused kernels do.
         logit_traffic: bytes read and written per logit.
+        optimizer_traffic: bytes that the optimizer reads and writes per parameter: 28 of the weight, its gradient, the
+            moments and a master copy; more where gradients are cast, scaled and clipped by themselves.
         sent_gradients: bytes of a gradient on its way.
         by_block: whether gradients and weights travel block by block, not in few large buckets.
         hidden: share of the passes beside which gradients and weights can travel.
@@ -43,12 +45,13 @@ class Software:
     states: int = 12
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
-    traffic: float = 1.14
-    logit_traffic: float = 36.0
+    traffic: float = 0.78
+    logit_traffic: float = 37.6
+    optimizer_traffic: float = 28.0
     sent_gradients: int = 2
     by_block: bool = False
-    hidden: float = 0.18
-    hidden_most: float = 0.68
+    hidden: float = 0.7
+    hidden_most: float = 0.65
     hidden_tensor: float = 0.0
     hidden_experts: float = 0.0
     repeated_sums: float = 0.0

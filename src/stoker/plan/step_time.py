@@ -20,7 +20,7 @@ from stoker.plan.shape import Layer
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
 HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
-ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
+ADAM_BYTES = 28  # read and written per parameter on the host: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
 # Bytes moved for a weight in 4 bits: bitsandbytes' kernels reach half of the bandwidth.
@@ -46,16 +46,24 @@ class StepTime:
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
     """One block, one micro-batch: as measured where the device was, and what its processes say to each other."""
+    said = _said(setting, layer, efficiency)
     measured = measured_passes(setting)
-    alone = measured.block_pass(setting, layer) if measured else _computed(setting, layer, efficiency)
-    forward, backward = _said(setting, layer, efficiency)
+    if not measured:
+        return _computed(setting, layer, efficiency, *said)
+    alone, (forward, backward) = measured.block_pass(setting, layer), said
     if setting.layout.recompute == "full":
         backward += forward
     return StageTime(alone.forward + forward, alone.backward_input + backward, alone.backward_weight)
 
 
-def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
-    """What a device does alone."""
+def _computed(
+    setting: Setting, layer: Layer, efficiency: Efficiency, said: float = 0.0, said_back: float = 0.0
+) -> StageTime:
+    """What a device does, its exposed collectives among it: the host launches the next work beside them, too.
+
+    Args:
+        said, said_back: seconds of collectives within the block, forward and backward.
+    """
     shape, layout, work, software = setting.shape, setting.layout, setting.work, setting.software
     device, tensor, tokens = setting.cluster.device, layout.tensor, setting.tokens
     peak = device.peak(work.precision) * efficiency.matmul_share(work.precision)
@@ -92,8 +100,8 @@ def _computed(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTi
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
     launch = software.launch + software.launch_tensor * (tensor > 1)
-    forward = _longer(products + attention + elementwise, launch)
-    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise
+    forward = _longer(products + attention + elementwise + said, launch)
+    inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + said_back
     weights = products if work.tuning == "full" else 0.0
     slowed = _longer(inputs + weights, BACKWARD_LAUNCH * launch) / (inputs + weights)
     inputs, weights = inputs * slowed, weights * slowed
@@ -255,7 +263,7 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
-    return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+    return parameters * setting.software.optimizer_traffic / (device.memory_gbs * 1e9 * efficiency.bandwidth)
 
 
 def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
