@@ -44,7 +44,6 @@ PRIORS: dict[str, tuple[float, float, float]] = {
     "B200.matmul": (0.6, 0.2, 0.95), "ultra": (1.2, 0.15, 2.0), "network": (0.65, 0.2, 0.95),
     "megatron of 2021.launch": (9.3e-4, 0.5, 1), "megatron of 2021.launch_tensor": (4e-5, 0.7, 1),
     "megatron of 2021.traffic": (1.5, 0.25, 9), "megatron of 2021.hidden": (0.2, 0.7, 1),
-    "megatron of 2021.optimizer_traffic": (50.0, 0.3, 999),
     "megatron of 2021.hidden_most": (0.5, 0.5, 0.99), "megatron of 2021.exposed_sends": (0.3, 0.7, 1),
     "nanotron.launch": (1.3e-3, 0.5, 1), "nanotron.launch_tensor": (1.8e-4, 0.7, 1), "nanotron.traffic": (5.0, 0.25, 9),
     "nanotron.hidden": (0.5, 0.7, 1), "nanotron.hidden_most": (0.5, 0.5, 0.99),

@@ -60,7 +60,8 @@ NANOTRON = _program(
     launch_tensor=0.00048,
     hidden=0.5,
     hidden_most=0.22,
-    repeated_sums=0.5,
+    repeated_sums=0.8,
+    launch_across=(2.6e-3, 9e-4),
     exposed_sends=0.3,
 )
 # Its published memory is 28 to 33 bytes for each parameter that a process holds, sharded or split.

@@ -25,19 +25,18 @@ class Software:
         flash: whether the attention's scores are never kept (Dao et al., 2022).
         traffic: bytes that norms, residuals and nonlinearities move, to those that fused kernels do.
         logit_traffic: bytes read and written per logit.
-        optimizer_traffic: bytes that the optimizer reads and writes per parameter: 28 of the weight, its gradient, the
-            moments and a master copy; more where gradients are cast, scaled and clipped by themselves.
         sent_gradients: bytes of a gradient on its way.
         by_block: whether gradients and weights travel block by block, not in few large buckets.
         hidden: share of the passes beside which gradients and weights can travel.
         hidden_most: of their time, the share that can be hidden at most.
         hidden_tensor: share of tensor parallelism's collectives that matrix products hide.
         hidden_experts: share of the exchanges with experts that other work hides.
-        repeated_sums: share of a pipeline's micro-batches after which gradients are summed across nodes, where once a
-            step would do.
+        repeated_sums: share of a pipeline's micro-batches after which unsharded gradients are summed across nodes,
+            where once a step would do.
         exposed_sends: share of the sends between stages that nothing hides.
         launch: host seconds to launch a block's forward pass: less than that it never takes.
         launch_tensor: more of it under tensor parallelism.
+        launch_across: the least of it, and more for each tensor-parallel process, in a pipeline across nodes.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Software:
     flash: bool = True
     traffic: float = 0.78
     logit_traffic: float = 37.6
-    optimizer_traffic: float = 28.0
     sent_gradients: int = 2
     by_block: bool = False
     hidden: float = 0.7
@@ -58,6 +56,7 @@ class Software:
     exposed_sends: float = 0.2
     launch: float = 3e-4
     launch_tensor: float = 1e-4
+    launch_across: tuple[float, float] = (0.0, 0.0)
 
 
 # Stoker trains float32 weights under 16-bit products (autocast, or FSDP2's mixed precision). Its traffic and its

@@ -20,7 +20,7 @@ from stoker.plan.shape import Layer
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
 HOST_GBS = 20  # GB/s of the host's memory that one process of several gets
-ADAM_BYTES = 28  # read and written per parameter on the host: weight, gradient, moments, master copy
+ADAM_BYTES = 28  # read and written per parameter: weight, gradient, moments, master copy
 BACKWARD_LAUNCH = 1.5  # of the forward pass' launch time
 RECOMPUTED_PRODUCTS = 0.5  # of a block's, where every other result is kept
 # Bytes moved for a weight in 4 bits: bitsandbytes' kernels reach half of the bandwidth.
@@ -99,7 +99,7 @@ def _computed(
     if work.base != "none":  # 4-bit weights are read, written in 16 bits, and read again, forward and backward
         held = sum(matmul.active_parameters for matmul in shape.matmuls(layer)) / tensor
         elementwise += held * DEQUANTISED / (bandwidth * efficiency.bandwidth)
-    launch = software.launch + software.launch_tensor * (tensor > 1)
+    launch = _launch(setting)
     forward = _longer(products + attention + elementwise + said, launch)
     inputs = products + BACKWARD_ATTENTION * attention + 2 * elementwise + said_back
     weights = products if work.tuning == "full" else 0.0
@@ -110,6 +110,16 @@ def _computed(
     elif layout.recompute == "selective":
         inputs += attention if not software.flash else elementwise + RECOMPUTED_PRODUCTS * products
     return StageTime(forward, inputs, weights)
+
+
+def _launch(setting: Setting) -> float:
+    """Host seconds of a block's forward pass."""
+    software, layout = setting.software, setting.layout
+    launch = software.launch + software.launch_tensor * (layout.tensor > 1)
+    if layout.tensor > 1 and layout.pipeline > 1 and setting.cluster.nodes > 1:
+        least, each = software.launch_across
+        launch = max(launch, least + each * layout.tensor)
+    return launch
 
 
 def _said(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
@@ -263,7 +273,7 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
         return max((2 * FLOAT * parameters + fetched) / device.host_gbs, ADAM_BYTES * parameters / HOST_GBS) / 1e9
     if measured := measured_passes(setting):
         return measured.optimizer_seconds(setting)
-    return parameters * setting.software.optimizer_traffic / (device.memory_gbs * 1e9 * efficiency.bandwidth)
+    return parameters * ADAM_BYTES / (device.memory_gbs * 1e9 * efficiency.bandwidth)
 
 
 def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
@@ -275,7 +285,8 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     held = most_held(setting)
     parameters, trained = held.total, trained_parameters(setting, held).total
     inner = layout.sharers if layout.zero else data
-    repeated = software.repeated_sums * setting.micro_batches if layout.pipeline > 1 and cluster.nodes > 1 else 0.0
+    again = layout.pipeline > 1 and cluster.nodes > 1 and layout.shard == "none"
+    repeated = software.repeated_sums * setting.micro_batches if again else 0.0
     near = Group(inner, cluster.per_node if repeated > 1 else layout.tensor)
     far = Group(data // inner, layout.tensor * inner)
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.

@@ -108,7 +108,7 @@ def _without_recompute(setting: Setting) -> Setting:
 
 
 def _without_launch(setting: Setting) -> Setting:
-    return replace(setting, software=replace(setting.software, launch=0.0, launch_tensor=0.0))
+    return replace(setting, software=replace(setting.software, launch=0.0, launch_tensor=0.0, launch_across=(0.0, 0.0)))
 
 
 def _without_traffic(setting: Setting) -> Setting:
