@@ -21,6 +21,8 @@ from stoker.plan.setting import Setting
 from stoker.plan.speed import speed_of
 from stoker.plan.step_time import step_time
 
+CROWDED = 0.88  # of a device's memory, from which on it is nearly full
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -60,7 +62,7 @@ def predict(row: Row) -> Prediction:
     reading = reading_of(row)
     setting, memories = reading.settings[0], [memory_of(each) for each in reading.settings]
     verdicts = {verdict_on(each, memory) for each, memory in zip(reading.settings, memories, strict=True)}
-    seconds = step_time(setting).total
+    seconds = seconds_of(setting, memories[0])
     speed = speed_of(setting, seconds)
     peak, upper = _as_counted(memories[0], setting, str(row.get("memory_metric") or ""))
     return Prediction(
@@ -86,6 +88,14 @@ def verdict_on(setting: Setting, memory: Memory) -> Verdict:
 def memory_of(setting: Setting) -> Memory:
     """Of the fullest stage, or of the one that the program's logs tell of."""
     return stage_memory(setting, 0) if program_of(setting).first_stage else peak_memory(setting)[1]
+
+
+def seconds_of(setting: Setting, memory: Memory) -> float:
+    """Seconds of a step, with what a nearly full device costs."""
+    layout, device = setting.layout, setting.cluster.device
+    full = memory.peak > CROWDED * device.memory_gib * 2**30
+    crowded = full and layout.pipeline > 1 and layout.data > 1
+    return step_time(setting).total + program_of(setting).crowded * setting.micro_batches * crowded
 
 
 def bound(setting: Setting, memory: Memory) -> float:

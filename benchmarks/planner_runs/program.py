@@ -60,6 +60,8 @@ class Program(Software):
         offload: what it can keep in the host's memory.
         paged: whether a single device's full runs keep the optimizer's states in the host's pages, and step in the
             backward pass where gradients have no room.
+        crowded: seconds that a pipeline's micro-batch waits on a nearly full device: the allocator has to give back
+            what it caches, and take it again.
         unverified: share by which the bound of its memory is wider, where no reading of it was at hand.
         sequence: whether tensor parallelism splits the activations outside of the matrices, too.
     """
@@ -79,5 +81,6 @@ class Program(Software):
     recompute: Recompute = "none"
     offload: Offload = "none"
     paged: bool = False
+    crowded: float = 0.0
     unverified: float = 0.0
     sequence: bool = False

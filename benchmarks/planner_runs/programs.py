@@ -60,6 +60,7 @@ NANOTRON = _program(
     launch_tensor=0.00048,
     hidden=0.5,
     hidden_most=0.22,
+    crowded=1.0,
     repeated_sums=0.8,
     launch_across=(2.6e-3, 9e-4),
     exposed_sends=0.3,

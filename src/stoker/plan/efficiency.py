@@ -44,7 +44,7 @@ _AMPERE = Efficiency(0.755, half_rows=57, half_width=207, attention=0.318, link=
 _HOPPER = Efficiency(0.617, low_matmul=0.604, half_rows=278, half_width=84, attention=0.332, link=0.77, call=1.3e-5)
 _VOLTA = Efficiency(0.662, half_rows=679, half_width=81, attention=0.381, link=0.373, call=1.5e-5)
 _BLACKWELL = Efficiency(
-    *(0.494, 0.606, 0.42), half_rows=202, half_width=123, attention=0.38, bandwidth=0.8, link=0.389, call=1.8e-4
+    *(0.494, 0.606, 0.42), half_rows=202, half_width=123, attention=0.38, bandwidth=0.8, link=0.389, call=9e-5
 )
 _ULTRA = replace(
     _BLACKWELL,

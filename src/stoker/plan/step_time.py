@@ -16,6 +16,7 @@ from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
+from stoker.plan.volume import Kind
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -127,7 +128,9 @@ def _said(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float
     parallelism."""
     shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
     tensor, tokens = layout.tensor, setting.tokens
-    one = collective_seconds("all-reduce", tokens * shape.width * HALF, Group(tensor, 1), cluster, efficiency)
+    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
+    group = Group(tensor, 1)
+    one = sum(collective_seconds(kind, tokens * shape.width * HALF, group, cluster, efficiency) for kind in kinds)
     exposed = 2 * one * (1 - software.hidden_tensor)
     if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
         moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
