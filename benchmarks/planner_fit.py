@@ -38,7 +38,7 @@ Case = tuple[str, str, Setting, float]  # source, kind of device, setting, secon
 PRIORS: dict[str, tuple[float, float, float]] = {
     **{f"{kind}.{name}": prior for kind in ("A100", "H100", "V100", "B200") for name, prior in {
         "matmul": (0.72, 0.1, 0.95), "half_rows": (250.0, 0.5, 1e9), "half_width": (120.0, 0.4, 1e9),
-        "attention": (0.33, 0.1, 0.7), "link": (0.8, 0.2, 1.0), "call": (1.5e-5, 0.5, 1.0),
+        "attention": (0.33, 0.1, 0.7), "link": (0.8, 0.2, 1.0), "start": (4.0, 0.5, 1e3),
     }.items()},
     "H100.low_matmul": (0.6, 0.15, 0.8), "B200.low_matmul": (0.55, 0.15, 0.8), "B200.fp4_matmul": (0.4, 0.3, 0.8),
     "B200.matmul": (0.6, 0.2, 0.95), "ultra": (1.2, 0.15, 2.0), "network": (0.65, 0.2, 0.95),

@@ -21,12 +21,12 @@ MEGATRON_2021 = _program(
     gradients=2,
     dropout=True,
     flash=False,
-    traffic=0.345,
-    launch=0.00098,
-    launch_tensor=3.6e-05,
-    hidden=0.19,
-    hidden_most=0.59,
-    exposed_sends=0.09,
+    traffic=0.385,
+    launch=0.000981,
+    launch_tensor=3.58e-05,
+    hidden=0.204,
+    hidden_most=0.753,
+    exposed_sends=0.124,
 )
 MEGATRON = _program(
     "megatron",
@@ -36,13 +36,13 @@ MEGATRON = _program(
     logits=1.0,
     fused_gate=True,
     unsummed=2,
-    traffic=2.26,
-    launch=0.000204,
-    hidden=0.28,
-    hidden_most=0.68,
-    hidden_tensor=0.63,
+    traffic=2.88,
+    launch=0.000201,
+    hidden=0.488,
+    hidden_most=0.611,
+    hidden_tensor=0.383,
     hidden_experts=0.5,
-    exposed_sends=0.2,
+    exposed_sends=0.201,
 )
 SIMUMAX = replace(MEGATRON, name="megatron without overlap", hidden_tensor=0.0, hidden_experts=0.0)
 NANOTRON = _program(
@@ -55,11 +55,11 @@ NANOTRON = _program(
     first_stage=True,
     balanced=True,
     sequence=True,
-    traffic=3.64,
-    launch=0.00118,
-    launch_tensor=0.00048,
+    traffic=3.68,
+    launch=0.00117,
+    launch_tensor=0.000498,
     hidden=0.5,
-    hidden_most=0.22,
+    hidden_most=0.244,
     crowded=1.0,
     repeated_sums=0.8,
     launch_across=(2.6e-3, 9e-4),
@@ -67,7 +67,7 @@ NANOTRON = _program(
 )
 # Its published memory is 28 to 33 bytes for each parameter that a process holds, sharded or split.
 # Its ZeRO-1 sends every process' part by itself.
-INTERNEVO = _program("internevo", gradients=2, states=28, hidden=0.184, hidden_most=0.58)
+INTERNEVO = _program("internevo", gradients=2, states=28, hidden=0.167, hidden_most=0.7)
 ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
 # Its cross entropy is fused (flash-attn's): logits and their gradient in 16 bits.
 COMPOSER = _program("composer", unverified=0.1, logits=4.0, weights=4, gradients=4, states=8, offload="params")

@@ -8,6 +8,7 @@ import pytest
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import device_kind
+from stoker.hardware.network import parse_network
 from stoker.job.layout import Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.flop import model_flop_per_token
@@ -19,7 +20,9 @@ from stoker.plan.step_time import Passes, step_time
 
 SHAPE = shape_named("llama3-8b")
 CLUSTER = cluster_of(device_kind("A100"), gpus=64)
-PERFECT = Efficiency(1.0, 1.0, half_rows=0.0, half_width=0.0, attention=1.0, bandwidth=1e9, link=1e9, network=1e9)
+PERFECT = Efficiency(
+    *(1.0, 1.0), half_rows=0.0, half_width=0.0, attention=1.0, bandwidth=1e9, link=1e9, network=1e9, start=0.0
+)
 FREE = replace(STOKER, launch=0.0, launch_tensor=0.0)
 
 
@@ -55,7 +58,7 @@ def test_small_products_are_slower() -> None:
 
 
 def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:
-    efficiency = Efficiency(link=1.0, network=1.0)
+    efficiency = Efficiency(link=1.0, network=1.0, start=0.0)
     free = replace(CLUSTER, link_latency_s=0.0, network_latency_s=0.0)
     inside = collective_seconds("all-reduce", 1e9, Group(8, 1), free, efficiency)
     assert inside == pytest.approx(2 * 7 / 8 * 1e9 / (free.device.link_gbs * 1e9))
@@ -83,3 +86,36 @@ def test_passes_that_are_kept_change_nothing() -> None:
     for layout in (Layout(data=64), Layout(data=32, tensor=2), Layout(data=16, pipeline=4), Layout(data=32, context=2)):
         assert step_time(setting(layout), passes=passes).total == step_time(setting(layout)).total
         assert passes.least(setting(layout)) <= step_time(setting(layout)).total
+
+
+def test_collectives_are_hidden_while_the_host_launches() -> None:
+    """A host that takes a second a block leaves the time for what its processes exchange."""
+    ratios = []
+    for launch in (0.0, 1.0):
+        found = replace(setting(Layout(data=32, tensor=2)), software=replace(FREE, launch=launch))
+        without = replace(found, software=replace(found.software, hidden_tensor=1.0))
+        ratios.append(step_time(found).total / step_time(without).total)
+    assert ratios[0] > 1.01 and ratios[1] == pytest.approx(1, abs=1e-4)
+
+
+def test_sequence_parallelism_gathers_and_scatters() -> None:
+    """On EFA a gather and a scatter take about twice as long as one all-reduce of the same bytes."""
+    cluster = cluster_of(device_kind("H100"), gpus=16, network=parse_network("EFA", device_kind("H100")))
+    seconds = []
+    for sequence in (False, True):
+        found = setting(Layout(tensor=16, sequence=sequence), micro_batch=32, cluster=cluster)
+        without = replace(found, software=replace(found.software, hidden_tensor=1.0))
+        seconds.append(step_time(found).total - step_time(without).total)
+    assert 1.5 < seconds[1] / seconds[0] < 3
+
+
+def test_gathers_travel_beside_the_passes() -> None:
+    """What blocks of FSDP exchange is seen only as far as it is longer than the passes, or first and last."""
+    whole = setting(Layout(data=64, shard="zero3", shard_size=64), micro_batch=1)
+    slow = replace(whole, cluster=replace(CLUSTER, network_gbs=CLUSTER.network_gbs / 50))
+    exposed = [step_time(s).parts["data parallel"] for s in (whole, slow)]
+    moved = [
+        step_time(replace(s, software=replace(s.software, hidden=0.0))).parts["data parallel"] for s in (whole, slow)
+    ]
+    assert exposed[0] == pytest.approx((1 - whole.software.hidden_most) * moved[0])
+    assert exposed[1] == pytest.approx(moved[1] - slow.software.hidden * step_time(slow).parts["compute"], rel=1e-6)

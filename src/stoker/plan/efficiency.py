@@ -19,7 +19,7 @@ class Efficiency:
         attention: of the 16-bit peak, by fused attention.
         bandwidth: of the memory's, by everything else.
         link: of the link inside a node, by collectives.
-        call: seconds of a collective beside its ring's steps: its start, and the ramp of its rate.
+        start: of a collective, and the ramp of its rate: as many steps of a ring inside a node.
         network: of the network between nodes, by collectives, where its kind is not known to be otherwise.
     """
 
@@ -31,7 +31,7 @@ class Efficiency:
     attention: float = 0.35
     bandwidth: float = 0.85
     link: float = 0.7
-    call: float = 1e-5
+    start: float = 4.0
     network: float = 0.58
 
     def matmul_share(self, precision: str) -> float:
@@ -40,17 +40,17 @@ class Efficiency:
 
 
 # Fitted to published runs; docs/planner.md says to which. Blackwell Ultra may draw a sixth more power.
-_AMPERE = Efficiency(0.755, half_rows=57, half_width=207, attention=0.318, link=0.915, call=7e-5)
-_HOPPER = Efficiency(0.617, low_matmul=0.604, half_rows=278, half_width=84, attention=0.332, link=0.77, call=1.3e-5)
-_VOLTA = Efficiency(0.662, half_rows=679, half_width=81, attention=0.381, link=0.373, call=1.5e-5)
+_AMPERE = Efficiency(0.75, half_rows=43, half_width=215, attention=0.319, link=1.0, start=16)
+_HOPPER = Efficiency(0.619, low_matmul=0.672, half_rows=278, half_width=87, attention=0.336, link=0.784, start=3)
+_VOLTA = Efficiency(0.705, half_rows=956, half_width=90, attention=0.363, link=0.36, start=4)
 _BLACKWELL = Efficiency(
-    *(0.494, 0.606, 0.42), half_rows=202, half_width=123, attention=0.38, bandwidth=0.8, link=0.389, call=9e-5
+    *(0.509, 0.654, 0.508), half_rows=332, half_width=94, attention=0.373, bandwidth=0.8, link=0.695, start=50
 )
 _ULTRA = replace(
     _BLACKWELL,
-    matmul=1.26 * _BLACKWELL.matmul,
-    low_matmul=1.26 * _BLACKWELL.low_matmul,
-    fp4_matmul=1.26 * _BLACKWELL.fp4_matmul,
+    matmul=1.27 * _BLACKWELL.matmul,
+    low_matmul=1.27 * _BLACKWELL.low_matmul,
+    fp4_matmul=1.27 * _BLACKWELL.fp4_matmul,
 )
 # Not fitted: AMD's own measurements of large products (ROCm blog, Measuring Max-Achievable FLOPs: 54 % of the peak in
 # bf16 and 49 % in fp8 on MI300X, 64 and 58 % on MI325X), less what NVIDIA's shares above are below such measurements;

@@ -56,13 +56,14 @@ def collective_seconds(
     rounds = (2 if kind == "all-reduce" else 1) * (group.size - 1)
     members = group.inside(cluster.per_node)
     seconds = sent / (cluster.device.link_gbs * 1e9 * efficiency.link)
-    latency = rounds * cluster.link_latency_s + efficiency.call
+    latency = (rounds + efficiency.start) * cluster.link_latency_s
     if group.size > members:
         rings = cluster.per_node / members
         share = network_share(cluster, group.size / members, efficiency, whole=kind == "all-reduce")
         seconds = max(seconds, sent * rings / (cluster.network_gbs * 1e9 * share))
         nodes = group.size / members
-        latency = (2 if kind == "all-reduce" else 1) * nodes * cluster.network_latency_s + efficiency.call
+        latency = (2 if kind == "all-reduce" else 1) * nodes * cluster.network_latency_s
+        latency += efficiency.start * cluster.link_latency_s
         if kind != "all-reduce":  # trees take that by its logarithm, its halves go round by every process
             latency += (group.size - nodes) * cluster.link_latency_s
             if cluster.fabric == "EFA":

@@ -44,12 +44,12 @@ class Software:
     states: int = 12
     memory: Callable[[Setting, int], Mapping[str, float]] | None = None
     flash: bool = True
-    traffic: float = 0.78
-    logit_traffic: float = 37.6
+    traffic: float = 0.72
+    logit_traffic: float = 37.1
     sent_gradients: int = 2
     by_block: bool = False
     hidden: float = 0.7
-    hidden_most: float = 0.65
+    hidden_most: float = 0.68
     hidden_tensor: float = 0.0
     hidden_experts: float = 0.0
     repeated_sums: float = 0.0
