@@ -11,17 +11,15 @@ causes apart leave them where they were. It prints the numbers, to be written in
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
 
 import numpy as np
-from planner_accuracy import clean, measured_seconds
+from planner_accuracy import clean, held_out, measured_seconds
 from planner_runs.cases import setting_of
 from planner_runs.rows import read_rows
 from scipy.optimize import least_squares
@@ -66,12 +64,6 @@ DRAWN = 0.01  # errors beyond which a run counts less than its square
 DENSE_ONLY = ("Megatron-Bridge",)  # sources whose mixtures of experts are left out: kernels change by the month
 
 
-def tested(row: Mapping[str, Any]) -> bool:
-    """Whether a row is of the half that nothing is fitted to."""
-    key = str((row["source"], row.get("group") or row["row_id"]))
-    return hashlib.md5(key.encode()).digest()[0] % 2 == 1
-
-
 def cases(path: Path) -> tuple[list[Case], list[Case]]:
     """(those to fit, those to test): dense models whose step is published and not doubted."""
     halves: tuple[list[Case], list[Case]] = ([], [])
@@ -87,7 +79,7 @@ def cases(path: Path) -> tuple[list[Case], list[Case]]:
         kind = next((k for k, names in KINDS.items() if setting.cluster.device.name.startswith(names)), None)
         named = setting.software.name in {name.split(".")[0] for name in PRIORS} | set(ALIKE)
         if kind and named and (dense or not any(name in row["source"] for name in DENSE_ONLY)):
-            halves[tested(row)].append((str(row["source"])[:40], kind, setting, seconds))
+            halves[held_out(row)].append((str(row["source"])[:40], kind, setting, seconds))
     return halves
 
 
@@ -129,11 +121,11 @@ def fit(fitted: list[Case]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
-    fitted, held_out = cases(parser.parse_args().file)
+    fitted, rest = cases(parser.parse_args().file)
     numbers = fit(fitted)
     for name, value in numbers.items():
         print(f"{name:<34} {value:>10.4g}   expected {PRIORS[name][0]:g}")
-    for title, half in (("fitted", fitted), ("not fitted", held_out)):
+    for title, half in (("fitted", fitted), ("not fitted", rest)):
         errors: dict[str, list[float]] = defaultdict(list)
         for case in half:
             errors[case[0]].append(abs(predicted(case, numbers) / case[3] - 1))
