@@ -171,6 +171,21 @@ class Sharing:
     notes: tuple[str, ...] = ()
 
 
+def zero_stage(value: object) -> tuple[int | None, tuple[str, ...]]:
+    """(ZeRO's stage, notes) of a number or a phrase such as ``ZeRO-1`` or ``stage 2``; None where it is not said."""
+    text = str(value).strip().lower()
+    if value is None or re.fullmatch(r"|unknown|null|unstated|auto|not \w+", text):
+        return None, ()
+    if text in ("none", "no", "false", "off", "ddp"):
+        return 0, ()
+    found = re.search(r"(?:zero|stage|^)[ _+-]*([0-3])(?:\.0)?\b", text)
+    if found:
+        return int(found[1]), ()
+    if re.search(r"distributed optimi[sz]er|dist[ _-]?opt", text):
+        return 1, ()
+    return None, (f"`zero_stage`: `{value}` is not known",)
+
+
 def sharing(value: object) -> Sharing:
     """What the field ``fsdp`` says: ``FULL_SHARD``, ``HSDP``, ``HYBRID_SHARD 16x8``, ``64``, True, ..."""
     text = re.sub(r"[_\s]+", " ", str(value).strip().lower())

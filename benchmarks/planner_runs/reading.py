@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import cast
 
-from planner_runs.phrases import Numbers, Recomputed, numbers_of, recomputed, sharing
+from planner_runs.phrases import Numbers, Recomputed, numbers_of, recomputed, sharing, zero_stage
 from planner_runs.program import Program
 from planner_runs.programs import program_of_row
 from planner_runs.rows import Row, checked
@@ -67,7 +67,8 @@ def reading_of(row: Row) -> Reading:
     micro_batch = row.get("micro_batch") or 1
     chunks = row.get("vp") or 1
     shape = shape_of_row(row)
-    zero = row.get("zero_stage")
+    zero, unread = zero_stage(row.get("zero_stage"))
+    notes += unread
     if zero is None:
         zero = shared.zero or None  # ``fsdp: false`` says nothing of the other stages
     open_shards = (program.shard,) if zero is None else (SHARDS[zero],)

@@ -17,6 +17,7 @@ MOST = {
     "micro_batch": 10_000_000, "global_batch": 10**9, "seq_len": 10**8, "layers": 10_000, "hidden": 10**6,
     "heads": 10**5, "kv_heads": 10**5, "ffn": 10**7, "vocab": 10**8, "zero_stage": 3,
 }  # fmt: skip
+PHRASES = ("zero_stage",)  # may be said in words
 SIZES = ("params", "active_params")  # may be rounded
 
 
@@ -51,7 +52,7 @@ def checked(row: Row) -> Row:
     """
     found = dict(row)
     for key, most in MOST.items():
-        if row.get(key) is not None:
+        if row.get(key) is not None and not (key in PHRASES and _number(row[key]) is None):
             found[key] = _whole(key, row[key], least=0 if key == "zero_stage" else 1, most=most)
     for key in SIZES:
         if row.get(key) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planner_runs.phrases import Sharing, numbers_of, recomputed, sharing
+from planner_runs.phrases import Sharing, numbers_of, recomputed, sharing, zero_stage
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,13 @@ def test_recomputation(value: object, meant: str | None) -> None:
 )  # fmt: skip
 def test_sharding(value: object, meant: Sharing) -> None:
     assert sharing(value) == meant
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [(0, 0), (3, 3), ("1", 1), ("ZeRO-1", 1), ("stage 2", 2), ("ZeRO_3", 3), ("distributed optimizer", 1), ("none", 0),
+     (None, None), ("unknown", None), ("banana", None)],
+)  # fmt: skip
+def test_stages(value: object, meant: int | None) -> None:
+    found, notes = zero_stage(value)
+    assert found == meant and bool(notes) == (value == "banana")

@@ -61,6 +61,7 @@ def test_short_states_take_less() -> None:
         ("precision", "posit16", "`precision`: `posit16` of `posit16` is not known, products taken as bf16"),
         ("recompute", "banana", "`recompute`: `banana` is not known"),
         ("fsdp", "quantum", "`fsdp`: `quantum` is not known"),
+        ("zero_stage", "banana", "`zero_stage`: `banana` is not known"),
         (
             "interconnect",
             "carrier pigeons",

@@ -52,12 +52,12 @@ _ULTRA = replace(
     low_matmul=1.27 * _BLACKWELL.low_matmul,
     fp4_matmul=1.27 * _BLACKWELL.fp4_matmul,
 )
-# Not fitted: AMD's own measurements of large products (ROCm blog, Measuring Max-Achievable FLOPs: 54 % of the peak in
-# bf16 and 49 % in fp8 on MI300X, 64 and 58 % on MI325X), less what NVIDIA's shares above are below such measurements;
-# the bandwidth as Azure measured it (ND MI300X v5: 4.1 of 5.3 TB/s). docs/planner.md compares them with runs.
+# Not fitted: MI300X reaches 45 % of its peak in 16 and in 8 bits and 81 % of its bandwidth (Ambati et al., 2025), on
+# Azure 44 % in fp8, 78 % of the bandwidth, a quarter of the peak in attention (ND MI300X v5 results). MI325X draws a
+# third more power, MI355X is taken to be a little better still. docs/planner.md compares them with runs.
 _CDNA3 = Efficiency(0.47, low_matmul=0.41, half_rows=250, half_width=120, attention=0.28, bandwidth=0.78, link=0.7)
-_CDNA3_COOLED = replace(_CDNA3, matmul=0.55, low_matmul=0.49)  # of MI325X: 1,000 W instead of 750
-_CDNA4 = replace(_CDNA3, matmul=0.58, low_matmul=0.5, fp4_matmul=0.35)
+_CDNA3_COOLED = replace(_CDNA3, matmul=0.53, low_matmul=0.46)
+_CDNA4 = replace(_CDNA3, matmul=0.56, low_matmul=0.48, fp4_matmul=0.35)
 _CDNA2 = replace(_CDNA3, matmul=0.6, attention=0.22)
 BY_ARCHITECTURE = {
     "V100": _VOLTA, "A100": _AMPERE, "A800": _AMPERE, "H100": _HOPPER, "H200": _HOPPER, "H800": _HOPPER,
