@@ -34,7 +34,7 @@ def begin(base: Path, entry: str, faults: str = "restarts: 0") -> subprocess.Pop
     process = subprocess.Popen(
         [sys.executable, "-c", "import sys, entries; sys.exit(entries.start(sys.argv[1]))", entry],
         cwd=base,
-        env={**own, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**own, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), own.get("PYTHONPATH", "")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -220,7 +220,7 @@ def _through_transformers(gguf: Path, request: ReplayRequest) -> Replay:
 
     torch.set_num_threads(_cores())
     model = _load_transformers(gguf)
-    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, trust_remote_code=False)
     stops = _stops(gguf)
     continuations = []
     for prompt in request.prompts:
@@ -258,7 +258,9 @@ def _load_transformers(gguf: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, trust_remote_code=False
+    ).eval()
 
 
 def _stops(gguf: Path) -> list[int]:

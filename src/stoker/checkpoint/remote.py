@@ -27,6 +27,9 @@ class RemoteStorage:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
+        # Of several in a chain, or of references, fsspec renders templates that stand in the files.
+        if "::" in self.url or self.url.startswith("reference:"):
+            raise UserError(Problem(f"{self.url} is no place for checkpoints", "write one URL", key="checkpoint.to"))
         try:
             system, path = url_to_fs(self.url)
         except (ImportError, ValueError) as error:  # the library is missing; the protocol is not known

@@ -31,6 +31,7 @@ from stoker.checkpoint.causes import innermost, os_error
 from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.envelope import Part
+from stoker.checkpoint.index import Reader
 from stoker.checkpoint.planners import ChunkLoader
 from stoker.checkpoint.state import DamagedError, Outcome, Places, Saved, State
 from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of
@@ -181,7 +182,7 @@ class Store:
         if odd := sorted(set().union(*together(match)) ^ set(saved)):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():
-            dcp.load(dict(held), storage_reader=self._reader(step), planner=ChunkLoader())
+            dcp.load(dict(held), storage_reader=Reader(self.storage.path(step), files), planner=ChunkLoader())
         return numbers
 
     def _mismatch(self, step: int, how: str) -> NoReturn:
@@ -191,21 +192,13 @@ class Store:
         """The numbers, files and tensors of a checkpoint; fails where files are not as large as they were written."""
         numbers, files = _split(read_state(self.storage, step))
         check_sizes(self.storage, step, files)
-        entries = self._reader(step).read_metadata().state_dict_metadata
+        entries = Reader(self.storage.path(step), files).read_metadata().state_dict_metadata
         saved = {
             name: Saved(tuple(entry.size), entry.properties.dtype)
             for name, entry in entries.items()
             if isinstance(entry, TensorStorageMetadata)
         }
         return numbers, files, saved
-
-    def _reader(self, step: int) -> dcp.FileSystemReader:
-        path = self.storage.path(step)
-        if isinstance(path, Path):
-            return dcp.FileSystemReader(path)
-        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
-
-        return FsspecReader(path)
 
     def put_aside(self, step: int) -> str:
         """Has a damaged checkpoint taken for one no more; it can still be looked at. Says where it is."""

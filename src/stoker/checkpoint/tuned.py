@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load import LoadedJob, load_job
 from stoker.job.schema import Job
+from stoker.job.trust import code_problems
 from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
 from stoker.models.quantise import device_for
@@ -77,15 +79,28 @@ def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[S
     return store, int(at)
 
 
-def open_run(path: str, base: Path, *, at: str = "last") -> TunedRun:
-    """Loads a run's model with the weights of a checkpoint."""
+def _as_option(key: str) -> str:
+    return "--" + key.removeprefix("model.").removesuffix("=true").replace("_", "-")
+
+
+def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> TunedRun:
+    """Loads a run's model with the weights of a checkpoint.
+
+    Args:
+        trusted: which of the run's keys that let code run the user stands for, as ``key=value``.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or the run asks to run code and nobody stands for it.
+    """
     folder = find_run(path, base)
-    loaded = load_job(folder.job)
+    loaded = load_job(folder.job, trusted)
     job = loaded.job
     if job.model is None:
         raise UserError(
             f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"
         )
+    if problems := code_problems(loaded, _as_option):
+        raise UserError(*problems)
     store, step = checkpoint_step(folder, job, at, base)
     # What was trained in mixed precision is used in it, too.
     device = device_for(job)

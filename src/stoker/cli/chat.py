@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.cli.trust import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     from stoker.checkpoint.tuned import open_run
 
-    tuned = open_run(arguments.run, Path.cwd(), at=arguments.at)
+    tuned = open_run(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
     chat = _Chat(tuned, arguments)
     if arguments.prompt is not None:
         chat.ask(arguments.prompt)

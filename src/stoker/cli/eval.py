@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from stoker.cli.trust import add_trust, trusted
 from stoker.errors import UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.data is not None:
         _check(arguments, base)
-    tuned = open_run(arguments.run, base, at=arguments.at)
+    tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     with TokeniseReport() as report:
         results = measure(
             tuned,

@@ -6,6 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
+from stoker.cli.trust import add_trust, trusted
+
 FORMATS = ("adapter", "merged", "gguf")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
 
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quantise", choices=QUANTISED, help="hold merged weights in 8 or 4 bits, or as int8 or int4")
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.verify import drift, take_reference, verify
 
     base = Path.cwd()
-    tuned = open_run(arguments.run, base, at=arguments.at)
+    tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
     check_export(tuned, export)
     reference = take_reference(tuned, base)

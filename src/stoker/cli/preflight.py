@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.load import JobError, place
+from stoker.job.trust import code_problems
+from stoker.runs.output import is_of_run
 
 if TYPE_CHECKING:
     from stoker.launch.join import Place
@@ -26,6 +28,8 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     try:
         loaded = load_job(path, overrides)
         problems: list[Problem] = []
+        if is_of_run(Path(path)):
+            problems = code_problems(loaded, lambda key: f"{key} on the command line")
     except JobError as error:
         loaded, problems = error.sound, list(error.problems)
     problems += preflight(loaded)

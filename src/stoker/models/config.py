@@ -26,7 +26,13 @@ def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
     if Path(where).is_dir():
         read_config(Path(where))
     with reading(f"the configuration of the model {block.name}"):
-        return AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+        config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
+    for name in ("_attn_implementation", "_experts_implementation"):
+        kernel = getattr(config, name, None)
+        if isinstance(kernel, str) and "/" in kernel and not block.trust_remote_code:
+            message = f"the configuration of the model {block.name} asks for code from the hub, {kernel}"
+            raise UserError(Problem(message, "write model.trust_remote_code: true if you trust it"))
+    return config
 
 
 def generation_config(where: str, revision: str | None = None) -> GenerationConfig | None:

@@ -5,9 +5,10 @@ Reading de-quantises every tensor: half a minute for 135 M parameters, against a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import TYPE_CHECKING
 
 from stoker.data.cache import lock
@@ -26,6 +27,14 @@ def _folder(path: Path, part: str) -> Path:
     return cache_folder() / "gguf-2" / digest[:32] / part
 
 
+@contextmanager
+def alone(path: Path) -> Iterator[Path]:
+    """A folder with nothing but the GGUF file: transformers would follow other files that lie beside it."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        yield Path(folder)
+
+
 def tokenizer_of_gguf(path: Path) -> Path:
     """The folder with the tokenizer and the configuration that lie in a GGUF file."""
     folder = _folder(path, "tokenizer")
@@ -34,9 +43,9 @@ def tokenizer_of_gguf(path: Path) -> Path:
             from transformers import AutoConfig, AutoTokenizer
 
             _require_gguf(path)
-            with reading(f"the GGUF file {path}"):
-                tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-                config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+            with reading(f"the GGUF file {path}"), alone(path) as place:
+                tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
+                config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
             _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
             _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
     return folder
@@ -63,8 +72,10 @@ def weights_of_gguf(path: Path) -> Path:
             from transformers import AutoModelForCausalLM
 
             _require_gguf(path)
-            with reading(f"the GGUF file {path}"):
-                loaded = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+            with reading(f"the GGUF file {path}"), alone(path) as place:
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
+                )
             _keep(folder, _plain(loaded).save_pretrained)
     return folder
 

@@ -164,6 +164,8 @@ def _read_whole(
     block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
 ) -> PreTrainedModel:
     """The model as transformers loads it, in one piece."""
+    if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
+        raise UserError(f"{block.name} holds an adapter beside a model: move adapter_config.json elsewhere")
     quantised = quantisation(block.quantise, dtype, storage=storage)
     with reading(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.slots import copies_in, forget_copies
 from stoker.checkpoint.storage import LocalStorage
+from stoker.errors import UserError
 from stoker.resilience.watchdog import WINDOW
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import shared_folder
@@ -73,7 +74,10 @@ def write_faults(folder: RunFolder, faults: Sequence[Fault]) -> None:
 def read_faults(folder: RunFolder) -> list[Fault]:
     """The faults that are to happen in a run; none as a rule."""
     path = folder.chaos / "faults.json"
-    return [Fault(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+    try:
+        return [Fault(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} is no list of faults ({error})") from error
 
 
 class Chaos:

@@ -32,6 +32,11 @@ def is_run(folder: Path) -> bool:
     return LOCK in names and all(name in WRITTEN or name.startswith(".") for name in names)
 
 
+def is_of_run(job: Path) -> bool:
+    """Whether a job file lies in a run's folder, where a run and not a user has written it."""
+    return any((job.parent / name).is_file() for name in ("events.jsonl", "metrics.jsonl", "environment.json"))
+
+
 def output_problem(folder: Path) -> tuple[str, str] | None:
     """Why a job's ``output`` can be no run's folder, and what to write instead; None where it can."""
     there = folder

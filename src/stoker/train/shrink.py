@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
+from stoker.models import config as models_config
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import locate
 
@@ -89,10 +90,7 @@ def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
             tie_word_embeddings=True,
         )
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
-    try:
-        return AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"the model {block.name} cannot be read: {str(error).strip().splitlines()[0]}") from error
+    return models_config.config_of(where, block)
 
 
 def shrunk(original: PreTrainedConfig, shape: Shape) -> PreTrainedConfig:

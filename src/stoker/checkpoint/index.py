@@ -1,0 +1,90 @@
+"""The index of a checkpoint, ``.metadata``: which tensors there are and where they lie.
+
+It is a pickle, as torch.distributed.checkpoint writes it, and is read without that a name in it can be anything but
+the few classes that such an index is made of: a checkpoint of somebody else runs no code.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+
+from stoker.checkpoint.storage import METADATA
+
+_OF_METADATA = (
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorStorageMetadata",
+    "TensorProperties",
+    "ChunkStorageMetadata",
+    "BytesStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+)
+ALLOWED: dict[tuple[str, str], Any] = {
+    **{("torch.distributed.checkpoint.metadata", name): getattr(metadata, name) for name in _OF_METADATA},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): filesystem._StorageInfo,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch", "Size"): torch.Size,
+    **{("torch", name): found for name, found in vars(torch).items() if isinstance(found, torch.dtype)},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}, which is no part of an index") from None
+
+
+def read_index(data: bytes, files: Collection[str]) -> Metadata:
+    """The index in a file's bytes.
+
+    Args:
+        files: of the checkpoint; the index may name no other.
+
+    Raises:
+        pickle.UnpicklingError: it is no index, or names anything else.
+    """
+    index = _Unpickler(BytesIO(data)).load()
+    if not isinstance(index, Metadata):
+        raise pickle.UnpicklingError(f"{METADATA} is no index")
+    if other := {info.relative_path for info in index.storage_data.values()} - set(files):
+        raise pickle.UnpicklingError(f"{METADATA} names {min(other)}, which is no file of the checkpoint")
+    return index
+
+
+class Reader(dcp.FileSystemReader):
+    """Reads a checkpoint's files by such an index.
+
+    Args:
+        place: the checkpoint's folder, or its URL.
+        files: of the checkpoint.
+    """
+
+    def __init__(self, place: Path | str, files: Collection[str]) -> None:
+        super().__init__(place)
+        self._files = files
+        if isinstance(place, str):
+            from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
+
+            # The same assignment as in torch's own FsspecReader.
+            self.fs = FileSystem()  # type: ignore[assignment]
+            self.path = self.fs.init_path(place)
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The checkpoint's index."""
+        with self.fs.create_stream(self.fs.concat_path(self.path, METADATA), "rb") as file:
+            index = read_index(file.read(), self._files)
+        index.storage_meta = index.storage_meta or StorageMeta()
+        index.storage_meta.load_id = self.load_id
+        return index

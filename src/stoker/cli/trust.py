@@ -1,0 +1,18 @@
+"""The options by which a user lets a run's model execute code; its own job.yaml cannot."""
+
+from __future__ import annotations
+
+import argparse
+
+TRUST = ("trust_remote_code", "allow_pickle")
+
+
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Adds the options ``--trust-remote-code`` and ``--allow-pickle``."""
+    parser.add_argument("--trust-remote-code", action="store_true", help="run modelling code that comes with the model")
+    parser.add_argument("--allow-pickle", action="store_true", help="load pickled weights, which can run code")
+
+
+def trusted(arguments: argparse.Namespace) -> list[str]:
+    """What is trusted, as overrides of the run's job."""
+    return [f"model.{name}=true" for name in TRUST if getattr(arguments, name)]

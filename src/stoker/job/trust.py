@@ -1,0 +1,33 @@
+"""What in a job lets code run that is not Stoker's. It counts in a user's own job file, and not in that of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.errors import Problem
+from stoker.job.load import LoadedJob
+
+
+def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:
+    """The keys of a run's ``job.yaml`` that let code run and that this command line does not repeat.
+
+    Whoever trained the run wrote them, who need not be the user.
+
+    Args:
+        how: what to write on the command line for ``key=value``.
+    """
+    job = loaded.job
+    given = {
+        "task=module": job.task == "module",
+        "model.trust_remote_code=true": job.model is not None and job.model.trust_remote_code,
+        "model.allow_pickle=true": job.model is not None and job.model.allow_pickle,
+    }
+    return [
+        loaded.problem(
+            key.split("=")[0],
+            f"{key.replace('=', ': ')} lets code run, and a run's own job.yaml does not decide that",
+            f"if you trust where the run and its model come from, write {how(key)}",
+        )
+        for key, is_given in given.items()
+        if is_given and loaded.origins[key.split("=")[0]].source != "override"
+    ]

@@ -1,0 +1,264 @@
+"""A run, a checkpoint and a model of somebody else, opened with every verb that takes them: none of its code runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stoker.checkpoint.index import read_index
+from stoker.checkpoint.storage import LocalStorage, read_state, write_state
+from stoker.cli.main import main
+from stoker.data.chat import CHATML
+
+RUN = Path("runs/received")
+MARK = Path("it-ran")
+JOB = """task: sft
+model: tiny
+data: rows.jsonl
+steps: 2
+output: runs/received
+train: {lr: 1e-2, batch: 4, seq_len: 64, precision: fp32}
+evaluate: {fraction: 0.2, samples: 0}
+checkpoint: {background: false, memory: 0}
+faults: {restarts: 0, check: false}
+"""
+ESCAPE = "{{ cycler.__init__.__globals__.os.mkdir('it-ran') }}"
+VERBS = {
+    "chat": ["chat", "received", "--prompt", "How are you?", "--max-tokens", "1"],
+    "eval": ["eval", "received", "rows.jsonl"],
+    "export": ["export", "received", "--format", "merged", "--to", "exported"],
+    "runs": ["runs", "received", "--json"],
+    "plan": ["plan", "--from", str(RUN)],
+    "check": ["check", str(RUN / "job.yaml")],
+    "data": ["data", str(RUN / "job.yaml")],
+    "train": ["train", str(RUN / "job.yaml"), "steps=3"],
+}
+
+
+class Evil:
+    """An object whose pickle makes a file when it is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (MARK.absolute(),)
+
+
+@pytest.fixture(scope="module")
+def made(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, its data, and a run of two steps."""
+    base = tmp_path_factory.mktemp("received")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+    fast.chat_template = CHATML
+    fast.save_pretrained(base / "tiny")
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=128, eos_token_id=fast.eos_token_id, **shape)
+    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    rows = (json.dumps({"prompt": f"How are you? {i}", "completion": "I am well."}) for i in range(12))
+    (base / "rows.jsonl").write_text("\n".join(rows) + "\n")
+    (base / "job.yaml").write_text(JOB)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(base)
+        assert main(["train", "job.yaml", "--json"]) == 0
+    return base
+
+
+@pytest.fixture
+def base(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it to spoil."""
+    shutil.copytree(made, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def attack(capsys: pytest.CaptureFixture[str], *verbs: str) -> dict[str, tuple[int, str]]:
+    """Opens the run with verbs; gives each one's exit code and words. An exception is a traceback."""
+    said = {}
+    for verb in verbs or VERBS:
+        capsys.readouterr()
+        code = main(VERBS[verb])
+        said[verb] = (code, capsys.readouterr().err)
+        assert not MARK.exists() and "Traceback" not in said[verb][1], (verb, said[verb])
+    return said
+
+
+def checkpoint() -> Path:
+    return RUN / "checkpoints" / "step-00000002"
+
+
+def sign() -> None:
+    """Gives the files of the checkpoint the sums that they should have, as whoever changed them could."""
+    storage = LocalStorage(RUN / "checkpoints")
+    state = read_state(storage, 2)
+    for name in state["files"]:
+        data = (checkpoint() / name).read_bytes()
+        state["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    (checkpoint() / "state.json").write_bytes(write_state(state))
+
+
+def evil_index() -> None:
+    (checkpoint() / ".metadata").write_bytes(pickle.dumps(Evil()))
+    sign()
+
+
+def evil_tensors() -> None:
+    torch.save(Evil(), checkpoint() / "__0_0.distcp")
+    index = read_index((checkpoint() / ".metadata").read_bytes(), ["__0_0.distcp"])
+    for info in index.storage_data.values():
+        info.offset, info.length = 0, (checkpoint() / "__0_0.distcp").stat().st_size
+    (checkpoint() / ".metadata").write_bytes(pickle.dumps(index))
+    sign()
+
+
+def index_of_another_folder() -> None:
+    torch.save(Evil(), RUN / "outside")
+    index = read_index((checkpoint() / ".metadata").read_bytes(), ["__0_0.distcp"])
+    for info in index.storage_data.values():
+        info.relative_path = "../../outside"
+    (checkpoint() / ".metadata").write_bytes(pickle.dumps(index))
+    sign()
+
+
+def evil_state() -> None:
+    (checkpoint() / "state.json").write_bytes(pickle.dumps(Evil()))
+
+
+@pytest.mark.parametrize("plant", [evil_index, evil_tensors, index_of_another_folder, evil_state])
+def test_a_checkpoint_runs_nothing(plant: Callable[[], None], base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(checkpoint().with_name("step-00000001"))
+    plant()
+    said = attack(capsys, "chat", "eval", "export", "train")
+    assert all(code == 1 and "damaged" in words for code, words in said.values()), said
+    assert checkpoint().is_dir()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "events.jsonl",
+        "metrics.jsonl",
+        "repeated.jsonl",
+        "environment.json",
+        "plan.json",
+        "job.yaml",
+        "chaos/faults.json",
+        "logs/rank-0.error.json",
+    ],
+)
+@pytest.mark.parametrize("kind", ["pickle", "yaml"])
+def test_a_file_of_a_run_runs_nothing(kind: str, name: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (RUN / name).parent.mkdir(exist_ok=True)
+    tag = b"!!python/object/apply:os.mkdir [it-ran]\n"
+    (RUN / name).write_bytes(pickle.dumps(Evil()) if kind == "pickle" else tag)
+    attack(capsys, "chat", "runs", "plan", "check", "train")
+
+
+def set_job(**changes: Any) -> None:
+    """Changes keys of the run's own job.yaml."""
+    lines = (RUN / "job.yaml").read_text()
+    for key, value in changes.items():
+        before = next(line for line in lines.splitlines() if line.strip().startswith(f"{key}:"))
+        lines = lines.replace(before, before.split(":")[0] + f": {value}", 1)
+    (RUN / "job.yaml").write_text(lines)
+
+
+def evil_model(base: Path) -> None:
+    """Modelling and tokenizer code beside the weights, of a kind that transformers does not know."""
+    (base / "tiny" / "evil.py").write_text(f"open({str(base / MARK)!r}, 'w')\n")
+    for name, classes in {
+        "config.json": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "tokenizer_config.json": {"AutoTokenizer": [None, "evil.Tokenizer"]},
+    }.items():
+        path = base / "tiny" / name
+        values = json.loads(path.read_text()) | {"auto_map": classes, "model_type": "evil"}
+        values.pop("tokenizer_class", None)
+        path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("trusted", ["false", "true"])
+def test_modelling_code_needs_this_users_word(trusted: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil_model(base)
+    set_job(trust_remote_code=trusted)
+    said = attack(capsys, *(verb for verb in VERBS if verb not in ("runs", "plan")))
+    assert all(code == 2 for code, _ in said.values()), said
+    if trusted == "true":
+        words = "model.trust_remote_code: true lets code run, and a run's own job.yaml does not decide that"
+        assert all(words in message for _, message in said.values()), said
+        assert "write --trust-remote-code" in said["chat"][1]
+        assert "write model.trust_remote_code=true on the command line" in said["train"][1]
+        main([*VERBS["chat"], "--trust-remote-code"])
+        assert MARK.exists()  # the payload is a real one
+
+
+@pytest.mark.parametrize("allowed", ["false", "true"])
+def test_pickled_weights_need_this_users_word(allowed: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (base / "tiny" / "model.safetensors").unlink()
+    torch.save(Evil(), base / "tiny" / "pytorch_model.bin")
+    set_job(allow_pickle=allowed)
+    said = attack(capsys, "chat", "eval", "check", "train")
+    assert all(code == 2 for code, _ in said.values()), said
+    assert ("write --allow-pickle" in said["chat"][1]) == (allowed == "true")
+
+
+def test_an_adapter_beside_the_model_is_not_followed(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Transformers would load the model that the adapter names in place of the job's."""
+    settings = {"peft_type": "LORA", "base_model_name_or_path": "somebody/else"}
+    (base / "tiny" / "adapter_config.json").write_text(json.dumps(settings))
+    torch.save(Evil(), base / "tiny" / "adapter_model.bin")
+    attack(capsys, "chat", "train")
+    (base / "tiny" / "model.safetensors").rename(base / "tiny" / "pytorch_model.bin")
+    code = main(["train", "job.yaml", "model.allow_pickle=true", "output=runs/other"])
+    assert code == 2 and "adapter_config.json" in capsys.readouterr().err and not MARK.exists()
+
+
+def test_a_module_of_a_run_is_not_imported(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = {"model": "evil:model", "loss": "evil:loss", "data": "evil:data"}
+    (RUN / "job.yaml").write_text(f"task: module\nmodule: {json.dumps(code)}\nsteps: 2\noutput: {RUN}\n")
+    (base / "evil.py").write_text(f"open({str(base / MARK)!r}, 'w')\n")
+    said = attack(capsys, "chat", "check", "train")
+    assert all(code == 2 for code, _ in said.values())
+    assert "write task=module on the command line" in said["train"][1]
+
+
+def test_a_template_of_a_run_is_in_a_sandbox(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (RUN / "template.jinja").write_text(ESCAPE + "{{ messages[0].content }}")
+    set_job(template=str(RUN / "template.jinja"))
+    said = attack(capsys, "chat", "data")
+    assert all(code for code, _ in said.values()), said
+
+
+def test_checkpoints_are_not_read_through_a_chain_of_file_systems(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (base / "references.json").write_text(json.dumps({"version": 1, "templates": {"a": ESCAPE}, "refs": {}}))
+    job = (RUN / "job.yaml").read_text()
+    chain = f"  to: reference://::file://{base}/references.json\n"
+    (RUN / "job.yaml").write_text(job.replace("checkpoint:\n", f"checkpoint:\n{chain}"))
+    said = attack(capsys, "chat", "train")
+    assert all("is no place for checkpoints" in words for _, words in said.values()), said
+
+
+def test_a_configuration_that_names_a_kernel_of_the_hub_is_refused(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = base / "tiny" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_implementation": "somebody/kernel"}))
+    code, words = attack(capsys, "chat")["chat"]
+    assert code == 2 and "asks for code from the hub, somebody/kernel" in words
+
+
+@pytest.mark.parametrize("name", ["load", "os.system", "Size.__class__"])
+def test_an_index_is_made_of_its_own_classes_only(name: str) -> None:
+    module = "torch"
+    by_name = b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(name)]) + name.encode()
+    with pytest.raises(pickle.UnpicklingError, match="which is no part of an index"):
+        read_index(by_name + b"\x93.", [])
