@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import BertWordPieceTokenizer, Tokenizer
+from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFast
 
 from stoker.cli.main import main
+from stoker.data.token_bytes import byte_lengths
 from stoker.job.extension import fingerprint, read_extension
 from stoker.job.load import load_job
 from stoker.job.schema import Job, ModelBlock
@@ -71,6 +73,49 @@ def test_one_is_learnt_from_nothing(folder: Path, capsys: pytest.CaptureFixture[
     assert new.decode(new(ENGLISH + CHINESE).input_ids) == ENGLISH + CHINESE
 
 
+HARD = [
+    "###### Heading ## two #3", "x" * 500, "a  b\n\tc\r\n", "\x00\x07 naïve 🙂 ▁ <0x41>", "今天" * 40,
+    "e\u0301 İ", "##", "#a",
+]  # fmt: skip
+
+
+def sentences() -> str:
+    """Made-up words, many of them different: Unigram learns little of few."""
+    draw = random.Random(0)
+    words = [
+        "".join(draw.choices(["ka", "lo", "mi", "ten", "sur", "ve", "do"], k=draw.randint(1, 4))) for _ in range(300)
+    ]
+    return "".join(" ".join(draw.choices(words, k=8)) + ".\n" for _ in range(600))
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_other_kinds_are_learnt_and_trained_with(kind: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "made.txt").write_text(sentences())
+    learn = ["tokenizer", "train", "--kind", kind, "--corpus", "made.txt", "zh.txt", "--size", "640", "-o", "new"]
+    assert main([*learn, "--held-out", "made.txt", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (held_out,) = found["held_out"]
+    assert found["tokens"] <= 640 and held_out["restored"] == held_out["texts"]
+    assert held_out["characters_per_token"] > 1.5
+    new = AutoTokenizer.from_pretrained("new")
+    assert json.loads((folder / "new/tokenizer.json").read_text())["model"]["type"].lower() == kind
+    assert (len(new), new.eos_token, new.pad_token) == (found["tokens"], "<|endoftext|>", "<|pad|>")
+    for text in (ENGLISH + CHINESE, *HARD):
+        assert new.decode(new(text).input_ids) == text
+    assert new("a<|endoftext|>").input_ids[-1] == new.eos_token_id
+    lengths = byte_lengths(json.loads((folder / "new/tokenizer.json").read_text()))
+    assert lengths is not None
+    assert all(sum(lengths[new(text).input_ids]) == len(text.encode()) for text in (ENGLISH, CHINESE, *HARD))
+    job = "task: pretrain\nmodel: {name: llama-3m, tokenizer: new}\ndata: [en.txt, zh.txt]\nsteps: 2\noutput: run\n"
+    (folder / "job.yaml").write_text(
+        job + "train: {batch: 2, seq_len: 32}\nfaults: {restarts: 0, check: false}\nevaluate: {fraction: 0}\n"
+    )
+    assert main(["data", "job.yaml", "--json"]) == 0
+    audit = json.loads(capsys.readouterr().out)
+    assert audit["ok"] and audit["rows_dropped"] == 0
+    assert main(["train", "job.yaml"]) == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -83,6 +128,8 @@ def test_one_is_learnt_from_nothing(folder: Path, capsys: pytest.CaptureFixture[
         (["extend", "--from", "digits.model", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "no sentencepiece"),
         (["train", "--from", "old", "--corpus", "zh.txt", "--size", "400", "-o", "new"], "begins from nothing"),
         (["train", "--corpus", "zh.txt", "--size", "100", "-o", "new"], "at least 258"),
+        (["train", "--kind", "wordpiece", "--corpus", "zh.txt", "--size", "300", "-o", "new"], "at least 514"),
+        (["extend", "--kind", "bpe", "--from", "old", "--corpus", "zh.txt", "--size", "4", "-o", "new"], "of the kind"),
     ],
 )
 def test_wrong_input_is_one_clear_message(
@@ -200,3 +247,20 @@ def tiny_llama(tmp_path: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
+
+
+def test_a_tokenizer_of_bert_s_kind_gets_pieces_and_its_model_rows(folder: Path, tiny_llama: Path) -> None:
+    (folder / "ru.txt").write_text("Кочегар кормит печь, и печь греет море.\nПечи греют моря, кочегары кормят.\n" * 40)
+    learnt = BertWordPieceTokenizer(lowercase=True)
+    learnt.train_from_iterator([ENGLISH] * 9, vocab_size=200, show_progress=False)
+    learnt.save_model(".", "bert")
+    old = BertTokenizerFast(vocab="bert-vocab.txt")
+    old.save_pretrained(tiny_llama)
+    assert extended(start=str(tiny_llama), corpus="ru.txt") == 0
+    new = AutoTokenizer.from_pretrained("new")
+    assert type(new) is type(AutoTokenizer.from_pretrained(tiny_llama)) and len(new) > len(old)
+    assert new(ENGLISH).input_ids == old(ENGLISH).input_ids and new.cls_token_id == old.cls_token_id
+    assert old("печь греет").input_ids.count(old.unk_token_id) == 2
+    assert new.unk_token_id not in new("печь греет море").input_ids
+    found = extension_of(Job(task="pretrain", model=ModelBlock(name=str(tiny_llama), tokenizer="new")), folder)
+    assert found is not None and (found.first, found.tokens) == (len(old), len(new))

@@ -13,6 +13,7 @@ from stoker.data.compression import PART, compression, parts, split_held_out
 from stoker.data.extend import Extended, extend, refusal
 from stoker.data.scripts import script_of, to_learn
 from stoker.data.token_bytes import byte_lengths
+from stoker.data.vocabulary import learn_from_texts
 from stoker.errors import UserError
 
 ENGLISH = ["The quick brown fox's “jump” — 12.5% over a lazy dog, again and again.\n\tcode(x)\n"] * 3
@@ -137,7 +138,8 @@ def test_scripts_are_told_apart() -> None:
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        ({"type": "WordPiece", "vocab": {}}, "only BPE and Unigram"),
+        ({"type": "WordLevel", "vocab": {}}, "only BPE, Unigram and WordPiece"),
+        ({"type": "WordPiece", "vocab": {}}, "does not mark pieces inside of words"),
         ({"type": "BPE", "vocab": {}, "end_of_word_suffix": "</w>"}, "by their place in a word"),
         ({"type": "Unigram", "vocab": []}, "no token for every byte"),
     ],
@@ -178,3 +180,66 @@ def test_real_sentences_need_two_fifths_fewer_tokens() -> None:
     measured = compression("zh", held_out, Tokenizer.from_str(made.definition), earlier=old, first=made.first)
     assert measured.fewer is not None and measured.fewer > 0.4
     assert measured.restored == measured.texts and measured.used > 800
+
+
+RUSSIAN = [
+    "Кочегар кормит печь, и печь греет море.", "Печи греют моря, кочегары кормят печи.", "Море и печь: греем вместе!",
+    "Кормить печь — дело кочегара.", "Щука ждёт у моря.",
+] * 12  # fmt: skip
+
+
+def wordpiece(*more: str) -> Tokenizer:
+    """One of BERT's kind that knows English, and some of the Russian letters and pieces."""
+    words = sorted({c for text in (*ENGLISH, *more) for c in text.lower() if not c.isspace()})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *words, *(f"##{c}" for c in words if c.isalnum())]
+    vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys([*pieces, "the", "##er", "мор", "##ечь"]))}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
+    return tokenizer
+
+
+def test_wordpiece_gets_pieces_behind_its_old_ones() -> None:
+    old = wordpiece("кочегар кормит п море")
+    made = extend(old.to_str(), RUSSIAN, 60)
+    new = Tokenizer.from_str(made.definition)
+    before, after = old.get_vocab(), new.get_vocab()
+    assert made.scripts == ("cyrillic",) and made.first == len(before) and len(after) == made.first + len(made.tokens)
+    assert all(after[token] == number for token, number in before.items())
+    assert [after[token] for token in made.tokens] == list(range(made.first, len(after)))
+    unknown = before["[UNK]"]
+    used = set()
+    for text in (*ENGLISH, *RUSSIAN, "the Печь, stoker море 12", "猫 п", "морепечь кормитпечь"):
+        ids, were = new.encode(text).ids, old.encode(text).ids
+        fresh = {number for number in ids if number >= made.first}
+        used |= fresh
+        assert fresh or ids == were, text
+        assert ids.count(unknown) <= were.count(unknown), text
+    assert len(used) > 15 and not any(unknown in new.encode(text).ids for text in RUSSIAN[:2])
+    for token, cut in zip(made.tokens, made.pieces, strict=True):
+        assert cut and max(cut) < made.first
+        text = "".join(old.id_to_token(i).removeprefix("##") for i in cut if i != unknown)
+        assert text == token.removeprefix("##") or unknown in cut
+
+
+def test_a_word_that_wordpiece_knew_is_never_unknown_afterwards() -> None:
+    old = wordpiece("печ")  # no piece for the letter ь alone
+    assert old.encode("печь").tokens == ["п", "##ечь"]
+    made = extend(old.to_str(), ["печка печка печка печи"] * 4, 12)
+    new = Tokenizer.from_str(made.definition)
+    assert any(token.startswith("печ") for token in made.tokens) and "##ь" in made.tokens
+    assert "[UNK]" not in new.encode("печь").tokens
+
+
+def test_wordpiece_over_bytes_takes_pieces_of_whole_characters() -> None:
+    old = learn_from_texts(ENGLISH * 20, 560, "wordpiece")
+    made = extend(old.to_str(), CHINESE, 40)
+    new = Tokenizer.from_str(made.definition)
+    assert len(made.tokens) == 40
+    for text in (*ENGLISH, *CHINESE, "a 今天 b", "##今天#"):
+        ids = new.encode(text).ids
+        assert new.decode(ids) == text
+        assert any(i >= made.first for i in ids) or ids == old.encode(text).ids
+    assert len(new.encode(CHINESE[0]).ids) < 0.6 * len(old.encode(CHINESE[0]).ids)

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.errors import Problem, UserError
 
+KINDS = ("bpe", "wordpiece", "unigram")
+
 if TYPE_CHECKING:
     from stoker.data.compression import Compression
+    from stoker.data.vocabulary import Kind
     from stoker.models.extended import Made
 
 
@@ -20,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         choices=("extend", "train"),
         help="extend: new tokens behind those of another tokenizer, for the scripts that it cuts poorly; "
-        "train: a byte-level BPE from the corpus alone",
+        "train: one over bytes, from the corpus alone",
     )
+    parser.add_argument("--kind", choices=KINDS, help="train: what is learnt (default: bpe)")
     parser.add_argument(
         "--from",
         dest="start",
@@ -61,22 +65,26 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(Problem("--from is missing: which tokenizer is extended?", "write --from MODEL"))
     if arguments.what == "train" and arguments.start is not None:
         raise UserError(Problem("--from: `train` begins from nothing", "write `stoker tokenizer extend`, or no --from"))
+    if arguments.what == "extend" and arguments.kind is not None:
+        message = "--kind: what is extended stays of the kind that it is of"
+        raise UserError(Problem(message, "leave it out, or write `stoker tokenizer train`"))
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.data.vocabulary import SPECIAL
+    from stoker.data.vocabulary import FEWEST
     from stoker.models.extended import check_target, extend_tokenizer, read_texts, train_tokenizer
 
-    fewest = 256 + len(SPECIAL)
+    kind: Kind = arguments.kind or "bpe"
+    fewest = FEWEST[kind]
     if arguments.what == "train" and arguments.size < fewest:
-        raise UserError(Problem(f"--size {arguments.size}: a byte-level tokenizer has at least {fewest} tokens"))
+        raise UserError(Problem(f"--size {arguments.size}: {kind} over bytes has at least {fewest} tokens"))
     base, folder = Path.cwd(), Path(arguments.output)
     check_target(folder)
     texts = read_texts(arguments.corpus, arguments.held_out, base)
     if arguments.what == "extend":
         made = extend_tokenizer(arguments.start, texts, arguments.size, folder, base)
     else:
-        made = train_tokenizer(texts, arguments.size, folder)
+        made = train_tokenizer(texts, arguments.size, folder, kind)
     if arguments.json:
         print(json.dumps(_answer(made), ensure_ascii=False))
     else:

@@ -19,8 +19,10 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from stoker.data.merges import Merge, Symbol, learn_merges
+from stoker.data.numbered import Numbered, old_ids
 from stoker.data.scripts import Letters, codes_of, script_of, to_learn
-from stoker.data.token_bytes import Kind, byte_of, bytes_of, ids_of, kind_of
+from stoker.data.token_bytes import Kind, byte_of, ids_of, kind_of
+from stoker.data.wordpiece import inside_of, missing_inside, unknown_of, unknown_words
 from stoker.errors import Problem, UserError
 
 LOOKED_AT = 1 << 21  # characters from which the scripts are found
@@ -50,14 +52,16 @@ class Extended:
 def refusal(definition: dict[str, Any]) -> str | None:
     """Why a tokenizer, given as the content of its ``tokenizer.json``, cannot be extended; None where it can."""
     model = definition["model"]
-    if model.get("type") not in ("BPE", "Unigram"):
-        return f"it is a {model.get('type')} tokenizer, and only BPE and Unigram ones can take new merges"
+    if model.get("type") not in ("BPE", "Unigram", "WordPiece"):
+        return f"it is a {model.get('type')} tokenizer, and only BPE, Unigram and WordPiece ones can take new tokens"
+    if model["type"] == "WordPiece":
+        return None if inside_of(model) else "it does not mark pieces inside of words"
     if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
         return "it marks tokens by their place in a word, so a merge of two is not their texts together"
     if kind_of(definition) is None:
         return "it has no token for every byte: characters that it does not know are lost before they could be learnt"
     if model["type"] == "Unigram" and kind_of(definition) == "byte-level":
-        return "it is a Unigram tokenizer over bytes, of which no library writes another"
+        return "it is a Unigram tokenizer over bytes: learn a larger one"
     return None
 
 
@@ -71,43 +75,56 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     why = refusal(content)
     if why:
         raise UserError(Problem(f"the tokenizer cannot be extended: {why}"))
-    kind = kind_of(content)
-    assert kind is not None
+    kind = kind_of(content) or "fallback"  # WordPiece's pieces are text, too
     tokenizer = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))  # it would trim spaces off offsets
     tokenizer.no_truncation()
     tokenizer.no_padding()
     ids = ids_of(content)
     found = {number: byte_of(token) for token, number in ids.items() if kind == "fallback"}
     bytes_by_id = {number: byte for number, byte in found.items() if byte is not None}
-    scripts = scripts_to_learn(tokenizer, texts, bytes_by_id)
+    inside, unknown = inside_of(content["model"]), unknown_of(content["model"])
+    scripts = scripts_to_learn(tokenizer, texts, bytes_by_id, unknown)
     if not scripts:
         raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
     added = frozenset(token["id"] for token in content["added_tokens"])
-    runs = _counted_runs(tokenizer, texts, Letters(scripts), added, bytes_by_id)
-    numbered = _Numbered(content, kind)
-    numbers = [numbered.run(run) for run in runs]
-    taken = set(ids) | {token["content"] for token in content["added_tokens"]}
-    merges = learn_merges(numbers, list(runs.values()), numbered.symbols, taken, size)
+    letters = Letters(scripts)
+    runs = _counted_runs(tokenizer, texts, letters, added, bytes_by_id)
+    numbered = Numbered(content, kind)
+    counted = [(numbered.run(run), count) for run, count in runs.items()]
+    single: list[str] = []
+    if inside:
+        single = missing_inside(content["model"], letters) if kind == "fallback" else []
+        numbered.learn(single)
+        words = unknown_words(tokenizer, texts, letters, content["model"])
+        counted += [(numbered.word(word), count) for word, count in words.items()]
+    taken = {*ids, *single, *(token["content"] for token in content["added_tokens"])}
+    numbers, counts = [run for run, _ in counted], [count for _, count in counted]
+    merges = learn_merges(numbers, counts, numbered.symbols, taken, max(0, size - len(single)), inside=inside)
     first = 1 + max([*ids.values(), *added])
-    extended = _with_merges(content, kind, merges, numbered.symbols, first)
-    return Extended(
-        json.dumps(extended, ensure_ascii=False),
-        first,
-        tuple(merge.text for merge in merges),
-        tuple(_pieces(merges, numbered)),
-        tuple(sorted(scripts)),
-    )
+    tokens = (*single, *(merge.text for merge in merges))
+    extended = _with_merges(content, kind, merges, numbered.symbols, first, tokens)
+    pieces = (*((unknown or 0,) for _ in single), *old_ids(merges, numbered))
+    return Extended(json.dumps(extended, ensure_ascii=False), first, tokens, pieces, tuple(sorted(scripts)))
 
 
-def scripts_to_learn(tokenizer: Tokenizer, texts: Sequence[str], bytes_by_id: Mapping[int, int]) -> frozenset[str]:
-    """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`."""
+def scripts_to_learn(
+    tokenizer: Tokenizer, texts: Sequence[str], bytes_by_id: Mapping[int, int], unknown: int | None = None
+) -> frozenset[str]:
+    """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`.
+
+    Args:
+        unknown: the id that stands for whole words that have no tokens.
+    """
     letters: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
     for batch in _batches(texts, LOOKED_AT):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
             letters.update(map(script_of, text))
             # A token belongs to the last character that it has a part of: the first may be a space.
-            tokens.update(script_of(text[end - 1]) for _, end in _places(encoding, bytes_by_id).tolist() if end)
+            places = _places(encoding, bytes_by_id)
+            tokens.update(script_of(text[end - 1]) for _, end in places.tolist() if end)
+            lost = places[np.array(encoding.ids) == unknown] if unknown is not None else places[:0]
+            tokens.update(script_of(character) for start, end in lost.tolist() for character in text[start : end - 1])
         break
     del letters[""]
     return to_learn(letters, tokens)
@@ -191,80 +208,16 @@ def _runs(
             yield ids[first:last].tobytes()
 
 
-class _Numbered:
-    """Tokens of runs as symbols, numbered as they come; characters written in bytes as symbols of their own."""
-
-    def __init__(self, content: dict[str, Any], kind: Kind) -> None:
-        self._kind = kind
-        self._texts = {number: token for token, number in ids_of(content).items()}
-        self._numbers: dict[int | str, int] = {}
-        self._ids = ids_of(content)
-        self.symbols: list[Symbol] = []
-        self.pieces: list[tuple[int, ...]] = []
-        """Of each symbol the old ids that it consists of."""
-
-    def run(self, run: bytes) -> list[int]:
-        """The symbols of a run."""
-        numbers: list[int] = []
-        waiting = b""
-        for token_id in np.frombuffer(run, dtype=np.int64).tolist():
-            number = self._numbers.get(token_id)
-            if number is not None:
-                numbers.append(number)
-                continue
-            byte = byte_of(self._texts[token_id]) if self._kind == "fallback" else None
-            if byte is None:
-                numbers.append(self._token(token_id))
-                continue
-            waiting += bytes((byte,))
-            try:
-                character = waiting.decode()
-            except UnicodeDecodeError:
-                continue
-            numbers.append(self._character(character))
-            waiting = b""
-        return numbers
-
-    def _token(self, token_id: int) -> int:
-        text = self._texts[token_id]
-        content = bytes_of(text, self._kind)
-        starts = [i for i, byte in enumerate(content) if byte & 0xC0 != 0x80]
-        inherited = starts[0] if starts else len(content)
-        missing = _length(content[starts[-1]]) - (len(content) - starts[-1]) if starts else 0
-        return self._add(token_id, Symbol(text, len(starts), inherited, missing), (token_id,))
-
-    def _character(self, character: str) -> int:
-        number = self._numbers.get(character)
-        if number is not None:
-            return number
-        cut = tuple(self._ids[f"<0x{byte:02X}>"] for byte in character.encode())
-        return self._add(character, Symbol(character, unknown=True), cut)
-
-    def _add(self, key: int | str, symbol: Symbol, cut: tuple[int, ...]) -> int:
-        self._numbers[key] = len(self.symbols)
-        self.symbols.append(symbol)
-        self.pieces.append(cut)
-        return self._numbers[key]
-
-
-def _length(lead: int) -> int:
-    """Bytes of the character in UTF-8 that this byte begins."""
-    return 1 if lead < 0x80 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
-
-
-def _pieces(merges: Sequence[Merge], numbered: _Numbered) -> Iterator[tuple[int, ...]]:
-    cuts = list(numbered.pieces)
-    for merge in merges:
-        cuts.append(cuts[merge.left] + (cuts[merge.right] if merge.right is not None else ()))
-        yield cuts[-1]
-
-
 def _with_merges(
-    content: dict[str, Any], kind: Kind, merges: Sequence[Merge], symbols: Sequence[Symbol], first: int
+    content: dict[str, Any],
+    kind: Kind,
+    merges: Sequence[Merge],
+    symbols: Sequence[Symbol],
+    first: int,
+    texts: Sequence[str],
 ) -> dict[str, Any]:
-    """The definition with the tokens of the merges from id ``first`` on."""
+    """The definition with tokens, those of the merges last, from id ``first`` on."""
     model = dict(content["model"])
-    texts = [merge.text for merge in merges]
     if model["type"] == "Unigram":
         model["vocab"] = _pieces_of_unigram(content, texts, first)
         return {**content, "model": model}
@@ -272,6 +225,8 @@ def _with_merges(
     vocabulary = ids_of(content) | {token["content"]: token["id"] for token in content["added_tokens"]}
     vocabulary |= {text: first + i for i, text in enumerate(texts)}
     model["vocab"] = vocabulary
+    if model["type"] == "WordPiece":  # pieces are all it has
+        return {**content, "model": model}
     if kind == "fallback":
         new = [pair for text in texts for pair in _all_cuts(text, vocabulary)]
     else:

@@ -115,7 +115,13 @@ class _Places:
 
 
 def learn_merges(
-    runs: Sequence[Sequence[int]], counts: Sequence[int], symbols: Sequence[Symbol], taken: set[str], size: int
+    runs: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    symbols: Sequence[Symbol],
+    taken: set[str],
+    size: int,
+    *,
+    inside: str = "",
 ) -> list[Merge]:
     """Up to ``size`` merges, each of the pair that stands most often (of equally frequent ones the first by number).
 
@@ -126,6 +132,7 @@ def learn_merges(
         runs: symbols by their numbers; nothing is merged over the end of a run.
         counts: how often each run stands.
         taken: texts that are tokens already.
+        inside: what tokens inside of a word begin with, which a merge leaves out between its halves.
     """
     flat = np.full(1 + sum(len(run) + 1 for run in runs), BETWEEN, dtype=np.int64)
     weights = np.zeros(len(flat), dtype=np.int64)
@@ -135,7 +142,7 @@ def learn_merges(
         weights[at : at + len(run)] = count
         at += len(run) + 1
     places = _Places(flat, weights, len(symbols))
-    rules = _Rules(symbols, size)
+    rules = _Rules(symbols, size, inside)
     taken = set(taken)
     heap = rules.candidates(*places.pairs())
     for number, symbol in enumerate(symbols):
@@ -167,8 +174,9 @@ def learn_merges(
 class _Rules:
     """Which pairs may become tokens."""
 
-    def __init__(self, symbols: Sequence[Symbol], more: int) -> None:
+    def __init__(self, symbols: Sequence[Symbol], more: int, inside: str) -> None:
         room = len(symbols) + more
+        self._inside = inside
         self._texts = [symbol.text for symbol in symbols]
         self._unknown, self._characters = np.zeros(room, dtype=bool), np.ones(room, dtype=np.int64)
         self._inherited, self._missing = np.zeros(room, dtype=np.int64), np.zeros(room, dtype=np.int64)
@@ -177,7 +185,7 @@ class _Rules:
             self._inherited[number], self._missing[number] = symbol.inherited, symbol.missing
 
     def text(self, left: int, right: int) -> str:
-        return self._texts[left] + ("" if right == ADOPTED else self._texts[right])
+        return self._texts[left] + ("" if right == ADOPTED else self._texts[right].removeprefix(self._inside))
 
     def add(self, left: int, right: int) -> int:
         """The number of a new symbol."""

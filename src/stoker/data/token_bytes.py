@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from stoker.data.wordpiece import inside_of
+
 SPACE = "▁"
 """What sentencepiece writes for a space (U+2581)."""
 
@@ -57,10 +59,10 @@ def byte_lengths(definition: dict[str, Any]) -> np.ndarray | None:
     if kind is None:
         return None
     added = {token["id"]: token for token in definition.get("added_tokens") or ()}
-    vocabulary = ids_of(definition)
+    vocabulary, inside = ids_of(definition), inside_of(definition["model"])
     lengths = np.zeros(max([*vocabulary.values(), *added], default=-1) + 1, dtype=np.int64)
     for token, number in vocabulary.items():
-        lengths[number] = len(bytes_of(token, kind))
+        lengths[number] = len(bytes_of(token.removeprefix(inside), kind))
     for number, token in added.items():
         lengths[number] = 0 if token["special"] else len(token["content"].encode())
     return lengths

@@ -1,8 +1,9 @@
-"""A vocabulary of one's own: byte-level BPE learnt from the job's data."""
+"""A vocabulary of one's own, learnt from texts: BPE, WordPiece or Unigram, all of them over bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -11,9 +12,13 @@ from stoker.data.build import find_format
 from stoker.data.readers import decode
 from stoker.data.record import Conversation, Rejected, Text
 from stoker.data.sources import Source
+from stoker.data.wordpiece import learn_wordpiece
 from stoker.job.schema import SourceBlock
 
 SPECIAL = ("<|endoftext|>", "<|pad|>")
+Kind = Literal["bpe", "wordpiece", "unigram"]
+# Ids of the smallest tokenizer: every byte, in WordPiece at the start and inside of a word, and the special tokens.
+FEWEST: dict[Kind, int] = {"bpe": 256 + len(SPECIAL), "wordpiece": 512 + len(SPECIAL), "unigram": 256 + len(SPECIAL)}
 LEARNT_FROM = 64 << 20  # characters a source: merges found on more text differ little, and learning takes minutes
 
 
@@ -25,12 +30,14 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
     return learn_from_texts((text for source, block in sources for text in texts_of(source, block)), size)
 
 
-def learn_from_texts(texts: Iterable[str], size: int) -> Tokenizer:
-    """The same from texts that are at hand."""
-    tokenizer = Tokenizer(models.BPE())
+def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tokenizer:
+    """A tokenizer of up to ``size`` ids over bytes, from texts that are at hand."""
+    if kind == "wordpiece":
+        return learn_wordpiece(texts, size, SPECIAL)
+    tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    trainer = (trainers.BpeTrainer if kind == "bpe" else trainers.UnigramTrainer)(
         vocab_size=size,
         special_tokens=list(SPECIAL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from stoker.data.compression import Compression, compression, parts, split_held_out
 from stoker.data.extend import Extended, extend, refusal
 from stoker.data.sources import open_source
-from stoker.data.vocabulary import learn_from_texts, texts_of
+from stoker.data.vocabulary import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.extension import FILE, Extension, fingerprint
 from stoker.job.paths import absolute
@@ -167,11 +167,11 @@ def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTo
         from_pieces(Path(temporary)).save_pretrained(place)
 
 
-def train_tokenizer(texts: Texts, size: int, folder: Path) -> Made:
-    """A byte-level BPE of ``size`` ids learnt from texts alone, in a folder."""
+def train_tokenizer(texts: Texts, size: int, folder: Path, kind: Kind = "bpe") -> Made:
+    """A tokenizer of up to ``size`` ids learnt from texts alone, in a folder."""
 
     def write(place: Path) -> Tokenizer:
-        with_special_tokens(learn_from_texts(texts.learnt, size)).save_pretrained(place)
+        with_special_tokens(learn_from_texts(texts.learnt, size, kind)).save_pretrained(place)
         return load_tokenizer_from(ModelSource("folder", str(place))).backend_tokenizer
 
     return _written(folder, write, texts)
