@@ -105,17 +105,19 @@ class _Chat:
 
     def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
         from stoker.data.chat import TemplateRefused
+        from stoker.data.corpus import special_tokens_of
+        from stoker.data.tokenise import encode_prompt
         from stoker.models.generate import stream_answer
         from stoker.parallel.exactly import arithmetic_of
 
         if self.tuned.job.task == "pretrain" and not self.tuned.text.own_template:
-            text, special = turns[-1]["content"], True  # a model of plain text goes on with it
+            ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a model of plain text goes on with it
         else:
+            source = self.tuned.job.data[0]
             try:
-                text, special = self.codec.template.render(turns, prompt=True), False
+                ids = encode_prompt(self.codec, turns, special_tokens_of(source, source.format))
             except TemplateRefused as error:
                 raise UserError(f"the chat template refuses this conversation: {error}") from error
-        ids = self.codec.tokenizer.encode(text, add_special_tokens=special).ids
         context = self.tuned.text.context
         if context is not None and len(ids) >= context:
             message = f"the prompt is {len(ids):,} tokens, and the model was built for {context:,} with the answer"

@@ -169,6 +169,11 @@ def _counts(audit: Audit) -> list[tuple[str, str]]:
         ("duplicates", f"{audit.duplicates:,}"),
         ("evaluated too", f"{audit.overlap:,} training sequences"),
     ]
+    encoded = {"text": "encoded as the text that they are", "keep": "kept as control tokens"}
+    counts += [
+        ("special tokens", f"{count:,} inside of content, {encoded[policy]} ({source})")
+        for source, count, policy in audit.special_tokens
+    ]
     rows, lost = audit.evaluation_rows
     return [*counts, ("evaluation rows", f"{rows:,}, {lost:,} dropped")] if rows else counts
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stoker.data.cache import ShardSummary, reason_kind
-from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.corpus import Corpus, TokenisedSource, special_tokens_of
 from stoker.data.drawn import Drawn, drawn
 from stoker.data.fields import LOST_ANSWER
 from stoker.data.readers import NOT_UTF8
@@ -61,6 +61,7 @@ class Audit:
         dropped: the dropped rows (the first `DROPPED_SHOWN` of them).
         fields_ignored: fields with content that never reach the text or the mask, the most frequent first.
         turns_untrained: the assistant's turns whose weight is 0.
+        special_tokens: (source, how many special tokens its content holds, ``text`` or ``keep``), of those with some.
         sequences: training sequences before packing, held-out ones included.
         tokens, trained_tokens: of all sequences; a sequence's first token is never trained.
         stop_token_trained: whether an answer ends with a trained stop token.
@@ -106,6 +107,7 @@ class Audit:
     drawn: tuple[Drawn, ...] = ()
     fields_ignored: tuple[Ignored, ...] = ()
     turns_untrained: int = 0
+    special_tokens: tuple[tuple[str, int, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The report as other programs read it."""
@@ -120,6 +122,7 @@ class Audit:
             "dropped": [{"source": d.source, "row": d.row, "reason": d.reason} for d in self.dropped],
             "fields_ignored": [asdict(ignored) for ignored in self.fields_ignored],
             "turns_untrained": self.turns_untrained,
+            "special_tokens_in_text": sum(count for _, count, _ in self.special_tokens),
             "sequences": self.sequences,
             "tokens": self.tokens,
             "trained_tokens": self.trained_tokens,
@@ -194,7 +197,15 @@ def audit(corpus: Corpus, codec: TextCodec, loaded: LoadedJob, samples: int = SA
         drawn=drawn(corpus, loaded.job),
         fields_ignored=tuple(_ignored(corpus)),
         turns_untrained=sum(s.turns_untrained for s in summaries),
+        special_tokens=tuple(_special_tokens(corpus)),
     )
+
+
+def _special_tokens(corpus: Corpus) -> Iterator[tuple[str, int, str]]:
+    for source in (*corpus.sources, *corpus.evaluation):
+        count = sum(s.special_tokens for s in source.cache.summaries)
+        if count:
+            yield source.source.name, count, special_tokens_of(source.block, source.format)
 
 
 def _ignored(corpus: Corpus) -> Iterator[Ignored]:

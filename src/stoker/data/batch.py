@@ -70,6 +70,7 @@ class Batch:
         ignored: fields with content that do not reach the text -> rows.
         turns_untrained: the assistant's turns whose weight is 0.
         longest: tokens of the longest row, of those too that gave no sequence.
+        special_tokens: those that are written inside of content.
     """
 
     rows_in: int = 0
@@ -83,6 +84,7 @@ class Batch:
     ignored: Counter[str] = field(default_factory=Counter)
     turns_untrained: int = 0
     longest: int = 0
+    special_tokens: int = 0
 
     @property
     def rows(self) -> list[Tokenised]:

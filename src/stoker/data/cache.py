@@ -76,6 +76,7 @@ class ShardSummary:
     ignored: dict[str, int]
     turns_untrained: int
     longest: int
+    special_tokens: int
 
 
 class ShardWriter:
@@ -130,6 +131,7 @@ class ShardWriter:
             "ignored": dict(sum((batch.ignored for batch in self.batches), Counter())),
             "turns_untrained": sum(batch.turns_untrained for batch in self.batches),
             "longest": max(batch.longest for batch in self.batches),
+            "special_tokens": sum(batch.special_tokens for batch in self.batches),
         }
         write_json(self.folder / f"{name}.json", summary)
         self.number += 1

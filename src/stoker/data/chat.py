@@ -140,11 +140,19 @@ class Rendered:
         text: the whole, as the template writes it.
         spans: (start, end) in characters of each trained answer, its stop token included.
         exact_prefix: whether every answer's prompt, as it will be served, is a prefix of the whole.
+        separated: the text for `stoker.data.special_text.SpecialText.encoder`, where content holds special tokens that
+            are to be text. It has the same length.
     """
 
     text: str
     spans: tuple[tuple[int, int], ...]
     exact_prefix: bool
+    separated: str | None = None
+
+    @property
+    def written(self) -> str:
+        """The text that is encoded."""
+        return self.text if self.separated is None else self.separated
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -161,7 +162,8 @@ def tokenise_source(
     found = find_format(source, block.columns) if block.format == "auto" else block.format
     too_long = block.too_long
     assert too_long != "auto", "the job is resolved before its data is opened"
-    settings = RowSettings(found, tuple(sorted(block.columns.items())), block.train_on, too_long, seq_len)
+    columns = tuple(sorted(block.columns.items()))
+    settings = RowSettings(found, columns, block.train_on, too_long, seq_len, special_tokens_of(block, found))
     wanted = source.size_bytes > STREAM_ABOVE if block.stream == "auto" else block.stream
     streams = bool(wanted) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
@@ -175,6 +177,13 @@ def tokenise_source(
         codec = codec.for_source(block, base)
     cache = (open_stream if streams else open_cache)(source, codec, settings, report)
     return TokenisedSource(block, source, found, cache, streams)
+
+
+def special_tokens_of(block: SourceBlock, found: str) -> Literal["text", "keep"]:
+    """What special tokens inside of content are; in formats that people render by hand they are meant as such."""
+    if block.special_tokens == "auto":
+        return "keep" if found in ("text", "prompt") else "text"
+    return block.special_tokens
 
 
 def _sequences(

@@ -40,7 +40,7 @@ class SpecialText:
         if self._pattern is None:
             return 0
         if isinstance(value, str):
-            return sum(1 for _ in self._pattern.finditer(value)) if self._pattern.search(value) else 0
+            return len(self._pattern.findall(value))
         if isinstance(value, dict):
             return sum(self.count(key) + self.count(item) for key, item in value.items())
         return sum(map(self.count, value)) if isinstance(value, list | tuple) else 0
@@ -89,7 +89,7 @@ class SpecialText:
             model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
         if model.get("merges"):
             model["merges"] = [merge for merge in model["merges"] if not names.keys() & _made_of(merge)]
-        return Encoder(json.dumps(content | {"post_processor": None}))
+        return Encoder(json.dumps(content))
 
 
 def _made_of(merge: str | list[str]) -> set[str]:

@@ -7,11 +7,12 @@ conversation rendered by the chat template, the text encoded. Each step may refu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -21,12 +22,14 @@ from stoker.data.chat import (
     BUILT_IN,
     ChatTemplate,
     Rendered,
+    TemplateRefused,
     compile_template,
 )
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
-from stoker.data.record import Conversation, Raw, Rejected, Text
-from stoker.data.render import render_example
+from stoker.data.record import Conversation, Example, Raw, Rejected, Text
+from stoker.data.render import render_example, separated, turns_of
+from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_arguments import arguments_of, with_arguments
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
@@ -34,6 +37,7 @@ from stoker.job.template import to_jinja
 
 __all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
+T = TypeVar("T")
 Cut = Literal["cut", "drop", "split"]
 JUDGED_BAD = "the label says that the answer is bad"
 TOO_LONG = "too long"
@@ -63,13 +67,22 @@ class TextCodec:
         """Encodes texts; made once in each process."""
         return Encoder(self.definition)
 
+    @cached_property
+    def special_text(self) -> SpecialText:
+        """Special tokens in content; made once in each process."""
+        return SpecialText(self.definition)
+
+    def encoder_of(self, rendered: Rendered) -> Encoder:
+        """What encodes a rendered text."""
+        return self.encoder if rendered.separated is None else self.special_text.encoder
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer itself, without truncation and padding."""
         return self.encoder.tokenizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "encoder"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("encoder", "special_text")}
 
     def for_source(self, block: SourceBlock, base: Path) -> TextCodec:
         """The codec with the chat template of a source and its arguments.
@@ -146,6 +159,7 @@ class RowSettings:
     train_on: str
     too_long: Cut
     seq_len: int
+    special_tokens: Literal["text", "keep"] = "keep"  # what those inside of content are
 
 
 @dataclass(frozen=True)
@@ -207,24 +221,44 @@ def _prepare(
     if isinstance(example, Conversation) and example.good is not None:
         ignored = [*ignored, names.get("label", "label")]  # it decides about the row, the text does not say it
     out.ignored.update(ignored)
+    special = _special(example, codec, settings, out)
     if isinstance(example, Text):
-        return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True),), document=True)
+        plain = example.text if special is not None else None
+        return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True, separated=plain),), document=True)
     if isinstance(example, Conversation) and example.good is False:
         example = JUDGED_BAD
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)
-    outcome = render_example(codec.template, example, settings.train_on)
+    outcome = render_example(codec.template, example, settings.train_on, special)
     out.ignored.update(outcome.ignored)
     out.turns_untrained += outcome.untrained
     return _Pending(place, raw, outcome.texts) if outcome.texts else Rejected(raw.source, raw.row, outcome.reason)
 
 
+def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: Batch) -> SpecialText | None:
+    """Counts the special tokens in a row's content; what makes them text, where there are some and it is asked for."""
+    if isinstance(example, str):
+        return None
+    special, count = codec.special_text, 0
+    if isinstance(example, Text):
+        count = special.count(example.text)
+    else:
+        count = special.count(example.tools) + sum(special.count([m.content, m.extra]) for m in turns_of(example))
+    out.special_tokens += count
+    return special if count and settings.special_tokens == "text" else None
+
+
 def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
     """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
-    documents = iter(codec.encoder.encode_document([item.texts[0].text for item in pending if item.document]))
+    rows = [item.texts[0] for item in pending if item.document]
+    documents = iter(_by_encoder(rows, codec, lambda encoder, few: encoder.encode_document([r.written for r in few])))
     chats = [rendered for item in pending if not item.document for rendered in item.texts]
-    places = [[place for span in rendered.spans for place in span] for rendered in chats]
-    encoded = iter(zip(codec.encoder.encode([rendered.text for rendered in chats], places), chats, strict=True))
+
+    def encode(encoder: Encoder, few: Sequence[Rendered]) -> list[Encoded]:
+        places = [[place for span in rendered.spans for place in span] for rendered in few]
+        return encoder.encode([rendered.written for rendered in few], places)
+
+    encoded = iter(zip(_by_encoder(chats, codec, encode), chats, strict=True))
     found: list[tuple[list[int], list[Span], bool]] = []
     for item in pending:
         if item.document:
@@ -239,6 +273,37 @@ def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[in
             exact = whole and rendered.exact_prefix and _same_when_asked(tokens, rendered, codec)
             found.append((tokens[0], spans, exact))
     return found
+
+
+def encode_prompt(
+    codec: TextCodec, turns: Sequence[dict[str, Any]], special_tokens: Literal["text", "keep"]
+) -> list[int]:
+    """The ids that a model is asked with, as it was trained.
+
+    Raises:
+        TemplateRefused: when the template does not take the turns, or the special tokens in their content.
+    """
+    text = codec.template.render(turns, prompt=True)
+    if special_tokens == "keep" or not codec.special_text.count(list(turns)):
+        return codec.encoder.encode_whole(text)
+    try:
+        plain = separated(codec.template, codec.special_text, text, list(turns), prompt=True)
+    except Inseparable as error:
+        raise TemplateRefused("it looks for special tokens in content") from error
+    return codec.special_text.encoder.encode_whole(plain)
+
+
+def _by_encoder(
+    texts: Sequence[Rendered], codec: TextCodec, encode: Callable[[Encoder, Sequence[Rendered]], list[T]]
+) -> list[T]:
+    """What `encode` makes of texts, each encoded by its own encoder, in their order."""
+    plain = [i for i, rendered in enumerate(texts) if rendered.separated is None]
+    if len(plain) == len(texts):
+        return encode(codec.encoder, texts)
+    others = [i for i, rendered in enumerate(texts) if rendered.separated is not None]
+    made = encode(codec.encoder, [texts[i] for i in plain])
+    made += encode(codec.special_text.encoder, [texts[i] for i in others])
+    return [item for _, item in sorted(zip([*plain, *others], made, strict=True), key=itemgetter(0))]
 
 
 def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
@@ -273,7 +338,7 @@ def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> 
     ids, places = encoded
     for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):
         if rendered.text[max(0, start - 2) : start].isspace() and start > 1:
-            asked = codec.encoder.encode_whole(rendered.text[:start])
+            asked = codec.encoder_of(rendered).encode_whole(rendered.written[:start])
             if asked != ids[:first]:
                 return False
     return True
