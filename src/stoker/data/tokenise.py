@@ -243,7 +243,9 @@ def _special(example: Example | str, codec: TextCodec, settings: RowSettings, ou
     if isinstance(example, Text):
         count = special.count(example.text)
     else:
-        count = special.count(example.tools) + sum(special.count([m.content, m.extra]) for m in turns_of(example))
+        turns = turns_of(example)
+        count = special.count("\0".join(turn.content for turn in turns))
+        count += special.count(example.tools) + sum(special.count(turn.extra) for turn in turns if turn.extra)
     out.special_tokens += count
     return special if count and settings.special_tokens == "text" else None
 
