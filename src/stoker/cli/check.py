@@ -17,6 +17,7 @@ from stoker.job.document import read_text
 from stoker.job.keys import KeyPath, dotted
 from stoker.job.layout import layout_of
 from stoker.job.render import job_lines
+from stoker.terminal import unescaped, visible
 
 REASON_COLUMN = 44  # where the origins begin, unless a value is longer
 
@@ -92,7 +93,9 @@ def print_job(loaded: LoadedJob) -> None:
             continue
         origin, given = _origin_words(loaded, path)
         text = f"{line:<{column - 2}}  # {origin}"
-        print(text if not terminal else f"{line:<{column - 2}}  \x1b[{36 if given else 2}m# {origin}\x1b[0m")
+        if terminal:
+            text = f"{visible(f'{line:<{column - 2}}')}  \x1b[{36 if given else 2}m# {visible(origin)}\x1b[0m"
+        print(text, file=unescaped(sys.stdout) if terminal else None)
 
 
 def _processes(loaded: LoadedJob) -> str:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
+from stoker.terminal import visible
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
+    from stoker.console import Console
     from stoker.data.audit import Audit, Sample
     from stoker.data.record import Rejected
 
@@ -117,8 +118,7 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tup
 
 
 def _print(audit: Audit, dropped: list[Rejected]) -> None:
-    from rich.console import Console
-
+    from stoker.console import Console
     from stoker.data.drawn import in_words
 
     if hasattr(sys.stdout, "reconfigure"):
@@ -242,8 +242,3 @@ def bracketed(sample: Sample) -> str:
             inside = trained
         out.append(visible(token))
     return "".join([*out, CLOSE if inside else ""])
-
-
-def visible(text: str) -> str:
-    """Text without characters that would steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" or ord(c) > 0x9F else f"\\x{ord(c):02x}" for c in text)

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from stoker.console import Console
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files
 from stoker.job.importers.ledger import NOT_SET

@@ -8,6 +8,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from stoker.errors import RunFailed, UserError
+from stoker.hardware.limits import machine_problem  # while there is memory to load it
+from stoker.terminal import escaped_output, give_up_output
+
 # What each verb does. Its module is stoker.cli.<verb>, loaded only when the verb is asked for, so that
 # `stoker --help` does not wait for torch.
 VERBS = {
@@ -33,16 +37,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 2 wrong input, 3 cannot run, 1 anything else."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("PYTHONSAFEPATH", "1")  # the processes that are started import no file of the current folder
+    with escaped_output():
+        code = _guarded(words)
+        try:
+            sys.stdout.flush()
+        except (BrokenPipeError, RunFailed):  # said already, or there is nobody to say it to
+            give_up_output()
+        return code
+
+
+def _guarded(words: list[str]) -> int:
+    """Runs the verb; errors of the user's and of the machine's are told in words, and bugs raise."""
     try:
         code = _run(words)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:
-        # The reader has gone (`stoker check job.yaml | head`): there is nobody to say more to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has gone (`stoker check job.yaml | head`)
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
+    except UserError as error:
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        lacking = machine_problem(error)
+        if lacking is None:
+            raise
+        print(f"error: {lacking}", file=sys.stderr)
+        return 1
 
 
 def _run(words: list[str]) -> int:
@@ -56,20 +79,12 @@ def _run(words: list[str]) -> int:
         return 0
     verb, *rest = words
     if verb not in VERBS:
-        print(f"error: {unknown_verb(verb)}", file=sys.stderr)
-        return 2
+        raise UserError(unknown_verb(verb))
     module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
-    from stoker.errors import UserError
-
-    try:
-        # Options may stand between the job and its overrides.
-        return int(module.run(parser.parse_intermixed_args(rest)))
-    except UserError as error:
-        for problem in error.problems:
-            print(f"error: {problem}", file=sys.stderr)
-        return error.exit_code
+    # Options may stand between the job and its overrides.
+    return int(module.run(parser.parse_intermixed_args(rest)))
 
 
 def usage() -> str:

@@ -6,9 +6,9 @@ import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
 from rich.text import Text
 
+from stoker.console import Console
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit

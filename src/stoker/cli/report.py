@@ -8,8 +8,9 @@ import sys
 import warnings
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+from stoker.console import Console
 
 LINE_EVERY = 50_000  # rows between two plain lines where there is no terminal
 

@@ -39,8 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not runs:
         print(f"no runs in {arguments.run}; `stoker train JOB` makes one")
         return 0
-    from rich.console import Console
     from rich.table import Table
+
+    from stoker.console import Console
 
     table = Table(box=None, header_style="bold")
     for column in ("run", "state", "task", "model"):

@@ -13,7 +13,8 @@ import os
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from stoker.data.batch import INDEX, Batch
 from stoker.data.record import Rejected
 from stoker.data.render import TEMPLATE_REFUSES
 from stoker.data.tokenise import RowSettings, TextCodec
+from stoker.errors import Problem, RunFailed, reason_of
+from stoker.hardware.cache import ADVICE
 
 __all__ = [
     "FORMAT",
@@ -288,7 +291,21 @@ class TokenCache:
         return np.concatenate([index[name] for index in self._indices])
 
 
-def lock(folder: Path) -> FileLock:
-    """The lock under which a cache is built: a second process waits and then finds it whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(f"{folder}.lock")
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """The lock under which a cache is built: a second process waits and then finds it whole.
+
+    Raises:
+        RunFailed: nothing can be written there.
+    """
+    own = FileLock(f"{folder}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        own.acquire()
+    except OSError as error:
+        message = f"the cache cannot be written: {error.strerror or reason_of(error)}"
+        raise RunFailed(Problem(message, ADVICE, file=str(folder.parent))) from error
+    try:
+        yield
+    finally:
+        own.release()

@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
 
-from rich.console import Console
-
+from stoker.console import Console
 from stoker.files import no_link
 from stoker.hardware.process import end_with
 from stoker.launch.failure import failure_of

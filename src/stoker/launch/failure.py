@@ -12,6 +12,7 @@ from pathlib import Path
 
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.files import replace_file
+from stoker.hardware.limits import machine_problem
 
 TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed)}
 # What a collective says when a process it waits for is gone, and what the store of the addresses says. The
@@ -91,6 +92,9 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     """An exception of this process as others are told of it."""
     if isinstance(error, UserError) and type(error).__name__ in TOLD:
         return Failure(rank, time.time(), type(error).__name__, error.problems)
+    lacking = machine_problem(error)
+    if lacking is not None:
+        return Failure(rank, time.time(), type(error).__name__, (lacking,))
     words = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     consequence = isinstance(error, (RuntimeError, ConnectionError)) and any(sign in words for sign in PEER_IS_GONE)
     text = "".join(traceback.format_exception(error))

@@ -22,6 +22,7 @@ from stoker.resilience.deadline import seconds_left
 from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import SharedFolder, shared_memory
+from stoker.terminal import unescaped
 
 POLL = 0.05  # seconds between two looks at the processes
 SHOW_CURSOR = "\x1b[?25h"
@@ -58,8 +59,9 @@ def train_here(work: Work, entry: Entry | None = None) -> Ending:
 def tell(work: Work, text: str) -> None:
     """Tells the user something, beside the live line of a process, which draws it again."""
     if not work.quiet:
-        sys.stdout.write(f"\r\x1b[2K{text}\n" if sys.stdout.isatty() else f"{text}\n")
-        sys.stdout.flush()
+        if sys.stdout.isatty():
+            unescaped(sys.stdout).write("\r\x1b[2K")
+        print(text, flush=True)
 
 
 @dataclass(frozen=True)
@@ -226,5 +228,5 @@ class _Supervisor:
     def _show_cursor(self) -> None:
         """The live line of a process that was killed had hidden it."""
         if sys.stdout.isatty():
-            sys.stdout.write(SHOW_CURSOR)
+            unescaped(sys.stdout).write(SHOW_CURSOR)
             sys.stdout.flush()

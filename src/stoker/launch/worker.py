@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import psutil
 import torch
 import torch.distributed as dist
-from rich.console import Console
 
+from stoker.console import Console
 from stoker.data.build import Report
 from stoker.hardware.device import device_of
 from stoker.job import LoadedJob

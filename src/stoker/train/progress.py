@@ -9,10 +9,11 @@ from statistics import fmean
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleDimensions
+from rich.console import ConsoleDimensions
 from rich.live import Live
 from rich.table import Table
 
+from stoker.console import Console
 from stoker.runs.folder import StepMetrics
 
 if TYPE_CHECKING:  # a process that shows something need not load what trains

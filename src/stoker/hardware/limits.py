@@ -1,0 +1,82 @@
+"""Errors that are the machine's: memory, open files, space on the disk. They come from anywhere, as anything."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+from stoker.errors import Problem
+
+MEMORY = "there is not enough memory"
+FILES = "too many files are open"
+SPACE = "the disk is full"
+READ_ONLY = "the file system is read-only"
+FEWEST_FILES = 64  # with fewer, no process of a run can talk to another
+NEARLY = 0.8  # of the address space that a process may have
+OF_ERRNO = {
+    errno.ENOMEM: MEMORY,
+    errno.EMFILE: FILES,
+    errno.ENFILE: FILES,
+    errno.ENOSPC: SPACE,
+    errno.EDQUOT: SPACE,
+    errno.EROFS: READ_ONLY,
+}
+# What libraries say that raise no error of their own kind for it: the loader of shared objects, PyTorch, threads, Rust.
+SAID = (
+    ("cannot allocate memory", MEMORY),
+    ("can't allocate memory", MEMORY),
+    ("failed to map segment", MEMORY),
+    ("can't start new thread", MEMORY),
+    ("bad_alloc", MEMORY),
+    ("too many open files", FILES),
+    ("no space left on device", SPACE),
+)
+
+
+def machine_problem(error: BaseException) -> Problem | None:
+    """What the machine lacks, where that is the reason of an error or of one that led to it; None where it is not."""
+    seen: BaseException | None = error
+    while seen is not None:
+        what = _lacking(seen)
+        if what is not None:
+            name = getattr(seen, "filename", None)
+            return Problem(what, _advice(what), file=name if isinstance(name, str) else "")
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _lacking(error: BaseException) -> str | None:
+    if isinstance(error, MemoryError):
+        return MEMORY
+    if isinstance(error, OSError) and error.errno in OF_ERRNO:
+        return OF_ERRNO[error.errno]
+    if isinstance(error, OSError | RuntimeError | ImportError | SystemError) or type(error) is Exception:
+        text = str(error).lower()
+        return next((what for said, what in SAID if said in text), None) or _starved()
+    return None
+
+
+def _starved() -> str | None:
+    """What is so short that libraries break in ways that do not say why."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files != resource.RLIM_INFINITY and files < FEWEST_FILES:
+        return FILES
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
+    with suppress(OSError, MemoryError):
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        if memory != resource.RLIM_INFINITY and pages * resource.getpagesize() > NEARLY * memory:
+            return MEMORY
+    return None
+
+
+def _advice(what: str) -> str:
+    if what == FILES:
+        return f"this shell allows {resource.getrlimit(resource.RLIMIT_NOFILE)[0]}: raise it with `ulimit -n 4096`"
+    if what == MEMORY:
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            return f"this shell allows a process {limit / 2**30:.1f} GiB: raise it with `ulimit -v unlimited`"
+        return "close other programs, or train less at once (train.micro_batch, train.seq_len, a smaller model)"
+    return "free some space" if what == SPACE else "choose a folder that can be written"

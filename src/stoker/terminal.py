@@ -1,0 +1,101 @@
+"""Standard output and standard error: text of other people's cannot steer a terminal, a full disk is a clear error."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stoker.errors import RunFailed, reason_of
+
+# Control characters but line feed and tab (C0, DEL, C1), what turns or breaks lines (Unicode's bidirectional marks and
+# separators), and halves of surrogate pairs, which no encoding has.
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """The text with each character that would steer a terminal as its escape, which JSON and YAML read back."""
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class Output:
+    """A stream of text as `print` and others write to it.
+
+    Attributes:
+        unescaped: the same without escaping, for what Stoker itself writes to steer the terminal.
+    """
+
+    def __init__(self, stream: Any, *, escapes: bool = True, silent: bool = False) -> None:
+        """Wraps a stream.
+
+        Args:
+            silent: ignore errors, of a stream that errors are told on.
+        """
+        self._stream, self._escapes, self._silent = stream, escapes, silent
+        self.unescaped = Output(stream, escapes=False, silent=silent) if escapes else self
+
+    def write(self, text: str) -> int:
+        """Writes the text.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+            RunFailed: it cannot be written for another reason, such as a full disk.
+        """
+        with self._failing_in_words():
+            self._stream.write(visible(text) if self._escapes else text)
+        return len(text)
+
+    def flush(self) -> None:
+        """See `write`."""
+        with self._failing_in_words():
+            self._stream.flush()
+
+    @contextmanager
+    def _failing_in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            if not self._silent:
+                raise
+        except OSError as error:
+            if not self._silent:
+                raise RunFailed(f"standard output cannot be written: {error.strerror or reason_of(error)}") from error
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def unescaped(stream: Any) -> Any:
+    """Where to write what is meant to steer the terminal."""
+    return getattr(stream, "unescaped", stream)
+
+
+@contextmanager
+def escaped_output() -> Iterator[None]:
+    """Everything printed inside of the block goes through `Output`."""
+    before = sys.stdout, sys.stderr
+    sys.stdout = Output(_usable(before[0]))
+    sys.stderr = Output(_usable(before[1]), silent=True)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def give_up_output() -> None:
+    """Nothing is written to standard output any more, so that no flush at the end of the process fails again."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, sys.stdout.fileno())
+    os.close(nothing)
+
+
+def _usable(stream: Any) -> Any:
+    """The stream with every character writable; nothing where the process began without one."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 -- lives as long as the process
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="backslashreplace")  # an encoding such as ASCII does not have them all
+    return stream
