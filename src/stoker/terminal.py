@@ -17,8 +17,13 @@ _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def visible(text: str) -> str:
-    """The text with each character that would steer a terminal as its escape, which JSON and YAML read back."""
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """The text with each character that would steer a terminal as its escape, as it is written in JSON and YAML."""
+    return _STEERING.sub(_escaped, text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])  # JSON has no \\x, and escapes all of C0 itself
+    return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"
 
 
 class Output:

@@ -49,7 +49,7 @@ def test_text_that_steers_a_terminal_is_shown_as_escapes(kind: str) -> None:
     text = f"a\tb\n{ESCAPES[kind]} ünïcode 日本語 العربية"
     shown = visible(text)
     assert not STEERING & set(shown) and "ünïcode 日本語 العربية" in shown and shown.startswith("a\tb\n")
-    assert json.loads(f'"{visible(ESCAPES[kind])}"') == ESCAPES[kind]
+    assert json.loads(visible(json.dumps(ESCAPES[kind], ensure_ascii=False))) == ESCAPES[kind]
     assert visible(shown) == shown
 
 
@@ -74,14 +74,14 @@ def test_rows_and_names_of_files_are(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["data", "job.yaml", "data=own.jsonl"]) == 0
     assert main(["data", "job.yaml", "data=own.jsonl", "--json"]) == 0
     written = capsys.readouterr()
-    assert not STEERING & set(written.out + written.err) and "\\u001b[31m" in written.out
+    assert not STEERING & set(written.out + written.err) and "\\x1b[31m" in written.out
 
 
 def test_rich_tables_are_and_keep_their_own_colours() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True)
     console.print("[bold]a[/bold] \x1b]0;title\x07\u202e", highlight=False)
-    assert file.getvalue() == "\x1b[1ma\x1b[0m \\u001b]0;title\\u202e\n"
+    assert file.getvalue() == "\x1b[1ma\x1b[0m \\x1b]0;title\\u202e\n"
 
 
 def test_output_that_cannot_be_written_is_one_error() -> None:
@@ -98,8 +98,8 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
 
 
 def test_too_few_open_files_and_too_little_memory_are_told() -> None:
-    ended = stoker("train job.yaml", "ulimit -n 24; ")
-    assert ended.returncode == 1 and "too many files are open; this shell allows 24" in ended.stderr
+    ended = stoker("train job.yaml", "ulimit -n 12; ")
+    assert ended.returncode == 1 and "too many files are open; this shell allows 12" in ended.stderr
     assert "Traceback" not in ended.stderr
     ended = stoker("data job.yaml", "ulimit -v 600000; ")
     assert ended.returncode == 1 and "there is not enough memory; this shell allows a process 0.6 GiB" in ended.stderr
