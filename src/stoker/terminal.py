@@ -22,7 +22,7 @@ def visible(text: str) -> str:
 
 
 def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])  # JSON has no \\x, and escapes all of C0 itself
+    code = ord(found[0])  # JSON has no \x, and escapes all of C0 itself
     return f"\\x{code:02x}" if code < 0x20 else f"\\u{code:04x}"
 
 

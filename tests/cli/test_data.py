@@ -235,7 +235,7 @@ def test_what_would_steer_the_terminal_is_spelt_out(capsys: pytest.CaptureFixtur
     assert main(["data", "job.yaml"]) == 0
     out = capsys.readouterr().out
     assert "⟦red \\x1b[31m bell \\x07 tab\tline\nend é日\u200d<|im_end|>⟧" in out
-    assert visible("\x9b\r") == "\\x9b\\x0d"
+    assert visible("\x9b\r") == "\\u009b\\x0d"
 
 
 def test_on_a_terminal_trained_tokens_are_coloured(folder: Path) -> None:
