@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 
+from stoker.plan.block_collectives import block_collectives
 from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
@@ -16,7 +17,6 @@ from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer
-from stoker.plan.volume import Kind
 
 BACKWARD_ATTENTION = 2.5  # of the forward pass: five products for two (Dao, 2023, section 3.1)
 SCORE_BYTES = 8  # read and written per score in a forward pass by fused scale, mask, softmax and dropout
@@ -47,7 +47,7 @@ class StepTime:
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
     """One block, one micro-batch: as measured where the device was, and what its processes say to each other."""
-    said = _said(setting, layer, efficiency)
+    said = block_collectives(setting, layer, efficiency)
     measured = measured_passes(setting)
     if not measured:
         return _computed(setting, layer, efficiency, *said)
@@ -121,42 +121,6 @@ def _launch(setting: Setting) -> float:
         least, each = software.launch_across
         launch = max(launch, least + each * layout.tensor)
     return launch
-
-
-def _said(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds (forward, backward) of what is exchanged within a block and not hidden: by tensor, expert and context
-    parallelism."""
-    shape, layout, software, cluster = setting.shape, setting.layout, setting.software, setting.cluster
-    tensor, tokens = layout.tensor, setting.tokens
-    kinds: tuple[Kind, ...] = ("all-gather", "reduce-scatter") if layout.sequence else ("all-reduce",)
-    group = Group(tensor, 1)
-    one = sum(collective_seconds(kind, tokens * shape.width * HALF, group, cluster, efficiency) for kind in kinds)
-    exposed = 2 * one * (1 - software.hidden_tensor)
-    if setting.expert > 1 and layer.feed_forward == "experts" and shape.mixture is not None:
-        moved = tokens * shape.mixture.per_token * shape.width * HALF / (tensor if layout.sequence else 1)
-        spread = Group(setting.expert, tensor if tensor < setting.expert else 1)
-        there = collective_seconds("all-to-all", moved, spread, cluster, efficiency)
-        exposed += 2 * there * (1 - software.hidden_experts)
-    exchanged, back = _seen(setting, efficiency)
-    return exposed + exchanged, exposed + back
-
-
-def _seen(setting: Setting, efficiency: Efficiency) -> tuple[float, float]:
-    """Seconds (forward, backward) in which attention comes to see the whole of a row that is split: keys and values of
-    all tokens are gathered, their gradients scattered; or queries, keys, values and outputs change from tokens to
-    heads and back (Jacobs et al., 2023, section 3.2)."""
-    layout, shape = setting.layout, setting.shape
-    group = Group(layout.context, layout.tensor)
-    own = setting.tokens * HALF / layout.tensor
-    if layout.context_by == "ulysses":
-        moved = 2 * own * (shape.query_width + shape.key_value_width)
-        one = collective_seconds("all-to-all", moved, group, setting.cluster, efficiency)
-        return one, one
-    keys = 2 * own * layout.context * shape.key_value_width
-    gathered, scattered = (
-        collective_seconds(kind, keys, group, setting.cluster, efficiency) for kind in ("all-gather", "reduce-scatter")
-    )
-    return gathered, scattered
 
 
 def _longer(device: float, host: float) -> float:
