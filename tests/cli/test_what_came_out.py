@@ -209,7 +209,8 @@ def test_an_export_that_answers_otherwise_is_not_called_done(
 
 def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The head's row of the stop token swapped for another: the logits of one token only."""
-    from stoker.checkpoint.verify import take_reference, verify
+    from stoker.checkpoint.reference import take_reference
+    from stoker.checkpoint.verify import verify
     from stoker.errors import RunFailed
 
     assert main(["export", "full", "--format", "merged", "--to", "out/stop"]) == 0
@@ -220,7 +221,7 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
     weights["lm_head.weight"][stop] = weights["lm_head.weight"][stop + 5]
     save_file(weights, base / "out/stop/model.safetensors", {"format": "pt"})
     with pytest.raises(RunFailed, match="differ"):
-        verify(reference, Export("merged", base / "out/stop"), base / "out/stop")
+        verify(reference, tuned.model, Export("merged", base / "out/stop"), base / "out/stop")
 
 
 @pytest.mark.parametrize(

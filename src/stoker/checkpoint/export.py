@@ -1,13 +1,14 @@
 """Exports: what peft, transformers and llama.cpp load, with the template and the stop tokens inside.
 
-An export is written under another name, replayed in a fresh process by the program that will serve it, and
-gets its own name only when it answers as the trained model does.
+An export is written under another name, read back, replayed in a fresh process by the program that will serve it,
+and gets its own name only when it holds and answers what was trained; see `stoker.checkpoint.verify`.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,7 @@ from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
 from stoker.checkpoint.adapter import keep_rows, save_adapter
+from stoker.checkpoint.card import public_name, write_card
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.tuned import TunedRun
@@ -141,13 +143,13 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
 
 
 def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
-    base_name = base_of(tuned, base)
-    save_adapter(tuned.model, folder, base_name)
+    save_adapter(tuned.model, folder, public_name(tuned.job, base).name)
     tokenizer = served_tokenizer(tuned)
-    if extension_of(tuned.job, base) is not None and rows_of(base_name, tuned.job) < len(tokenizer):
+    if extension_of(tuned.job, base) is not None and rows_of(base_of(tuned, base), tuned.job) < len(tokenizer):
         keep_rows(unwrap(tuned.model), folder, len(tokenizer))  # peft gives the base one for each token
     tokenizer.save_pretrained(folder)
     GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
+    write_card(tuned, export.format, base, folder)
     return folder
 
 
@@ -167,7 +169,7 @@ def _stops(tuned: TunedRun) -> int | list[int]:
 
 
 def base_of(tuned: TunedRun, base: Path) -> str:
-    """What plain transformers loads as the base of an adapter: the hub id, or a folder."""
+    """What plain transformers loads here as the base of an adapter: the hub id, or a folder."""
     assert tuned.job.model is not None
     source = locate(tuned.job.model.name, base)
     assert source is not None
@@ -176,14 +178,28 @@ def base_of(tuned: TunedRun, base: Path) -> str:
 
 def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     model = merged_model(tuned.model)
-    if export.quantise is None:
-        model = model.to(DTYPES[export.weights])
     model.generation_config.eos_token_id = _stops(tuned)
     model.generation_config.do_sample = model.generation_config.do_sample or None
     model.config.eos_token_id = model.generation_config.eos_token_id
-    model.save_pretrained(folder)
+    with nullcontext() if export.quantise else held_as(model, DTYPES[export.weights]):
+        model.save_pretrained(folder)
     served_tokenizer(tuned).save_pretrained(folder)
+    write_card(tuned, export.format, base, folder)
     return folder
+
+
+@contextmanager
+def held_as(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Within it the weights of a model are of a type; behind it they are what they were."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() and t.dtype != dtype]
+    before = [t.data for t in tensors]
+    for tensor in tensors:
+        tensor.data = tensor.data.to(dtype)
+    try:
+        yield
+    finally:
+        for tensor, data in zip(tensors, before, strict=True):
+            tensor.data = data
 
 
 def check_quantisable(tuned: TunedRun, quantise: str) -> None:
@@ -222,7 +238,8 @@ def _gguf(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     target = folder / f"{Path(tuned.job.model.name).stem}-{tuned.folder.path.name}.gguf"
     with TemporaryDirectory(dir=folder.parent, prefix=".gguf-") as temporary:
         merged = _merged(tuned, Export("merged", Path(temporary)), base, Path(temporary))
-        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights])
+        write_gguf(merged, target, dtype=GGUF_DTYPES[export.weights], name=target.stem)
+    write_card(tuned, export.format, base, folder)
     return target
 
 

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from stoker.errors import RunFailed, UserError
 
 Program = Literal["llamacpp", "transformers"]
+FORCED = 1e6  # a logit bias above all logits
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class ReplayRequest:
             list of ``{"role", "content"}``.
         new_tokens: most tokens generated for each prompt.
         top: how many of the likeliest first tokens are reported.
+        rows: token ids whose log-probabilities are wanted.
+        positions: of each row, those after which the next token's is.
     """
 
     prompts: list[list[int]] = field(default_factory=list)
@@ -44,6 +47,8 @@ class ReplayRequest:
     conversations: list[list[dict[str, str]]] = field(default_factory=list)
     new_tokens: int = 32
     top: int = 10
+    rows: list[list[int]] = field(default_factory=list)
+    positions: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,11 +71,17 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Replay:
-    """The answers, each list in the order of its questions in the `ReplayRequest`."""
+    """The answers, each list in the order of its questions in the `ReplayRequest`.
+
+    Attributes:
+        scores: natural log-probabilities at a row's positions; None where llama.cpp gives none, as of a token that
+            ends amid a UTF-8 character.
+    """
 
     continuations: list[Continuation]
     encodings: list[list[int]]
     renderings: list[str]
+    scores: list[list[float | None]]
 
 
 def replay(gguf: Path, request: ReplayRequest, *, through: Program, timeout: float = 600) -> Replay:
@@ -102,7 +113,7 @@ def replay(gguf: Path, request: ReplayRequest, *, through: Program, timeout: flo
         Continuation(**{**c, "first": {int(token): p for token, p in c["first"].items()}})
         for c in reply["continuations"]
     ]
-    return Replay(continuations, reply["encodings"], reply["renderings"])
+    return Replay(continuations, reply["encodings"], reply["renderings"], reply["scores"])
 
 
 def replay_llamacpp(
@@ -153,7 +164,7 @@ def _through_llamacpp(gguf: Path, request: ReplayRequest) -> Replay:
 
     import xllamacpp
 
-    longest = max([len(prompt) for prompt in request.prompts], default=0)
+    longest = max([len(ids) for ids in (*request.prompts, *request.rows)], default=0)
     params = xllamacpp.CommonParams()
     params.model.path = str(gguf)
     params.n_ctx = longest + request.new_tokens + 8
@@ -165,6 +176,7 @@ def _through_llamacpp(gguf: Path, request: ReplayRequest) -> Replay:
     params.ui = False
     params.verbosity = 1  # errors only
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = _cores()
+    params.cpuparams.poll = params.cpuparams_batch.poll = 0  # threads that wait by spinning stall on a busy machine
     # By default keys and values are kept in float16, which would blur the comparison with float32.
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
@@ -179,7 +191,23 @@ def _through_llamacpp(gguf: Path, request: ReplayRequest) -> Replay:
             ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in request.texts
         ],
         renderings=[ask("/apply-template", messages=turns)["prompt"] for turns in request.conversations],
+        scores=[
+            [_score(ask, row, position) for position in positions]
+            for row, positions in zip(request.rows, request.positions, strict=True)
+        ],
     )
+
+
+def _score(ask: _Asker, row: list[int], position: int) -> float | None:
+    """The log-probability of a row's token behind a position.
+
+    The bias makes the sampler take that token; the log-probability that is reported is of the logits before it.
+    """
+    token = row[position + 1]
+    asked = {"prompt": row[: position + 1], "n_predict": 1, "temperature": 0, "n_probs": 1, "cache_prompt": True}
+    answer = ask("/completion", logit_bias=[[token, FORCED]], **asked)
+    found = answer.get("completion_probabilities", [])
+    return found[0]["logprob"] if found and found[0]["id"] == token else None
 
 
 def _continuation(ask: _Asker, prompt: list[int], request: ReplayRequest) -> Continuation:
@@ -251,6 +279,12 @@ def _through_transformers(gguf: Path, request: ReplayRequest) -> Replay:
             tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             for turns in request.conversations
         ],
+        scores=[
+            [float(logits[p].log_softmax(-1)[row[p + 1]]) for p in positions]
+            for row, positions, logits in zip(
+                request.rows, request.positions, transformers_logits(gguf, request.rows), strict=True
+            )
+        ],
     )
 
 
@@ -273,6 +307,8 @@ def _stops(gguf: Path) -> list[int]:
 
 
 def _cores() -> int:
+    if os.environ.get("OMP_NUM_THREADS", "").isdigit():
+        return int(os.environ["OMP_NUM_THREADS"])
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -37,12 +37,15 @@ class _Source(NamedTuple):
     kind: GGMLQuantizationType
 
 
-def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
+def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | None = None) -> None:
     """Writes the model and tokenizer in `folder` as the GGUF file `target`.
 
     Matrices get `dtype`, vectors stay float32; a matrix whose rows are no multiple of 32 long stays float16
     under q8_0. A sliding window becomes the context length: up to it, attending to the window and to all are
     the same. The file appears under its name only when it is whole.
+
+    Args:
+        name: of the model, for people; by default the folder's.
 
     Raises:
         UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
@@ -72,7 +75,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16") -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         writer = GGUFWriter(partial, family.name)
         try:
-            _write_config(writer, config, dtype, name=f"{folder.name} ({raw['architectures'][0]})")
+            _write_config(writer, config, dtype, name=name or folder.name)
             tokenizer.write(writer)
             _write_tensors(writer, sources, config, family)
             writer.close()

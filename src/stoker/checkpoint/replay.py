@@ -1,17 +1,18 @@
-"""Replaying an export: the same prompts through the artifact in a fresh process, by the program that will serve it.
+"""Replaying an export: the same rows through the artifact in a fresh process, by the program that will serve it.
 
 Run as ``python -m stoker.checkpoint.replay FOLDER`` it is that fresh process: plain transformers and peft, nothing
 of Stoker's loading. The request comes as JSON on stdin, the answer goes into a safetensors file.
+
+Shapes: N scored positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,19 +25,27 @@ from stoker.errors import RunFailed
 from stoker.models.virtual import virtual_ids
 
 NEW_TOKENS = 24
+Conversation = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
 class Question:
-    """One held-out row.
+    """One row.
 
     Attributes:
         ids: the row's tokens, prompt and answer.
         prompt: how many of them are the prompt.
+        positions: those whose next token is trained.
     """
 
     ids: tuple[int, ...]
     prompt: int
+    positions: tuple[int, ...]
+
+    @property
+    def targets(self) -> Tensor:
+        """The tokens behind the positions, shape (N,)."""
+        return torch.tensor([self.ids[p + 1] for p in self.positions])
 
 
 @dataclass(frozen=True)
@@ -44,12 +53,55 @@ class Answer:
     """What a model says to a question.
 
     Attributes:
-        logits: at every position of the row, shape (T, V).
+        logits: at the question's positions, shape (N, V).
         tokens: the greedy continuation of the prompt, its stop token included.
     """
 
     logits: Tensor
     tokens: tuple[int, ...]
+
+    def scores(self, question: Question) -> Tensor:
+        """Log-probabilities of the question's targets, shape (N,)."""
+        return self.logits.log_softmax(-1).gather(1, question.targets[:, None]).squeeze(1)
+
+
+@dataclass(frozen=True)
+class TextAnswers:
+    """What a tokenizer makes of texts and conversations.
+
+    Attributes:
+        vocabulary: tokens by id, in JSON.
+        template: the chat template; None without one.
+        texts: ids of each text, special tokens not added.
+        rendered: each conversation as text, ready for the next answer.
+    """
+
+    vocabulary: str
+    template: str | None
+    texts: list[list[int]]
+    rendered: list[str]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the fresh process is asked.
+
+    Attributes:
+        texts, conversations: for `TextAnswers`.
+        trust_remote_code: whether modelling code that comes with the model may run there too.
+        quantisation: transformers' settings of an adapter's base, where that is quantised.
+        base: of an adapter, where it lies on this machine; None for the one it names.
+        dtype: that the weights are read in, before they are computed in float32; None for what they are stored in.
+    """
+
+    questions: Sequence[Question]
+    stop_ids: Sequence[int]
+    texts: Sequence[str]
+    conversations: Sequence[Conversation] = ()
+    trust_remote_code: bool = False
+    quantisation: Mapping[str, Any] | None = None
+    base: str | None = None
+    dtype: str | None = None
 
 
 @torch.inference_mode()
@@ -60,7 +112,8 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
     answers = []
     for question in questions:
         ids = torch.tensor([[*front, *question.ids]], device=device)
-        logits = model(input_ids=ids).logits[0, -len(question.ids) :].float().cpu()
+        logits = model(input_ids=ids).logits[0, -len(question.ids) :]
+        scored = logits[torch.tensor(question.positions, device=device)].float().cpu()
         prompt = ids[:, : len(front) + question.prompt]
         generated = model.generate(  # type: ignore[operator]
             input_ids=prompt,
@@ -70,41 +123,36 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
             eos_token_id=list(stop_ids) or None,
             pad_token_id=min(stop_ids, default=0),
         )
-        answers.append(Answer(logits, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
+        answers.append(Answer(scored, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
     return answers
 
 
-def answer_afresh(
-    folder: Path,
-    questions: Sequence[Question],
-    stop_ids: Sequence[int],
-    conversation: list[dict[str, str]],
-    *,
-    trust_remote_code: bool = False,
-    quantisation: Mapping[str, Any] | None = None,
-) -> tuple[list[Answer], list[int]]:
-    """Asks the artifact in a folder, in a fresh process; also how its own tokenizer encodes a conversation.
+@torch.inference_mode()
+def next_logits(model: nn.Module, ids: Sequence[int]) -> Tensor:
+    """The logits behind a row, shape (V,)."""
+    row = torch.tensor([[*virtual_ids(model), *ids]], device=next(model.parameters()).device)
+    return model(input_ids=row).logits[0, -1].float().cpu()
 
-    Args:
-        trust_remote_code: whether modelling code that comes with the model may run there too.
-        quantisation: transformers' settings of an adapter's base, where that is quantised.
+
+def vocabulary_of(tokens: Mapping[str, int]) -> str:
+    """A vocabulary in the order of its ids, as JSON."""
+    return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
+
+
+def answer_afresh(folder: Path, request: Request) -> tuple[list[Answer], TextAnswers]:
+    """Asks the artifact in a folder, in a fresh process.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
     """
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
-        request = {
-            "questions": [asdict(q) for q in questions],
-            "stop_ids": list(stop_ids),
-            "conversation": conversation,
-            "trust_remote_code": trust_remote_code,
-            "quantisation": quantisation,
-            "out": str(out),
-        }
+        said = Path(temporary) / "texts.json"
+        named = _with_base(folder, request.base, Path(temporary))
+        asked = asdict(request) | {"out": str(out), "said": str(said)}
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(folder)],
-            input=json.dumps(request),
+            [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
+            input=json.dumps(asked),
             capture_output=True,
             text=True,
             check=False,
@@ -112,92 +160,65 @@ def answer_afresh(
         if done.returncode:
             raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
         tensors = load_file(out)
-        encoded = [int(i) for i in tensors.pop("conversation")]
-        count = len(questions)
-        return [Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist())) for i in range(count)], encoded
+        answers = [
+            Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist()))
+            for i in range(len(request.questions))
+        ]
+        return answers, TextAnswers(**json.loads(said.read_text("utf-8")))
 
 
-def compare(
-    reference: Sequence[Answer],
-    replayed: Sequence[Answer],
-    questions: Sequence[Question],
-    stop_ids: Sequence[int],
-    tolerance: float,
-) -> str:
-    """One line of what was compared; the figures of a sound export.
-
-    The logits are compared relative to their standard deviation, so one tolerance serves every model. A greedy
-    continuation may part where two tokens are as likely as each other to within the tolerance, and nowhere else.
-
-    Raises:
-        RunFailed: the logits or the stop behaviour differ.
-    """
-    largest = 0.0
-    for question, whole, theirs in zip(questions, reference, replayed, strict=True):
-        # An adapter's base has no rows beyond its last token; the trained model may have some to fill it up.
-        ours = replace(whole, logits=whole.logits[:, : theirs.logits.shape[1]])
-        difference = float((ours.logits - theirs.logits).abs().max() / ours.logits.std())
-        largest = max(largest, float("inf") if math.isnan(difference) else difference)
-        if largest > tolerance:
-            break
-        _compare_stop(question, ours, theirs, stop_ids, tolerance)
-    if largest > tolerance:
-        raise RunFailed(
-            f"the export answers differently: logits differ by {largest:.2g} of their spread, {tolerance:g} is allowed"
-        )
-    equal = sum(a.tokens == b.tokens for a, b in zip(reference, replayed, strict=True))
-    return (
-        f"replayed {len(questions)} rows in a fresh process: logits within {largest:.1e} of their spread "
-        f"({tolerance:g} allowed), {equal} of {len(questions)} greedy answers equal, stop tokens as trained"
-    )
-
-
-def _compare_stop(question: Question, ours: Answer, theirs: Answer, stop_ids: Sequence[int], tolerance: float) -> None:
-    stops = [i for i in stop_ids if i < ours.logits.shape[1]]
-    if not stops:
-        return
-    last = len(question.ids) - 1
-    wanted = [p for p in range(question.prompt, last) if question.ids[p + 1] in stops] or [last]
-    for position in wanted:
-        a = ours.logits[position].log_softmax(-1)[stops].logsumexp(0)
-        b = theirs.logits[position].log_softmax(-1)[stops].logsumexp(0)
-        if float((a - b).abs()) > 2 * tolerance * float(ours.logits.std()):
-            raise RunFailed(
-                f"the export stops differently: log-probability of stopping {float(b):.3f}, trained {float(a):.3f}"
-            )
+def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:
+    """The adapter in a folder as one that names its base by where it lies here."""
+    config = folder / "adapter_config.json"
+    if base is None or not config.is_file():
+        return folder
+    here = temporary / "adapter"
+    here.mkdir()
+    for path in folder.iterdir():
+        if path != config:
+            (here / path.name).symlink_to(path.resolve())
+    named = json.loads(config.read_text("utf-8")) | {"base_model_name_or_path": base}
+    (here / config.name).write_text(json.dumps(named))
+    return here
 
 
 def _main(arguments: list[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    request = json.load(sys.stdin)
+    asked = json.load(sys.stdin)
     folder = Path(arguments[0])
     load: Callable[..., nn.Module] = AutoModelForCausalLM.from_pretrained
     if (folder / "adapter_config.json").is_file():
         from peft import AutoPeftModelForCausalLM
 
         load = AutoPeftModelForCausalLM.from_pretrained
-    trust = request["trust_remote_code"]
-    settings = {"quantization_config": request["quantisation"]} if request["quantisation"] else {}
-    model = load(str(folder), trust_remote_code=trust, **settings).eval()
+    trust = asked["trust_remote_code"]
+    settings = {"quantization_config": asked["quantisation"]} if asked["quantisation"] else {}
+    model = load(str(folder), trust_remote_code=trust, dtype=asked["dtype"] or "auto", **settings).eval()
+    if not getattr(model, "is_quantized", False) and not asked["quantisation"]:
+        model = model.float()
     kernel = "support_avx512bf16_for_cpu"  # bitsandbytes' for inference on some processors rounds to bfloat16
     for module in model.modules():
         if hasattr(module, kernel):
             setattr(module, kernel, False)
-    questions = [Question(tuple(q["ids"]), q["prompt"]) for q in request["questions"]]
+    questions = [Question(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
     tensors = {}
-    for i, given in enumerate(answer(model, questions, request["stop_ids"])):
-        tensors[f"logits.{i}"] = given.logits
+    for i, given in enumerate(answer(model, questions, asked["stop_ids"])):
+        tensors[f"logits.{i}"] = given.logits.contiguous()
         tensors[f"tokens.{i}"] = torch.tensor(given.tokens, dtype=torch.int64)
+    save_file(tensors, asked["out"])
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
-    conversation = request["conversation"]
-    encoded = (
-        tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
-        if conversation
-        else []
+    template = tokenizer.chat_template
+    said = TextAnswers(
+        vocabulary=vocabulary_of(tokenizer.get_vocab()),
+        template=template if isinstance(template, str) else None,
+        texts=[tokenizer(text, add_special_tokens=False)["input_ids"] for text in asked["texts"]],
+        rendered=[
+            str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+            for turns in asked["conversations"]
+        ],
     )
-    tensors["conversation"] = torch.tensor(encoded, dtype=torch.int64)
-    save_file(tensors, request["out"])
+    Path(asked["said"]).write_text(json.dumps(asdict(said)), "utf-8")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 from stoker.cli.trust import add_trust, trusted
@@ -29,26 +30,23 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.checkpoint.export import DTYPES, Export, check_export, quantised_run, write_export
+    from stoker.checkpoint.export import Export, check_export
     from stoker.checkpoint.tuned import open_run
-    from stoker.checkpoint.verify import drift, take_reference, verify
+    from stoker.checkpoint.verify import export_run
 
     base = Path.cwd()
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     export = Export(arguments.format, base / arguments.to, arguments.dtype, arguments.quantise)
     check_export(tuned, export)
-    reference = take_reference(tuned, base)
-    said: list[str] = []
-    lost = ""
-    if arguments.quantise:
-        tuned = quantised_run(tuned, arguments.quantise, DTYPES[export.weights])
-        trained, reference = reference, take_reference(tuned, base)
-        lost = drift(trained, reference)
-    written = write_export(tuned, export, base, lambda path: said.append(verify(reference, export, path)))
-    tuned.folder.event("exported", format=export.format, to=str(written), step=tuned.step, verified=said[0])
+    done = export_run(tuned, export, base)
+    line, written = done.verified.line, str(done.written)
+    tuned.folder.event("exported", format=export.format, to=written, step=tuned.step, verified=line)
     if arguments.json:
-        answer = {"written": str(written), "step": tuned.step, "verified": said[0]}
-        print(json.dumps(answer | ({"quantised": lost} if lost else {})))
+        answer = {"written": written, "step": tuned.step, "verified": line, "loss": done.verified.as_json()}
+        answer |= {"base": done.base, "warnings": [done.warning] if done.warning else []}
+        print(json.dumps(answer | ({"quantised": done.drift} if done.drift else {})))
     else:
-        print(f"step {tuned.step} -> {written}\n{said[0]}" + (f"\n{lost}" if lost else ""))
+        print("\n".join(filter(None, (f"step {tuned.step} -> {written}", line, done.drift))))
+    if done.warning:
+        print(f"WARNING: {done.warning}", file=sys.stderr)
     return 0

@@ -21,6 +21,7 @@ class Packaged:
     file: str
     licence: str
     about: str
+    hub: str = ""  # the id on the hub of the model that it was made from
 
     def path(self) -> Path | None:
         """The file, or None where the package is not installed. The package is found, not imported."""
@@ -38,6 +39,7 @@ PACKAGED = {
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         "Apache-2.0",
         "SmolLM2-135M-Instruct, 4-bit weights de-quantised",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 }
 NAMES = (*PACKAGED, *SCRATCH)

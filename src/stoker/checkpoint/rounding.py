@@ -1,0 +1,80 @@
+"""What a type of stored weights may change of each weight, and whether a stored tensor keeps to it.
+
+Shapes: O outputs, I inputs of a matrix.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from stoker.errors import RunFailed
+
+FP16_LEAST = 2.0**-25  # half of the least number that float16 has
+FP16, BF16 = 2.0**-11, 2.0**-8  # half a unit in the last place, as a share of the number
+NF4_GAP = 0.152  # half of nf4's widest gap, between -1 and -0.6962 (Dettmers et al., 2023, appendix E)
+NF4_SCALE = 0.9 / 64  # a step of the 8 bits between 0.1 and 1, of scales less their mean
+SLACK = 1.1  # the scales of a group are rounded as well
+GROUPS: dict[str, tuple[int | None, float]] = {
+    # Weights that share a scale (None: a row), and the largest rounding as a share of the largest of them.
+    "q8_0": (32, 0.5 / 127 + FP16),
+    "8bit": (None, 0.5 / 127),
+    "int8": (None, 0.5 / 127),
+    "int4": (32, 0.5 / 7.5),
+    "4bit": (64, NF4_GAP),
+}
+SCALE = 0.03  # by which a tensor may grow or shrink in 4 bits as a whole: rounding to nf4 shrinks it by 0.01
+ENOUGH = 1024  # weights, from which on that can be told
+
+
+def largest_rounding(weight: Tensor, form: str) -> Tensor:
+    """The most that storing may change each number of a tensor by, of its shape.
+
+    Args:
+        weight: float32.
+        form: ``fp32``, ``fp16``, ``bf16``, ``q8_0``, or a form of ``model.quantise``.
+    """
+    size = weight.abs()
+    if form == "fp32":
+        return torch.zeros_like(size)
+    if form == "bf16":
+        return size * BF16
+    if form == "fp16":
+        return size * FP16 + FP16_LEAST
+    group, share = GROUPS[form]
+    most = _largest_of(size.flatten(1) if group is None else _grouped(size, group), size) * share * SLACK
+    if form == "4bit":  # whose scales are held in 8 bits, 256 of them together
+        most += _largest_of(_grouped(size, 64 * 256), size) * NF4_SCALE
+    return most + FP16_LEAST
+
+
+def _grouped(size: Tensor, group: int) -> Tensor:
+    return nn.functional.pad(size.flatten(), (0, -size.numel() % group)).view(-1, group)
+
+
+def _largest_of(groups: Tensor, like: Tensor) -> Tensor:
+    """The largest number of each one's group, in the shape of a tensor."""
+    return groups.amax(-1, keepdim=True).expand_as(groups).flatten()[: like.numel()].view_as(like)
+
+
+def check_stored(name: str, trained: Tensor, stored: Tensor, form: str) -> None:
+    """Compares a stored tensor with the trained one.
+
+    Raises:
+        RunFailed: it differs by more than the form rounds by.
+    """
+    trained, stored = trained.float(), stored.to(trained.device).float()
+    if trained.shape != stored.shape:
+        raise RunFailed(f"the export differs: {name} is {tuple(stored.shape)}, trained {tuple(trained.shape)}")
+    if not trained.numel():
+        return
+    beyond = (stored - trained).abs() - largest_rounding(trained, form)
+    worst = int(beyond.argmax())
+    if not bool(beyond.max() <= 0):  # NaN is not
+        a, b = float(stored.flatten()[worst]), float(trained.flatten()[worst])
+        raise RunFailed(
+            f"the export differs: {name} holds {a:.6g} where {b:.6g} was trained, more than {form} rounds by"
+        )
+    grown = float((stored * trained).sum() / trained.square().sum().clamp(min=1e-30))
+    if form in GROUPS and trained.numel() >= ENOUGH and abs(grown - 1) > SCALE:
+        raise RunFailed(f"the export differs: {name} is {grown:.3f} times as large as trained")

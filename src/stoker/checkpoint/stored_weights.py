@@ -1,0 +1,94 @@
+"""The weights that an export holds, read back and checked one by one against those that were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.checkpoint.gguf_layout import FAMILIES
+from stoker.checkpoint.rounding import check_stored
+from stoker.errors import RunFailed
+from stoker.models.quantise import unpacker
+
+GGUF_FORMS = {"F32": "fp32", "F16": "fp16", "Q8_0": "q8_0"}
+Stored = Iterator[tuple[str, Tensor, str]]
+
+
+@torch.no_grad()
+def take_stored(model: nn.Module, stored: Stored) -> None:
+    """Checks every stored weight against a model's own, and puts it in its place.
+
+    Args:
+        model: the trained one, as transformers saves it.
+        stored: name, value and form of each weight.
+
+    Raises:
+        RunFailed: one differs by more than its form rounds by, is missing, or is too many.
+    """
+    left = dict(model.named_parameters())
+    for name, value, form in stored:
+        if name not in left:
+            raise RunFailed(f"the export differs: it holds {name}, which the trained model has not")
+        parameter = left.pop(name)
+        check_stored(name, parameter, value, form)
+        parameter.copy_(value)
+    if left:
+        raise RunFailed(f"the export differs: it lacks {next(iter(left))}")
+
+
+def stored_in_folder(model: Any, folder: Path, dtype: str) -> Stored:
+    """What transformers reads from a folder.
+
+    Args:
+        model: of the class that is in it.
+        dtype: that it was written in.
+    """
+    held = type(model).from_pretrained(folder, dtype="auto", local_files_only=True)
+    for name, parameter in held.named_parameters():
+        yield name, parameter.detach(), dtype
+
+
+def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtype: str) -> None:
+    """Checks a model in fewer bits against the one that it was made from.
+
+    Raises:
+        RunFailed: a weight differs by more than its form rounds by.
+    """
+    layers = dict(held.named_modules())
+    others = dict(held.named_parameters())
+    for name, parameter in trained.named_parameters():
+        layer = layers[name.rpartition(".")[0]]
+        unpack = unpacker(layer) if name.endswith(".weight") else None
+        with torch.no_grad():
+            value = unpack() if unpack is not None else others[name]
+            check_stored(name, parameter.detach(), value, form if unpack is not None else dtype)
+
+
+def stored_in_gguf(model: Any, file: Path) -> Stored:
+    """What a GGUF file holds, under the names of transformers."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+    from gguf.quants import dequantize
+
+    family = FAMILIES[type(model).__name__]
+    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
+    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
+    ours = {str(names.get_name(name, try_suffixes=(".weight", ".bias"))): name for name, _ in model.named_parameters()}
+    heads = {"attn_q.weight": model.config.num_attention_heads, "attn_k.weight": model.config.num_key_value_heads}
+    for tensor in GGUFReader(file).tensors:
+        if tensor.name == "rope_freqs.weight":  # of the configuration
+            continue
+        value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
+        count = heads.get(tensor.name.split(".", 2)[-1])
+        if family.permute and count:
+            value = _halves(value, count)
+        yield ours.get(tensor.name, tensor.name), value, GGUF_FORMS[tensor.tensor_type.name]
+
+
+def _halves(weight_OI: Tensor, heads: int) -> Tensor:
+    """Puts the rows of a head that are rotated together half a head apart, as transformers has them."""
+    rows, width = weight_OI.shape
+    return weight_OI.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)
