@@ -75,7 +75,7 @@ def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | 
         target.parent.mkdir(parents=True, exist_ok=True)
         writer = GGUFWriter(partial, family.name)
         try:
-            _write_config(writer, config, dtype, name=name or folder.name)
+            _write_config(writer, config, dtype, name=f"{name or folder.name} ({raw['architectures'][0]})")
             tokenizer.write(writer)
             _write_tensors(writer, sources, config, family)
             writer.close()

@@ -65,6 +65,11 @@ class Reference:
     request: Request
     quantise: str = "none"
 
+    @property
+    def stop_ids(self) -> Sequence[int]:
+        """Tokens that end an answer."""
+        return self.request.stop_ids
+
 
 def take_reference(tuned: TunedRun, base: Path) -> Reference:
     """Asks the trained model what the export will be asked: held-out rows, training rows where there are none.

@@ -69,8 +69,13 @@ def split_fused(model: nn.Module, family: Family) -> dict[str, Source]:
 
 
 def join_fused(model: nn.Module, family: Family) -> None:
-    """The reverse of `split_fused`, in place: a model with the names and shapes that transformers saves."""
+    """The reverse of `split_fused`, in place: a model with the names and shapes that transformers saves.
+
+    Layers that are in that form already stay as they are.
+    """
     for path, layer, _, transposed in _layers(model, family):
+        if isinstance(layer, Conv1D):
+            continue
         weight, bias = _joined(layer)
         model.set_submodule(path, _transposed(weight, bias) if transposed else _ordinary(weight, bias))
 
