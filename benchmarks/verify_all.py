@@ -40,10 +40,10 @@ def verify_family(family: str, pool: Pool) -> list[Verdict]:
     with TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.yaml").write_text(JOB)
-        twin = make_twin(load_job(folder / "job.yaml").job, folder, folder, steps=5, config=config)
-        print(f"\n{twin.describe()}", file=sys.stderr)
+        twin = make_twin(load_job(folder / "job.yaml"), folder, folder, config=config)
+        print(f"\n{twin.describe(MATRIX[0])}", file=sys.stderr)
         verdicts = []
-        for verdict in Verifier(twin, pool).verdicts(MATRIX):
+        for verdict in Verifier(twin, pool, whole=False).verdicts(MATRIX):
             print(f"  {verdict.cell.name:<22} {_cell(verdict)}  {verdict.reason}", file=sys.stderr, flush=True)
             verdicts.append(verdict)
     return verdicts
@@ -53,7 +53,7 @@ def _cell(verdict: Verdict) -> str:
     """The largest of all differences; a dash where the layout cannot be."""
     if verdict.comparison is None:
         return "-" if verdict.passed is None else "FAILED"
-    sizes = [getattr(verdict.comparison, name).size for name in ("loss", "grad_norm", "gradient", "weight")]
+    sizes = [verdict.comparison.size(kind) for kind in verdict.comparison.largest]
     return f"{max(sizes):.0e}" if verdict.passed else f"**{max(sizes):.0e}**"
 
 

@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import LlamaConfig
 
 from stoker.cli.main import main
 from stoker.job.load import load_job
-from stoker.launch.verify import Verifier
+from stoker.launch.verify import Verifier, between
 from stoker.train.cells import Cell
+from stoker.train.difference import Computed, Difference
+from stoker.train.plain_twin import run_plain
 from stoker.train.trace import Trace
-from stoker.train.twin import make_twin
+from stoker.train.twin import Twin, make_twin
 
-DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff"}
+DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff", "max_evaluation_diff"}
+CHECKS = [
+    "plain loop",
+    "by steps",
+    "replicas",
+    "from memory",
+    "its checkpoint in one process",
+    "one process' checkpoint",
+]
 
 
 @pytest.fixture
@@ -28,7 +41,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model" / "model.safetensors").touch()
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     path = tmp_path / "job.yaml"
-    path.write_text("task: sft\nmodel: model\ndata: rows.jsonl\nsteps: 100\nparallel: {data: 2, shard: zero2}\n")
+    path.write_text(
+        "task: sft\nmodel: model\ndata: rows.jsonl\nsteps: 100\ntune: {method: lora, dropout: 0.1}\n"
+        "parallel: {data: 2, shard: zero2}\n"
+    )
     return path
 
 
@@ -39,6 +55,9 @@ def test_the_jobs_own_layout_passes(job: Path, capsys: pytest.CaptureFixture[str
     (layout,) = found["layouts"]
     assert layout["world"] == 2 and layout["layout"]["shard"] == "zero2" and layout["passed"] is True
     assert all(0 <= layout[key] <= 1e-10 for key in DIFFERENCES)
+    checks = layout["checks"]
+    assert list(checks) == [*CHECKS, "dropout"] and all(check["passed"] for check in checks.values())
+    assert all(0 <= checks["plain loop"][key] <= 1e-10 for key in DIFFERENCES)
 
 
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,32 +98,69 @@ def test_wrong_input_is_one_clear_message(
     assert error.startswith("error: ") and words in error and error.count("\n") == 1
 
 
-class WrongPool:
-    """Answers as a pool would, from one process, with an error in one gradient of every other layout."""
+def pool_of(answer: Callable[[Trace], Trace], computed: Trace) -> Any:
+    """Answers as a pool would: what one process computed, and of every other layout what ``answer`` makes of it."""
 
-    size, device = 8, "cpu"
+    class OnePool:
+        size, device = 8, "cpu"
 
-    def __init__(self, reference: Trace) -> None:
-        self.reference = reference
+        def run(self, function: Any, *_: Any, world: int, **__: Any) -> list[Any]:
+            if function is run_plain:
+                return [Computed(computed.numbers, computed.gradients, computed.weights)]
+            return [computed if world == 1 else answer(computed)]
 
-    def run(self, function: Any, path: str, device: str, *, world: int, timeout: float) -> list[Trace]:
-        if world == 1:
-            return [self.reference]
-        gradients = {**self.reference.gradients}
-        gradients["step 1: b.weight"] = gradients["step 1: b.weight"] * (1 + 1e-9)
-        return [Trace(self.reference.losses, self.reference.grad_norms, gradients, self.reference.weights)]
+    return OnePool()
 
 
-def test_a_wrong_gradient_fails_and_is_named(job: Path) -> None:
-    import torch
-
+def computed() -> Trace:
     ones = torch.ones(3, dtype=torch.float64)
-    reference = Trace((1.0,), (1.0,), {"step 1: a.weight": ones, "step 1: b.weight": ones}, {"a.weight": ones})
+    numbers = {(1, "loss"): 1.0, (1, "gradient norm"): 1.0}
+    gradients = {(1, "a.weight"): ones, (1, "b.weight"): ones}
+    return Trace(numbers, gradients, {"a.weight": ones}, replicas=Difference(0.0, "nothing"))
+
+
+@pytest.fixture
+def twin(job: Path) -> Twin:
     folder = job.parent / "twin"
     folder.mkdir()
-    twin = make_twin(load_job(job).job, job.parent, folder, steps=1)
-    verifier = Verifier(twin, WrongPool(reference))  # type: ignore[arg-type]
-    verdict = verifier.verdict(Cell("", {"data": 2}))
-    assert verdict.passed is False and "the gradient of step 1: b.weight differs by 1.00e-09" in verdict.reason
+    return make_twin(load_job(job), job.parent, folder, steps=1)
+
+
+def test_a_wrong_gradient_fails_and_is_named(twin: Twin) -> None:
+    def wrong(run: Trace) -> Trace:
+        return replace(run, gradients={**run.gradients, (1, "b.weight"): run.gradients[1, "b.weight"] * (1 + 1e-9)})
+
+    pool = pool_of(wrong, computed())
+    verdict = Verifier(twin, pool, whole=False).verdict(Cell("", {"data": 2}))
+    assert verdict.passed is False and "the gradient of b.weight in step 1 differs by 1.00e-09" in verdict.reason
     assert verdict.as_json()["max_grad_diff"] == pytest.approx(1e-9, rel=1e-6)
-    assert Verifier(twin, WrongPool(reference), bound=1e-8).verdict(Cell("", {"data": 2})).passed  # type: ignore[arg-type]
+    assert Verifier(twin, pool, bound=1e-8, whole=False).verdict(Cell("", {"data": 2})).passed
+
+
+def test_copies_that_have_come_apart_fail(twin: Twin) -> None:
+    apart = Difference(1e-16, "model/a.weight on the processes 0 and 1")
+    pool = pool_of(lambda run: replace(run, replicas=apart), computed())
+    verdict = Verifier(twin, pool, whole=False).verdict(Cell("", {"data": 2}))
+    assert verdict.passed is False and "a.weight on the processes 0 and 1 differs by 1.00e-16" in verdict.reason
+
+
+def test_what_a_plain_loop_computes_otherwise_fails(twin: Twin) -> None:
+    pool = pool_of(lambda run: run, computed())
+
+    def other(function: Any, *rest: Any, run: Any = pool.run, **how: Any) -> Any:
+        (found,) = run(function, *rest, **how)
+        if function is run_plain:
+            found = replace(found, weights={"a.weight": found.weights["a.weight"] * 0.99})
+        return [found]
+
+    pool.run = other
+    verdict = Verifier(twin, pool).verdict(Cell("", {"data": 2}))
+    assert verdict.passed is False and verdict.comparison is not None
+    assert verdict.comparison.first_beyond(1e-10) is None
+    assert verdict.reason.startswith("plain loop: the weight a.weight after the last step differs by 1.00e-02")
+    assert verdict.as_json()["checks"]["plain loop"]["passed"] is False
+
+
+def test_a_limit_lies_between_the_norms() -> None:
+    assert between((1.0, 1.1, 4.4)) == pytest.approx((1.1 * 4.4) ** 0.5)
+    assert between((3.0,)) == 1.5

@@ -32,7 +32,7 @@ from stoker.train.loop import Loop
 from stoker.train.passes import Together
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
-from stoker.train.twin import make_twin
+from stoker.train.twin import Variant, make_twin
 
 DOUBLE = 8  # bytes: twins train in float64
 STEP = 3  # is counted: in the second one DDP orders its buckets anew
@@ -171,8 +171,8 @@ def test_a_tied_head_is_summed_over_the_ends(pool: Pool, shard: str, tmp_path: P
 def check(pool: Pool, cell: Cell, config: LlamaConfig, folder: Path) -> list[Volumes]:
     original = folder / "original.yaml"
     original.write_text("task: pretrain\nmodel: some/model\ndata: none.jsonl\nsteps: 100\n")
-    twin = make_twin(load_job(original).job, folder, folder, steps=STEP, config=config)
-    found = pool.run(counted, str(twin.job_file(cell)), world=cell.world, timeout=100)
+    twin = make_twin(load_job(original), folder, folder, steps=STEP, config=config)
+    found = pool.run(counted, str(twin.job_file(cell, Variant(clip=1.0, by_steps=True))), world=cell.world, timeout=100)
     for moved, expected in found:
         assert moved == expected
     return [moved for moved, _ in found]

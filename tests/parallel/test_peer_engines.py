@@ -24,11 +24,12 @@ from stoker.models.text import open_text_side
 from stoker.parallel.exactly import in_float64
 from stoker.train.cells import Cell
 from stoker.train.schedule import Schedule, warmup_steps
-from stoker.train.shrink import Shape, shrunk
+from stoker.train.shrink import SIZES
 from stoker.train.trace import trace
-from stoker.train.twin import Twin, make_twin, write_model
+from stoker.train.twin import Twin, Variant, make_twin
 
 STEPS = 5
+RUN = Variant(clip=0.1, by_steps=True)
 ROUNDING = 2e-5  # relative, of losses in float32 after a few steps
 EVEN = 132  # vocabulary: transformers splits even ones only
 Documents = list[tuple[Tensor, Tensor]]
@@ -162,15 +163,16 @@ def own_pool() -> Iterator[Pool]:
         yield pool
 
 
+@pytest.fixture(autouse=True)
+def even_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "vocab_size", EVEN)
+
+
 def twin_of(family: str, folder: Path, **more: Any) -> Twin:
-    """A twin with an even vocabulary and grouped heads."""
+    """A twin with an even vocabulary."""
     (folder / "job.yaml").write_text("task: sft\nmodel: a/b\ndata: none.jsonl\nsteps: 9\n")
     config = AutoConfig.for_model(family, **more)
-    twin = make_twin(load_job(folder / "job.yaml").job, folder, folder, steps=STEPS, config=config)
-    small = shrunk(config, Shape())
-    small.vocab_size = EVEN
-    write_model(small, folder / "model-4-4", seed=0)
-    return twin
+    return make_twin(load_job(folder / "job.yaml"), folder, folder, steps=STEPS, config=config)
 
 
 GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
@@ -187,7 +189,7 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
         twin = twin_of(family, tmp_path / family)
         for stage in (1, 2, 3):
             cell = Cell("", {"data": 2, "shard": f"zero{stage}"}, accumulation=2)
-            paths[family, stage] = str(twin.job_file(cell))
+            paths[family, stage] = str(twin.job_file(cell, RUN))
     jobs = [(path, stage) for (_, stage), path in paths.items()]
     theirs = own_pool.run(deepspeed_losses, jobs, world=2, timeout=600)[0]  # it compiles first
     for path, losses in zip(paths.values(), theirs, strict=True):
@@ -208,7 +210,7 @@ def test_zero_of_deepspeed_agrees(pool: Pool, own_pool: Pool, tmp_path: Path) ->
 def test_tensor_parallelism_of_transformers_agrees(
     family: str, more: dict[str, Any], pool: Pool, own_pool: Pool, tmp_path: Path
 ) -> None:
-    path = twin_of(family, tmp_path, **more).job_file(Cell("", {"tensor": 2}, accumulation=2))
+    path = twin_of(family, tmp_path, **more).job_file(Cell("", {"tensor": 2}, accumulation=2), RUN)
     ours = pool.run(trace, str(path), world=2)[0]
     assert ours is not None
     theirs = own_pool.run(native_losses, str(path), world=2)[0]

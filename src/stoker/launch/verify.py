@@ -1,25 +1,57 @@
-"""Layouts against one process: each runs a job's twin, and whatever it computes has to be the same."""
+"""Layouts against one process, and one process against a plain loop: whatever they compute has to be the same."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.state import Where
+from stoker.checkpoint.store import Store
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import load_job
+from stoker.job.schema import Job
 from stoker.launch.failure import RankFailed
 from stoker.launch.pool import Pool
 from stoker.models.families import family_of
+from stoker.runs.folder import RunFolder
+from stoker.runs.shared import shared_memory
 from stoker.train.cells import Cell, reference_of
-from stoker.train.trace import Comparison, Trace, compare, trace
-from stoker.train.twin import Twin
+from stoker.train.difference import Comparison, Computed, compare
+from stoker.train.plain_twin import in_other_form, plain_job, run_plain, why_not
+from stoker.train.streams import problem_of
+from stoker.train.trace import Trace, trace
+from stoker.train.twin import Twin, Variant
 
 BOUND = 1e-10  # in float64, of a model whose family states no other
 TIMEOUT = 300.0  # seconds of one run
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: for people and programs.
+        passed: None where it was not compared, for which ``reason`` says why.
+        reason: of a failure, what differs first; empty where it passed.
+    """
+
+    name: str
+    passed: bool | None
+    reason: str = ""
+    comparison: Comparison | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As other programs read it."""
+        sizes = self.comparison.as_json() if self.comparison else {}
+        return {"passed": self.passed, "reason": self.reason, **sizes}
 
 
 @dataclass(frozen=True)
@@ -28,10 +60,12 @@ class Verdict:
 
     Attributes:
         layout: None where the layout is not even well-formed.
-        comparison: None where it did not run.
+        comparison: with one process; None where it did not run.
         passed: None where the layout cannot be, for which ``reason`` says why.
-        reason: of a failure, what differs; empty where it passed.
+        reason: of a failure, what differs first; empty where it passed.
         seconds: that it took, the run in one process included where it was the first to need it.
+        checks: all that was looked at, the comparison with one process left out.
+        facts: for people.
     """
 
     cell: Cell
@@ -40,18 +74,38 @@ class Verdict:
     passed: bool | None
     reason: str
     seconds: float
+    checks: tuple[Check, ...] = ()
+    facts: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as other programs read it; differences are null where nothing was compared."""
-        found: dict[str, Any] = {
+        nothing = dict.fromkeys(Comparison({}, ()).as_json())
+        return {
             "name": self.cell.name,
             "layout": asdict(self.layout) if self.layout else self.cell.parallel,
             "world": self.layout.world if self.layout else None,
+            **(self.comparison.as_json() if self.comparison else nothing),
+            "checks": {check.name: check.as_json() for check in self.checks},
+            "passed": self.passed,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 2),
         }
-        quantities = ("loss", "grad_norm", "gradient", "weight")
-        for key, quantity in zip(("loss", "grad_norm", "grad", "weight"), quantities, strict=True):
-            found[f"max_{key}_diff"] = getattr(self.comparison, quantity).size if self.comparison else None
-        return {**found, "passed": self.passed, "reason": self.reason, "seconds": round(self.seconds, 2)}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one process computed.
+
+    Attributes:
+        folder: of the run.
+        clip: largest gradient norm: some steps are above it and some below.
+        checks: of the run itself.
+    """
+
+    trace: Trace
+    folder: RunFolder
+    clip: float
+    checks: tuple[Check, ...]
 
 
 class Verifier:
@@ -60,13 +114,15 @@ class Verifier:
     Args:
         pool: at least as large as the largest layout that is to be verified.
         bound: largest difference; by default the family's.
+        whole: whether more is done than to compare the layout with one process: the plain loop, going on from
+            checkpoints, dropout.
     """
 
-    def __init__(self, twin: Twin, pool: Pool, *, bound: float | None = None) -> None:
+    def __init__(self, twin: Twin, pool: Pool, *, bound: float | None = None, whole: bool = True) -> None:
         family = family_of(twin.config) if twin.config is not None else None
-        self.twin, self.pool = twin, pool
+        self.twin, self.pool, self.whole = twin, pool, whole
         self.bound = bound if bound is not None else family.bound if family else BOUND
-        self._references: dict[str, Trace] = {}
+        self.references: dict[str, Reference] = {}
 
     def verdicts(self, cells: Iterable[Cell]) -> Iterator[Verdict]:
         """One after the other, as they come."""
@@ -79,42 +135,179 @@ class Verifier:
             UserError: the twin does not run in one process either.
         """
         begin = time.perf_counter()
+
+        def told(passed: bool | None, reason: str) -> Verdict:
+            return Verdict(cell, layout, None, passed, reason, time.perf_counter() - begin)
+
         layout = None
-
-        def told(passed: bool | None, reason: str = "", comparison: Comparison | None = None) -> Verdict:
-            return Verdict(cell, layout, comparison, passed, reason, time.perf_counter() - begin)
-
-        path = self.twin.job_file(cell)
         try:
-            layout = layout_of(load_job(path).job)
+            layout = layout_of(load_job(self.twin.job_file(cell)).job)
         except UserError as error:
             return told(None, _words(error))
         if layout.world > self.pool.size:
             return told(None, f"it needs {layout.world} processes, and {self.pool.size} are here")
-        reference = self._reference(cell)
         try:
-            run = self._run(str(path), layout.world)
+            verdict = self._verdict(cell, layout)
         except RankFailed as error:
             return told(False, _words(error) + _cause(error))
         except UserError as error:  # every rank's, whichever said it first
             return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
             return told(False, str(error))
-        comparison = compare(run, reference)
+        return replace(verdict, seconds=time.perf_counter() - begin)
+
+    def _verdict(self, cell: Cell, layout: Layout) -> Verdict:
+        reference = self._reference(cell)
+        variant = Variant(clip=reference.clip)
+        path = self.twin.job_file(cell, variant)
+        folder = _folder_of(path)
+        checks = list(reference.checks)
+        with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
+            run = self._run(path, cell, layout.world)
+            if self.whole:
+                checks += self._restarts(cell, layout, reference, path)
+        comparison = compare(run, reference.trace)
         beyond = comparison.first_beyond(self.bound)
-        return told(beyond is None, beyond + reference.remark if beyond else "", comparison)
+        if beyond and reference.trace.batch_norm:
+            beyond += "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
+        checks.insert(len(reference.checks), self._replicas(run))
+        if self.whole and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
+            checks.append(self._dropout(cell, layout, reference))
+        failed = [f"{check.name}: {check.reason}" for check in checks if check.passed is False]
+        reason = beyond or next(iter(failed), "")
+        return Verdict(cell, layout, comparison, not reason, reason, 0.0, tuple(checks), self._facts(reference))
 
-    def _reference(self, cell: Cell) -> Trace:
-        path = self.twin.job_file(reference_of(cell), beside=cell)
-        key = path.read_text(encoding="utf-8").split("output:", maxsplit=1)[0]
-        if key not in self._references:
-            self._references[key] = self._run(str(path), 1)
-        return self._references[key]
+    # -- one process -----------------------------------------------------------------------------------------
 
-    def _run(self, path: str, world: int) -> Trace:
-        found = self.pool.run(trace, path, self.pool.device, world=world, timeout=TIMEOUT)[0]
+    def _reference(self, cell: Cell) -> Reference:
+        one = reference_of(cell)
+        unclipped = self.twin.job_file(one, beside=cell)
+        key = unclipped.read_text(encoding="utf-8").split("output:", maxsplit=1)[0]
+        if key not in self.references:
+            run, path, clip = self._run(unclipped, one, 1), unclipped, 0.0
+            if self.twin.clips:
+                clip = between(run.grad_norms)
+                path = self.twin.job_file(one, Variant(clip=clip), beside=cell)
+                run = self._run(path, one, 1)
+            checks = (self._plain(one, load_job(path).job, run), self._by_steps(cell, run, clip)) if self.whole else ()
+            self.references[key] = Reference(run, _folder_of(path), clip, checks)
+        return self.references[key]
+
+    def _plain(self, one: Cell, job: Job, run: Trace) -> Check:
+        why = why_not(self.twin, job, run)
+        if why is not None:
+            return Check("plain loop", None, why)
+        given = plain_job(self.twin, one, job, run)
+        found: Computed = self.pool.run(run_plain, given, world=1, timeout=TIMEOUT)[0]
+        return self._compared("plain loop", compare(run, found, without=in_other_form(self.twin)))
+
+    def _by_steps(self, cell: Cell, run: Trace, clip: float) -> Check:
+        """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
+        one = reference_of(cell)
+        found = self._run(self.twin.job_file(one, Variant(clip=clip, by_steps=True), beside=cell), one, 1)
+        last, batch = self.twin.steps(cell), cell.batch["batch"]
+        if found.numbers.get((last, "samples")) != last * batch:
+            return Check("by steps", False, f"{last} steps do not take {last} x {batch} samples")
+        return self._compared("by steps", compare(_before(last, found), _before(last, run)))
+
+    # -- a layout --------------------------------------------------------------------------------------------
+
+    def _replicas(self, run: Trace) -> Check:
+        found = run.replicas
+        assert found is not None
+        reason = "" if found.size == 0 else f"{found.where} differs by {found.size:.2e}, and copies must be equal"
+        return Check("replicas", not reason, reason)
+
+    def _restarts(self, cell: Cell, layout: Layout, reference: Reference, path: Path) -> Iterator[Check]:
+        """Goes on from copies in memory, and from checkpoints of and by another layout."""
+        step = self.twin.saves_at(cell)
+        if step >= self.twin.steps(cell) - 1:
+            return
+        folder, one = _folder_of(path), reference_of(cell)
+        _forget_after(folder, step)
+        run = self._run(path, cell, layout.world)
+        yield self._went_on("from memory", run, reference.trace, self.twin.steps(cell) - 1, "memory")
+        variant = Variant(clip=reference.clip)
+        there = self.twin.job_file(one, variant, beside=cell)
+        yield self._continued("its checkpoint in one process", folder, there, one, 1, reference.trace, step)
+        here = self.twin.job_file(cell, variant)
+        yield self._continued(
+            "one process' checkpoint", reference.folder, here, cell, layout.world, reference.trace, step
+        )
+
+    def _continued(
+        self, name: str, of: RunFolder, path: Path, cell: Cell, world: int, expected: Trace, step: int, **how: Any
+    ) -> Check:
+        """Goes on with the job at ``path`` from a checkpoint of a run."""
+        folder = _folder_of(path)
+        shutil.copytree(of.path, folder.path)
+        _forget_after(folder, step)
+        return self._went_on(name, self._run(path, cell, world, **how), expected, step, "disk")
+
+    def _went_on(self, name: str, run: Trace, expected: Trace, step: int, where: Where) -> Check:
+        steps = {at for at, key in run.numbers if key == "loss"}
+        if run.resumed != where or min(steps, default=0) != step + 1:
+            return Check(name, False, f"it did not go on from the state of step {step} ({where})")
+        return self._compared(name, compare(run, expected, after=step))
+
+    def _dropout(self, cell: Cell, layout: Layout, reference: Reference) -> Check:
+        """What each process drops, and that it is the same when the run goes on or computes again."""
+        path = self.twin.job_file(cell, Variant(clip=reference.clip, dropout=True))
+        run = self._run(path, cell, layout.world, dropout=True)
+        why = problem_of(run.draws, layout, self.twin.dropout)
+        key = (0, "evaluation loss")
+        if not why and compare(_only(run, key), _only(reference.trace, key)).first_beyond(self.bound):
+            why = "the model is evaluated otherwise than without dropout"
+        step = self.twin.saves_at(cell)
+        if why or step >= self.twin.steps(cell):
+            return Check("dropout", not why, why or "")
+        variant = Variant(clip=reference.clip, dropout=True, parallel={"recompute": "none"})
+        again = self.twin.job_file(cell, variant)
+        return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
+
+    def _compared(self, name: str, comparison: Comparison) -> Check:
+        beyond = comparison.first_beyond(self.bound)
+        return Check(name, beyond is None, beyond or "", comparison)
+
+    def _facts(self, reference: Reference) -> tuple[str, ...]:
+        if not reference.clip:
+            return ()
+        norms = reference.trace.grad_norms
+        bound = [str(step) for step, norm in enumerate(norms, start=1) if norm > reference.clip]
+        return (f"clipping at {reference.clip:.3g} binds in {len(bound)} of {len(norms)} steps",)
+
+    def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False) -> Trace:
+        last = self.twin.steps(cell)
+        found = self.pool.run(trace, str(path), self.pool.device, last, dropout, world=world, timeout=TIMEOUT)[0]
         assert found is not None
         return found
+
+
+def between(norms: tuple[float, ...]) -> float:
+    """A limit that some of the norms are above and some below: in the middle of the widest gap."""
+    ordered = sorted(norms)
+    if len(ordered) < 2:
+        return ordered[0] / 2
+    low, high = max(pairwise(ordered), key=lambda pair: pair[1] / pair[0])
+    return float((low * high) ** 0.5)
+
+
+def _before(step: int, run: Trace) -> Computed:
+    return Computed({key: value for key, value in run.numbers.items() if key[0] < step}, {}, {})
+
+
+def _only(run: Trace, key: tuple[int, str]) -> Computed:
+    return Computed({key: run.numbers[key]} if key in run.numbers else {}, {}, {})
+
+
+def _folder_of(job_file: Path) -> RunFolder:
+    output = load_job(job_file).job.output
+    assert output is not None
+    return RunFolder(job_file.parent / output)
+
+
+def _forget_after(folder: RunFolder, step: int) -> None:
+    Store(folder.checkpoints).forget_after(step)
 
 
 def _words(error: UserError) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 
 from stoker.job.layout import LOOPED
 from stoker.job.load import LoadedJob
+from stoker.train.shrink import Shape
 
-MICRO_BATCH = 2  # sequences of the twin in a pass
-MOST_ACCUMULATION = 4
+MICRO_BATCH = 2  # sequences of the twin in a pass, at most
 FEWEST_BLOCKS = 4
 
 
@@ -20,13 +20,15 @@ class Cell:
     Attributes:
         name: for people.
         parallel: the job's ``parallel:`` block as it would be written.
-        accumulation, micro_batch: at least so many passes, of so many sequences.
+        accumulation: passes a step; by default one, or twice as many as a pipeline has processes, which suits every
+            schedule.
+        micro_batch: sequences of a pass.
         tune, train: keys that replace the twin's.
     """
 
     name: str
     parallel: dict[str, Any]
-    accumulation: int = 1
+    accumulation: int | None = None
     micro_batch: int = MICRO_BATCH
     tune: dict[str, Any] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
@@ -51,10 +53,16 @@ class Cell:
         return max(FEWEST_BLOCKS, self.number("pipeline") * (2 if looped else 1))
 
     @property
+    def shape(self) -> Shape:
+        """What the twin's model must share out over the processes."""
+        exchanged = self.number("context") if self.parallel.get("context_by") == "ulysses" else 1
+        return Shape(self.blocks, self.number("tensor"), exchanged)
+
+    @property
     def batch(self) -> dict[str, int]:
-        """The batch triangle. Every schedule of a pipeline takes twice as many micro-batches as it has processes."""
+        """The batch triangle."""
         pipeline = self.number("pipeline")
-        accumulation = 2 * pipeline if pipeline > 1 else self.accumulation
+        accumulation = self.accumulation or (2 * pipeline if pipeline > 1 else 1)
         return {
             "batch": self.micro_batch * accumulation * self.number("data"),
             "micro_batch": self.micro_batch,
@@ -100,8 +108,9 @@ def planned(loaded: LoadedJob) -> Cell:
     stages = parallel.get("stages")
     if isinstance(stages, list):
         parallel["stages"] = [1 if n == min(stages) else 2 for n in stages]
-    accumulation = job.train.accumulation if isinstance(job.train.accumulation, int) else 1
-    return Cell("the job's own", parallel, accumulation=min(accumulation, MOST_ACCUMULATION))
+    assert job.train.accumulation != "auto" and job.train.micro_batch != "auto"
+    micro_batch = min(job.train.micro_batch, MICRO_BATCH)
+    return Cell("the job's own", parallel, accumulation=job.train.accumulation, micro_batch=micro_batch)
 
 
 REFERENCE: dict[str, Any] = {}  # the ``parallel:`` block of one process
@@ -109,4 +118,5 @@ REFERENCE: dict[str, Any] = {}  # the ``parallel:`` block of one process
 
 def reference_of(cell: Cell) -> Cell:
     """The same steps in one process and one pass each: nothing spread, nothing recomputed."""
-    return Cell("one process", REFERENCE, micro_batch=cell.batch["batch"], tune=cell.tune, train=cell.train)
+    batch = cell.batch["batch"]
+    return Cell("one process", REFERENCE, accumulation=1, micro_batch=batch, tune=cell.tune, train=cell.train)

@@ -1,156 +1,159 @@
-"""What a run of a twin computed, step by step, and how far two of them are apart."""
+"""What a run of a twin computed, step by step."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.state import Where
+from stoker.checkpoint.together import together
 from stoker.checkpoint.weights import held_gradients, held_weights
 from stoker.job.layout import layout_of
 from stoker.job.load import LoadedJob, load_job
 from stoker.parallel.exactly import in_float64
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.pieces import Piece
+from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
+from stoker.train.difference import Computed, Difference, Key
 from stoker.train.prepare import prepare
+from stoker.train.replicas import difference_of_replicas
 from stoker.train.run import start
+from stoker.train.streams import Draw, Draws, watched
+from stoker.train.tasks.language import LanguageTask
+
+EVALUATION_TOKENS = 48  # of a held-out forward pass of a twin, so that there are several
 
 
 @dataclass(frozen=True)
-class Trace:
+class Trace(Computed):
     """What one run computed.
 
     Attributes:
-        losses, grad_norms: of each step.
-        gradients: whole ones by ``step N: parameter``, of the first and the last step, as the optimizer got them.
-        weights: whole ones by parameter, after the last step.
-        remark: on the model, where a difference may be its own doing.
+        first: the trained weights before the first step, of one process, where some are drawn and not read.
+        replicas: the largest difference between processes that hold the same at the end.
+        drops: whether the model has dropout.
+        draws: the masks that it drew, by process.
+        resumed: where the state lay that it went on from; None where it began.
+        batch_norm: whether the model looks at all samples of a pass together.
     """
 
-    losses: tuple[float, ...]
-    grad_norms: tuple[float, ...]
-    gradients: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    remark: str = ""
+    first: Mapping[str, Tensor] = field(default_factory=dict)
+    replicas: Difference | None = None
+    drops: bool = False
+    draws: tuple[tuple[Draw, ...], ...] = ()
+    resumed: Where | None = None
+    batch_norm: bool = False
 
 
-@dataclass(frozen=True)
-class Difference:
-    """The largest difference of one quantity, relative to its largest value where that is above 1.
+class _Listening(Heart):
+    """Tells whoever counts masks where the run is."""
 
-    Attributes:
-        size: NaN where one side is not a number.
-        where: the step or the parameter.
-    """
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        super().__init__()
 
-    size: float
-    where: str
-
-    def within(self, bound: float) -> bool:
-        return self.size <= bound  # NaN is not
+    def beat(self, phase: str, step: int = 0) -> None:
+        self._draws.step = 0 if phase == "evaluate" else step
+        super().beat(phase, step)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How far a run is from the reference."""
-
-    loss: Difference
-    grad_norm: Difference
-    gradient: Difference
-    weight: Difference
-
-    def first_beyond(self, bound: float) -> str | None:
-        """The first quantity that differs by more than ``bound``, in words; None where none does."""
-        named = {
-            "the gradient of": self.gradient,
-            "the weight": self.weight,
-            "the loss of": self.loss,
-            "the gradient norm of": self.grad_norm,
-        }
-        for what, difference in named.items():
-            if not difference.within(bound):
-                return f"{what} {difference.where} differs by {difference.size:.2e}, and at most {bound:.0e} is allowed"
-        return None
-
-
-def compare(run: Trace, reference: Trace) -> Comparison:
-    """The largest differences of a run from the reference."""
-    return Comparison(
-        _numbers(run.losses, reference.losses),
-        _numbers(run.grad_norms, reference.grad_norms),
-        _tensors(run.gradients, reference.gradients),
-        _tensors(run.weights, reference.weights),
-    )
-
-
-def _numbers(values: tuple[float, ...], reference: tuple[float, ...]) -> Difference:
-    if len(values) != len(reference):
-        return Difference(math.inf, f"step {min(len(values), len(reference)) + 1} (one of them has no such step)")
-    sizes = [abs(a - b) / max(1.0, abs(b)) for a, b in zip(values, reference, strict=True)]
-    return _largest({f"step {i + 1}": size for i, size in enumerate(sizes)})
-
-
-def _tensors(values: dict[str, Tensor], reference: dict[str, Tensor]) -> Difference:
-    odd = sorted(values.keys() ^ reference.keys())
-    if odd:
-        return Difference(math.inf, f"{odd[0]} (only {'one process' if odd[0] in reference else 'the layout'} has it)")
-    sizes = {}
-    for name, expected in reference.items():
-        value = values[name]
-        if value.shape != expected.shape:
-            return Difference(math.inf, f"{name} (shape {tuple(value.shape)}, not {tuple(expected.shape)})")
-        scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
-        sizes[name] = float((value - expected).abs().max()) / scale if expected.numel() else 0.0
-    return _largest(sizes)
-
-
-def _largest(sizes: dict[str, float]) -> Difference:
-    """The largest; a NaN is larger than every number."""
-    if not sizes:
-        return Difference(0.0, "nothing")
-    where = max(sizes, key=lambda name: math.inf if math.isnan(sizes[name]) else sizes[name])
-    return Difference(sizes[where], where)
-
-
-def trace(job_file: str, device_type: str = "cpu") -> Trace | None:
+def trace(
+    job_file: str,
+    device_type: str = "cpu",
+    last: int | None = None,
+    dropout: bool = False,  # a pool hands arguments on in their order
+) -> Trace | None:
     """Runs a twin's job file under its layout, in this process and its peers; the trace is rank 0's.
+
+    Goes on where the run's folder has a state to go on from.
 
     Args:
         device_type: ``cpu`` or ``cuda``; a layout of one process takes the best device that is here.
+        last: the last step, where the job says it in epochs.
+        dropout: whether dropout is at work.
 
     Raises:
         UserError: the layout cannot be.
     """
     path = Path(job_file)
-    losses: list[float] = []
-    norms: list[float] = []
-    gradients: dict[str, Tensor] = {}
-    with in_float64():
+    numbers: dict[Key, float] = {}
+    gradients: dict[Key, Tensor] = {}
+    with in_float64(), watched() if dropout else nullcontext(Draws()) as draws:
         loaded = load_job(path)
         mesh = _mesh(loaded, device_type)
         prepared = prepare(loaded, path.parent, mesh=mesh)
-        own = (prepared.task.model, prepared.pieces, prepared.aliases)
-        _without_dropout(prepared.task.model)
+        model = prepared.task.model
+        own = (model, prepared.pieces, prepared.aliases)
+        drops = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+        if not dropout:
+            _without_dropout(model)
+        if isinstance(prepared.task, LanguageTask):
+            prepared.task.evaluation_tokens = EVALUATION_TOKENS
+        drawn = loaded.job.tune.method != "full" or prepared.new_rows is not None
+        first = _whole_weights(*own) if mesh is None and drawn else {}
 
         def on_step(metrics: StepMetrics) -> None:
-            losses.append(metrics.loss)
-            norms.append(metrics.grad_norm)
-            if metrics.step in (1, loaded.job.steps):
+            numbers.update(_numbers(metrics))
+            if metrics.step in (1, last or loaded.job.steps):
                 whole = gather_whole(held_gradients(*own))
-                gradients.update({f"step {metrics.step}: {name}": gradient for name, gradient in whole.items()})
+                gradients.update({(metrics.step, name): gradient for name, gradient in whole.items()})
 
         assert loaded.job.output is not None
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
-        start(prepared, folder, path.parent, quiet=True, on_step=on_step)
-        weights = {name.removeprefix("model/"): w for name, w in gather_whole(held_weights(*own)).items()}
+        _, loop = start(prepared, folder, path.parent, quiet=True, on_step=on_step, heart=_Listening(draws))
+        weights = _whole_weights(*own)
+        replicas = difference_of_replicas(loop.state.now(loop.progress).held)
+        made = together(lambda: tuple(draws.made))
     if mesh is not None and not mesh.is_first:
         return None
-    return Trace(tuple(losses), tuple(norms), gradients, weights, _remark(prepared.task.model))
+    numbers |= _evaluations(folder)
+    return Trace(
+        numbers,
+        gradients,
+        weights,
+        first,
+        replicas,
+        drops,
+        tuple(made),
+        loop.resumed_from,
+        any(isinstance(module, _BatchNorm) for module in model.modules()),
+    )
+
+
+def _numbers(metrics: StepMetrics) -> dict[Key, float]:
+    named = {
+        "samples": metrics.samples,
+        "targets": metrics.trained_tokens,
+        "loss": metrics.loss,
+        "gradient norm": metrics.grad_norm,
+        "learning rate": metrics.lr,
+    }
+    return {(metrics.step, name): float(value) for name, value in named.items()}
+
+
+def _evaluations(folder: RunFolder) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    for event in folder.read_events():
+        if event["event"] == "evaluated":
+            found[event["step"], "evaluation loss"] = event["loss"]
+            if event["accuracy"] is not None:
+                found[event["step"], "evaluation accuracy"] = event["accuracy"]
+    return found
+
+
+def _whole_weights(model: nn.Module, pieces: Mapping[str, Piece], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    whole = gather_whole(held_weights(model, pieces, aliases))
+    return {name.removeprefix("model/"): weight.clone() for name, weight in whole.items()}
 
 
 def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
@@ -164,11 +167,5 @@ def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
 def _without_dropout(model: nn.Module) -> None:
     """The numbers that dropout draws depend on how the work is cut."""
     for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, _DropoutNd):
             module.p = 0.0
-
-
-def _remark(model: nn.Module) -> str:
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        return "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
-    return ""

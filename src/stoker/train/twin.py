@@ -1,43 +1,65 @@
 """A job's small twin: the same family, the same kind of data, the same tuning and training, in seconds.
 
-It is an ordinary job in a folder of its own (models in safetensors, rows, a job file for each layout), so
+It is an ordinary job in a folder of its own (models in safetensors, rows, a job file for each run), so
 that what is verified goes through the code that trains.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, models
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
 from stoker.errors import UserError
 from stoker.job.extension import Extension
+from stoker.job.load import LoadedJob
 from stoker.job.render import scalar
 from stoker.job.schema import Job
 from stoker.job.tuning import ADAPTERS, keys_of
 from stoker.train.cells import Cell
-from stoker.train.shrink import EXPERTS, HEADS, WIDTH, Shape, config_of, shrunk
+from stoker.train.imports import import_path
+from stoker.train.shrink import WIDTH, config_of, heads_of, shrunk
+from stoker.train.tasks.module import as_dataset
+from stoker.train.twin_rows import END_ID, KNOWN, TOKENS, rows_for, tokenizer, write_rows
 
 SEQ_LEN = 32  # tokens
-ROWS = 64
-LONGEST_PROMPT, LONGEST_ANSWER = 14, 12  # tokens of most rows
-LR, CLIP, EPS = 5e-3, 0.1, 1e-6
+SHORT = 16  # tokens, where a run takes many rows
+MANY = 400  # rows
+STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
+HELD_OUT = 11  # rows
+LR, EPS = 5e-3, 1e-6
+WARMUP = 2  # steps
 RANK = 4
 VIRTUAL_TOKENS = 5
 LAYERS = "0,2-"  # where not all blocks have adapters
 WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
 MOST_WEIGHTS = 20_000_000
-FIRST_CHARACTER = 0x4E00  # one character is one token, and no normaliser touches these
-TOKENS = 127  # fewer than the model's vocabulary, as often
-KNOWN = 101  # of them those that the model knows, where the job gives it new ones
 NEW_ROWS_FIRST = 2  # steps
-END, PAD = "<|end|>", "<|pad|>"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run of the twin under a layout.
+
+    Attributes:
+        clip: largest gradient norm; 0 for none.
+        by_steps: whether it is as long as ``steps`` says. By ``epochs`` its last batch is a short one.
+        dropout: whether the job's dropout is at work.
+        parallel: keys that replace the layout's.
+    """
+
+    clip: float = 0.0
+    by_steps: bool = False
+    dropout: bool = False
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+
+
+USUAL = Variant()
 
 
 @dataclass(frozen=True)
@@ -46,18 +68,50 @@ class Twin:
 
     Attributes:
         folder: holds everything.
-        base: the job's keys but its model, its layout, its batch and its output.
+        base: the job's keys but those that depend on the layout or the run.
+        asked: optimizer steps of each of its runs; None for as many as are quick.
         config: of the original model; None for a module.
+        epoch: samples of a module's data; None where rows are written.
+        clips: whether gradients are clipped.
+        dropout: the rates at which the job drops; None where only the module knows.
         facts: what was changed beside the sizes, and why, for people.
     """
 
     folder: Path
     base: dict[str, Any]
+    asked: int | None
     config: PreTrainedConfig | None
+    epoch: int | None
+    clips: bool
+    dropout: frozenset[float] | None
     facts: tuple[str, ...]
 
-    def job_file(self, cell: Cell, *, beside: Cell | None = None) -> Path:
-        """Writes the twin under a layout as a job file, and its model where it is not there yet.
+    def steps(self, cell: Cell) -> int:
+        """Optimizer steps of each of its runs."""
+        return self.asked or (STEPS if cell.batch["batch"] * STEPS <= MANY else FEW_STEPS)
+
+    def samples(self, cell: Cell) -> list[int]:
+        """Samples of each step of a run by epochs. The last has fewer, so that some processes have none."""
+        batch = cell.batch["batch"]
+        sizes = [batch] * (self.steps(cell) - 1) + [max(1, batch // 2 - 1)]
+        if self.packs(cell) and sum(sizes) % 2 and batch > 2:  # packed, an epoch ends where a sequence does
+            sizes[-1] += 1
+        return sizes
+
+    def packs(self, cell: Cell) -> bool:
+        """Whether a sample is several rows."""
+        return bool({**self.base["train"], **cell.train}.get("pack"))
+
+    def saves_at(self, cell: Cell) -> int:
+        """The step after which a checkpoint is written and the model is evaluated, before the run goes on."""
+        return max(1, self.steps(cell) // 2)
+
+    def seq_len(self, cell: Cell) -> int:
+        """Tokens of the longest sequence."""
+        return SEQ_LEN if cell.batch["batch"] * self.steps(cell) <= MANY else SHORT
+
+    def job_file(self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None) -> Path:
+        """Writes the twin under a layout as a job file, and its model and its rows where they are not there yet.
 
         Args:
             beside: the layout whose model is to be taken, for the run in one process that it is compared with.
@@ -65,91 +119,127 @@ class Twin:
         Raises:
             UserError: there is no small model of this kind.
         """
-        train = {**self.base["train"], **cell.train, **cell.batch}
-        job = {**self.base, "train": train}
+        steps, every = self.steps(cell), self.saves_at(cell)
+        train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
+        warmup = min(WARMUP, steps - 1)
+        if train["warmup"]:  # as a fraction where the job has one
+            train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
+        job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
+        job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1, "memory": 1}
+        sizes = self.samples(cell)
+        epoch = self.epoch
         if self.config is not None:
             job["tune"] = {**job["tune"], **cell.tune}
+            if not variant.dropout:
+                job["tune"].pop("dropout", None)
             # The tokenizer lies elsewhere: beside a model, transformers would rebuild it as that family's own.
-            job["model"] = {"name": str(self._model_for(beside or cell)), "tokenizer": str(self.folder / "tokenizer")}
-        if cell.parallel:
-            job["parallel"] = cell.parallel
+            model = self._model_for(beside or cell, dropout=variant.dropout)
+            job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
+            train["seq_len"] = self.seq_len(cell)
+            job["data"] = [self._source(self.rows(cell))]
+            job["evaluate"]["data"] = [self._source(self.held_out(cell))]
+            epoch = self._epoch(cell)
+        length = {"steps": steps} if variant.by_steps else {"epochs": sum(sizes) / epoch}
+        if parallel := {**cell.parallel, **variant.parallel}:
+            job["parallel"] = parallel
         number = len(list(self.folder.glob("job-*.yaml")))
         job["output"] = str(self.folder / f"run-{number}")
         path = self.folder / f"job-{number}.yaml"
-        path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in job.items()), encoding="utf-8")
+        path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
         return path
 
-    def _model_for(self, cell: Cell) -> Path:
+    def rows(self, cell: Cell) -> Path:
+        """The file that is trained on; an epoch of it ends within the run."""
+        seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
+        path = self.folder / f"rows-{epoch}-{seq_len}{'-packed' * packed}.jsonl"
+        if not path.exists():
+            write_rows(path, rows_for(epoch, self.base["task"], self.base["seed"], seq_len, packed=packed))
+        return path
+
+    def held_out(self, cell: Cell) -> Path:
+        """The file that is evaluated on."""
+        seq_len = self.seq_len(cell)
+        path = self.folder / f"held-out-{seq_len}.jsonl"
+        if not path.exists():
+            write_rows(path, rows_for(HELD_OUT, self.base["task"], self.base["seed"] + 1, seq_len, packed=False))
+        return path
+
+    def _epoch(self, cell: Cell) -> int:
+        """Samples of an epoch; packed, a run is one or two whole ones."""
+        total = sum(self.samples(cell))
+        if self.packs(cell):
+            return total if total % 2 else total // 2
+        return total // 2 + 1
+
+    def _source(self, path: Path) -> dict[str, str]:
+        form = {"format": "text"} if self.base["task"] == "pretrain" else {"format": "prompt", "template": "none"}
+        return {"path": str(path), **form}
+
+    def _model_for(self, cell: Cell, *, dropout: bool) -> Path:
         assert self.config is not None
-        experts = max(EXPERTS, cell.number("tensor"))
-        folder = self.folder / f"model-{cell.blocks}-{experts}"
+        config = shrunk(self.config, cell.shape, dropout=dropout)
+        if self.base["tune"].get("new_rows_first"):
+            config.get_text_config().vocab_size = KNOWN
+        folder = self.folder / f"model-{hashlib.sha256(config.to_json_string().encode()).hexdigest()[:12]}"
         if not folder.exists():
-            config = shrunk(self.config, Shape(cell.blocks, experts))
-            if self.base["tune"].get("new_rows_first"):
-                config.get_text_config().vocab_size = KNOWN
             write_model(config, folder, self.base["seed"])
         return folder
 
-    def describe(self) -> str:
+    def describe(self, cell: Cell) -> str:
         """``llama: width 64, 8 heads (2 of keys and values), vocabulary 131``, for people."""
         if self.config is None:
             return f"{self.base['module']['model']} itself"
-        small = shrunk(self.config, Shape())
-        groups = getattr(small, "num_key_value_heads", None)
-        heads = f"{HEADS} heads" + (f" ({groups} of keys and values)" if groups not in (None, HEADS) else "")
+        small = shrunk(self.config, cell.shape)
+        count = heads_of(self.config.get_text_config(), cell.shape)
+        heads = f"{count.query} heads" + (f" ({count.keys} of keys and values)" if count.keys != count.query else "")
         return f"{small.model_type}: width {small.hidden_size}, {heads}, vocabulary {small.vocab_size}"
 
 
-def make_twin(job: Job, base: Path, folder: Path, *, steps: int, config: PreTrainedConfig | None = None) -> Twin:
+def make_twin(
+    loaded: LoadedJob, base: Path, folder: Path, *, steps: int | None = None, config: PreTrainedConfig | None = None
+) -> Twin:
     """The twin of a resolved job, in a folder.
 
     Args:
         base: the folder that the job's relative paths start from.
-        steps: optimizer steps of each of its runs.
+        steps: optimizer steps of each of its runs; None for as many as are quick.
         config: the configuration of the job's model where it is at hand.
 
     Raises:
         UserError: the model's configuration cannot be read.
     """
-    common: dict[str, Any] = {
-        "task": job.task,
-        "steps": steps,
-        "seed": job.seed,
-        "train": _train(job, steps),
-        "checkpoint": {"every": steps, "best": False},
-    }
+    job, clips = loaded.job, loaded.job.train.clip > 0
+    common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": _train(job)}
     if job.task == "module":
         assert job.module is not None
         block = {name: value for name, value in job.module.model_dump().items() if value not in (None, {})}
-        return Twin(folder, common | {"module": block}, None, ())
+        samples = as_dataset(import_path(job.module.data, "module.data", loaded)(), "data")
+        return Twin(folder, common | {"module": block}, steps, None, len(samples), clips, None, ())  # type: ignore[arg-type]
     assert job.model is not None
     config = config or config_of(job.model, base)
     tune, facts = _tune(job)
-    write_rows(folder / "rows.jsonl", job.task, job.seed)
     tokenizer().save_pretrained(folder / "tokenizer")
     if job.tune.new_rows_first:
         pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
-    source = {"path": str(folder / "rows.jsonl"), "format": "text"}
-    if job.task != "pretrain":
-        source |= {"format": "prompt", "template": "none"}
-    train = common["train"] | {"seq_len": SEQ_LEN, "pack": job.train.pack}
-    data = {"data": [source], "tune": tune, "train": train, "evaluate": {"fraction": 0.0}}
-    return Twin(folder, common | data, config, facts)
+    common["train"]["pack"] = job.train.pack
+    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, _dropout(job, config), facts)
 
 
-def _train(job: Job, steps: int) -> dict[str, Any]:
-    """The job's training with a rate and a clip that are felt within a few steps."""
+def _train(job: Job) -> dict[str, Any]:
+    """The job's training with a rate that is felt within a few steps."""
     train = job.train
     values: dict[str, Any] = {
         "precision": "fp64",
         "lr": LR,
         "optimizer": train.optimizer,
         "schedule": train.schedule,
-        "warmup": min(2, steps - 1),
+        "warmup": train.warmup,
+        "min_lr": train.min_lr,
         "weight_decay": train.weight_decay,
-        "clip": CLIP if train.clip else 0.0,
     }
+    if train.optimizer == "sgd":
+        values["beta1"] = train.beta1
     if train.optimizer == "adamw":
         # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
         values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
@@ -165,10 +255,10 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     facts = []
     if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
         facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
-    if tune.dropout:
-        facts.append("without dropout, whose numbers depend on how the work is cut")
     method = "lora" if tune.method in ADAPTERS else tune.method
-    small: dict[str, Any] = {"rank": min(tune.rank, RANK), "dropout": 0.0, "width": WIDTH}
+    assert tune.alpha != "auto"
+    rank = min(tune.rank, RANK)
+    small: dict[str, Any] = {"rank": rank, "alpha": tune.alpha * rank / tune.rank, "width": WIDTH}
     small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
     if tune.layers != "all":
         facts.append(f"adapters in the blocks {LAYERS} of a small model")
@@ -176,6 +266,13 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     keys = keys_of(method, deep=tune.deep)
     values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
     return {"method": method, **values}, tuple(facts)
+
+
+def _dropout(job: Job, config: PreTrainedConfig) -> frozenset[float]:
+    """The rates at which the job drops."""
+    rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
+    rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
+    return frozenset(rates - {0.0})
 
 
 def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
@@ -198,38 +295,6 @@ def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
             # Biases and norms are moved as well: at zero and one they would hide a piece in the wrong place.
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * WEIGHT_SCALE
             parameter.copy_(noise if parameter.dim() > 1 else parameter + noise / 2)
-    model.config.eos_token_id = 1
-    model.generation_config = GenerationConfig(eos_token_id=1)
+    model.config.eos_token_id = END_ID
+    model.generation_config = GenerationConfig(eos_token_id=END_ID)
     model.save_pretrained(folder)
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of which every token is one character."""
-    characters = {chr(FIRST_CHARACTER + i): i + 2 for i in range(TOKENS - 2)}
-    backend = Tokenizer(models.BPE({PAD: 0, END: 1, **characters}, []))
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, END)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
-
-
-def write_rows(path: Path, task: str, seed: int) -> None:
-    """Documents of uneven length: some begin alike, one in eight has a single trained token, one fills a sequence."""
-    generator = np.random.default_rng(seed)
-
-    def text(length: int) -> str:
-        return "".join(chr(FIRST_CHARACTER + i) for i in generator.integers(0, TOKENS - 2, length))
-
-    beginning = text(10)
-    rows = []
-    for number in range(ROWS):
-        prompt, answer = (
-            text(int(generator.integers(1, LONGEST_PROMPT))),
-            text(int(generator.integers(1, LONGEST_ANSWER))),
-        )
-        if number % 4 == 1:
-            prompt = beginning
-        if number % 8 == 3:  # cut behind the first token of the answer, or of the document
-            prompt, answer = (text(1), "") if task == "pretrain" else (text(SEQ_LEN - 1), text(2))
-        if number % 8 == 6:
-            prompt, answer = text(LONGEST_PROMPT), text(SEQ_LEN)
-        rows.append({"text": prompt + answer} if task == "pretrain" else {"prompt": prompt, "completion": answer})
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -50,6 +50,7 @@ class LanguageTask:
         self._root = root or language.loss
         self._corpus = corpus
         self.device = device
+        self.evaluation_tokens = EVALUATION_TOKENS
 
     @property
     def corpus(self) -> Corpus:
@@ -89,10 +90,10 @@ class LanguageTask:
         yield from self.evaluation_parts(self.corpus.evaluation_documents())
 
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
-        """Held-out documents in forward passes of about `EVALUATION_TOKENS`."""
+        """Held-out documents in forward passes of about ``evaluation_tokens``."""
         group: list[Document] = []
         for document in documents:
-            if group and sum(len(d.row.ids) for d in group) + len(document.row.ids) > EVALUATION_TOKENS:
+            if group and sum(len(d.row.ids) for d in group) + len(document.row.ids) > self.evaluation_tokens:
                 yield from self.lay_out(group)
                 group = []
             group.append(document)

@@ -1,0 +1,82 @@
+"""The rows of a job's twin: documents of uneven length, and a tokenizer of which every token is one character."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from stoker.data.pack import best_fit
+
+FIRST_CHARACTER = 0x4E00  # no normaliser touches these
+TOKENS = 127  # fewer than the model's vocabulary, as often
+KNOWN = 101  # of them those that the model knows, where the job gives it new ones
+PAD, END = "<|pad|>", "<|end|>"
+PAD_ID, END_ID = 0, 1
+CHARACTERS = {chr(FIRST_CHARACTER + i): i + 2 for i in range(TOKENS - 2)}  # and their ids
+LONGEST_PROMPT, LONGEST_ANSWER = 14, 12  # tokens of most rows
+BEGINNING = 10  # tokens that some rows begin with
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer of which every token is one character."""
+    backend = Tokenizer(models.BPE({PAD: PAD_ID, END: END_ID, **CHARACTERS}, []))
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, END)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
+
+
+def rows_of(task: str, seed: int, seq_len: int) -> Iterator[dict[str, str]]:
+    """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence."""
+    generator = np.random.default_rng(seed)
+    letters = list(CHARACTERS)
+
+    def text(length: int) -> str:
+        return "".join(letters[i] for i in generator.integers(0, len(letters), length))
+
+    beginning = text(BEGINNING)
+    number = 0
+    while True:
+        prompt = text(int(generator.integers(1, LONGEST_PROMPT)))
+        answer = text(int(generator.integers(1, LONGEST_ANSWER)))
+        if number % 4 == 1:
+            prompt = beginning
+        if number % 8 == 3:  # cut behind the first token of the answer, or of the document
+            prompt, answer = (text(1), "") if task == "pretrain" else (text(seq_len - 1), text(2))
+        if number % 8 == 6:
+            prompt, answer = text(LONGEST_PROMPT), text(seq_len)
+        yield {"text": prompt + answer} if task == "pretrain" else {"prompt": prompt, "completion": answer}
+        number += 1
+
+
+def rows_for(samples: int, task: str, seed: int, seq_len: int, *, packed: bool) -> list[dict[str, str]]:
+    """Rows that make so many samples, one each or several in one."""
+    rows: list[dict[str, str]] = []
+    lengths: list[int] = []
+    made = 0
+    for row in rows_of(task, seed, seq_len):
+        more = [*lengths, *lengths_of(row, seq_len)]
+        would = len(best_fit(more, seq_len)) if packed else len(more)
+        if would <= samples:  # a long document makes two
+            rows.append(row)
+            lengths, made = more, would
+        if made == samples:
+            return rows
+    raise AssertionError("the rows have no end")
+
+
+def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
+    """Tokens of the sequences that a row becomes: a document goes on in the next one, with a token in common."""
+    left = sum(map(len, row.values())) + 1
+    if "text" not in row:
+        return [min(left, seq_len)]
+    starts = range(0, max(1, left - 1), seq_len - 1)
+    return [min(seq_len, left - start) for start in starts]
+
+
+def write_rows(path: Path, rows: list[dict[str, str]]) -> None:
+    """Writes rows as JSON lines."""
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
