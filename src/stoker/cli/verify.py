@@ -1,4 +1,4 @@
-"""Prove that a layout computes what one process and a plain PyTorch loop compute: the job's small twin runs each way."""
+"""Prove on the job's small twin that a layout computes what one process and a plain PyTorch loop compute."""
 
 from __future__ import annotations
 

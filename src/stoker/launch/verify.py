@@ -24,7 +24,7 @@ from stoker.runs.folder import RunFolder
 from stoker.runs.shared import shared_memory
 from stoker.train.cells import Cell, reference_of
 from stoker.train.difference import Comparison, Computed, compare
-from stoker.train.plain_twin import in_other_form, plain_job, run_plain, why_not
+from stoker.train.plain_twin import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.train.streams import problem_of
 from stoker.train.trace import Trace, trace
 from stoker.train.twin import Twin, Variant
@@ -199,7 +199,7 @@ class Verifier:
             return Check("plain loop", None, why)
         given = plain_job(self.twin, one, job, run)
         found: Computed = self.pool.run(run_plain, given, world=1, timeout=TIMEOUT)[0]
-        return self._compared("plain loop", compare(run, found, without=in_other_form(self.twin)))
+        return self._compared("plain loop", compare(as_plain(job.tune, run), found, without=in_other_form(self.twin)))
 
     def _by_steps(self, cell: Cell, run: Trace, clip: float) -> Check:
         """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""

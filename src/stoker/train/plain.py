@@ -1,8 +1,7 @@
 """A plain PyTorch loop, written from the documentation of the job's keys: what Stoker's own process is held against.
 
-It imports nothing of Stoker. Model and adapters are transformers' and peft's, rows go through them one by one, and the
-schedule, the decay, the clipping and the loss are written out here a second time (the order of the data in
-`plain_rows`), so that a mistake in Stoker cannot be made on both sides.
+It imports nothing of Stoker: schedule, decay, clipping and loss are written a second time, so that no mistake is made
+on both sides. Rows go one by one through transformers' model and peft's adapters; `plain_rows` has their order.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_config, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -25,50 +24,42 @@ Tensors = dict[tuple[int, str], Tensor]  # by step and parameter
 
 @dataclass(frozen=True)
 class Setting:
-    """What the loop needs of a job.
+    """What the loop needs of a job."""
 
-    Attributes:
-        model: a folder.
-        train: the job's keys ``train``, resolved.
-        warmup, evaluate_every: in steps.
-        lora: peft's keys; empty where the whole model is trained.
-        loraplus_ratio: how many times as fast the second LoRA matrix learns.
-        first: the values that training begins with, of parameters that are drawn and not read.
-    """
-
-    model: str
-    train: Any
+    model: str  # a folder
+    train: Any  # the job's keys of that name, resolved
     steps: int
-    warmup: int
-    evaluate_every: int
-    lora: dict[str, Any] = field(default_factory=dict)
-    loraplus_ratio: float = 1.0
-    first: dict[str, Tensor] = field(default_factory=dict)
+    warmup: int  # steps
+    evaluate_every: int  # steps
+    peft: dict[str, Any] = field(default_factory=dict)  # its keys; empty where the whole model is trained
+    loraplus_ratio: float = 1.0  # how many times as fast the second LoRA matrix learns
+    first: dict[str, Tensor] = field(default_factory=dict)  # values to begin with, where they are drawn and not read
+    known: int = 0  # tokens that the model has rows for; 0 where there are no new ones
+    vocabulary: int = 0  # rows with those for new tokens
+    new_rows_first: int = 0  # steps in which only those are trained
 
 
 def train(
     setting: Setting, batches: Sequence[Sequence[Sequence[Row]]], held_out: Sequence[Row]
 ) -> tuple[Numbers, Tensors, dict[str, Tensor]]:
-    """Trains on one batch a step: samples of one or, packed, several rows.
-
-    Returns:
-        (numbers of the steps; gradients of the first and the last step, clipped; the last weights).
-    """
+    """Trains on one batch a step; gives numbers, gradients of the first and the last step, and the last weights."""
     model, job = build(setting), setting.train
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = optimizer_of(trained, setting)
-    numbers, gradients = evaluation(model, held_out, 0), {}
-    done = 0
+    numbers, gradients, done = evaluation(model, held_out, 0), Tensors(), 0
     for step, samples in enumerate(batches, start=1):
         done += len(samples)
         batch = [row for sample in samples for row in sample]
         targets = sum(int(mask[1:].sum()) for _, mask in batch)
+        stage = step <= setting.new_rows_first
         optimizer.zero_grad()
         loss = 0.0
         for row in batch:
             part = summed_loss(model, row)[0] / targets
             part.backward()
             loss += float(part.detach())
+        if stage:
+            only_new_rows(model, trained, setting.known)
         grads = {name: p.grad for name, p in trained.items() if p.grad is not None}
         norm = math.sqrt(sum(float(grad.square().sum()) for grad in grads.values()))
         if job.clip and norm > job.clip:
@@ -78,7 +69,9 @@ def train(
             gradients |= {(step, name): grad.clone() for name, grad in grads.items()}
         rate = lr_of(step, setting)
         for group in optimizer.param_groups:
-            group["lr"] = rate * group["ratio"]
+            group["lr"], group["weight_decay"] = rate * group["ratio"], 0.0 if stage else group["decay"]
+        if step == setting.new_rows_first + 1:  # fresh moments for all rows
+            optimizer.state.clear()
         optimizer.step()
         numbers |= {(step, "loss"): loss, (step, "gradient norm"): norm, (step, "learning rate"): rate}
         numbers |= {(step, "samples"): done, (step, "targets"): targets}
@@ -88,11 +81,13 @@ def train(
 
 
 def build(setting: Setting) -> Any:
-    """transformers' model, with peft's matrices where the job tunes adapters."""
-    model = AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float64)
-    if setting.lora:
-        model = get_peft_model(model, LoraConfig(**setting.lora))
-        for name, parameter in model.named_parameters():  # what is trained whole beside the matrices
+    """transformers' model, with peft's parameters where the job tunes such."""
+    model: Any = AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float64)
+    if setting.known:
+        model.resize_token_embeddings(setting.vocabulary, mean_resizing=False)
+    if setting.peft:
+        model = get_peft_model(model, get_peft_config({"task_type": "CAUSAL_LM", **setting.peft}))
+        for name, parameter in model.named_parameters():  # what is trained whole beside them
             parameter.requires_grad_(parameter.requires_grad or name in setting.first)
     model.load_state_dict({n: w for n, w in setting.first.items() if ".lora_B." not in n}, strict=False)  # B is zero
     return model.train()
@@ -104,7 +99,7 @@ def optimizer_of(trained: dict[str, Tensor], setting: Setting) -> torch.optim.Op
     groups = []
     for name, parameter in trained.items():
         ratio = setting.loraplus_ratio if ".lora_B." in name else 1.0
-        groups.append({"params": [parameter], "weight_decay": job.weight_decay * (parameter.dim() > 1), "ratio": ratio})
+        groups.append({"params": [parameter], "decay": job.weight_decay * (parameter.dim() > 1), "ratio": ratio})
     if job.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=job.lr, betas=(job.beta1, job.beta2), eps=job.eps, foreach=False)
     if job.optimizer == "sgd":
@@ -114,7 +109,10 @@ def optimizer_of(trained: dict[str, Tensor], setting: Setting) -> torch.optim.Op
 
 def lr_of(step: int, setting: Setting) -> float:
     """Up in a line to the peak, then down by the shape: what is left of the way goes from 1 to 0 over the steps."""
-    job, steps = setting.train, setting.steps
+    job, steps = setting.train, setting.steps - setting.new_rows_first
+    if step <= setting.new_rows_first:  # its own warm-up
+        return job.lr * min(1.0, step / max(1, setting.warmup))
+    step -= setting.new_rows_first
     if step <= setting.warmup:
         return job.lr * step / setting.warmup
     left = 1 - (step - setting.warmup - 1) / (steps - setting.warmup)
@@ -125,8 +123,18 @@ def lr_of(step: int, setting: Setting) -> float:
 def summed_loss(model: Any, row: Row) -> tuple[Tensor, int]:
     """The cross entropy of a row's trained tokens, summed, and how many of them were the most likely."""
     ids, mask = row
-    logits, expected = model(input_ids=ids[None]).logits[0, :-1][mask[1:]], ids[1:][mask[1:]]
+    logits = model(input_ids=ids[None]).logits[0, -len(ids) : -1][mask[1:]]  # virtual tokens stand in front
+    expected = ids[1:][mask[1:]]
     return F.cross_entropy(logits, expected, reduction="sum"), int((logits.argmax(-1) == expected).sum())
+
+
+def only_new_rows(model: Any, trained: dict[str, Tensor], known: int) -> None:
+    """Drops all gradients but those of new tokens' rows."""
+    rows = {id(p) for m in (model.get_input_embeddings(), model.get_output_embeddings()) for p in m.parameters()}
+    for parameter in trained.values():
+        parameter.grad = parameter.grad if id(parameter) in rows else None
+        if parameter.grad is not None:
+            parameter.grad[:known] = 0.0
 
 
 @torch.no_grad()
@@ -136,5 +144,4 @@ def evaluation(model: Any, rows: Sequence[Row], step: int) -> Numbers:
     losses, right = zip(*(summed_loss(model, row) for row in rows), strict=True)
     model.train()
     count = sum(int(mask[1:].sum()) for _, mask in rows)
-    loss = sum(map(float, losses)) / count
-    return {(step, "evaluation loss"): loss, (step, "evaluation accuracy"): sum(right) / count}
+    return {(step, "evaluation loss"): float(sum(losses)) / count, (step, "evaluation accuracy"): sum(right) / count}

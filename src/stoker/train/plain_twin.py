@@ -9,8 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stoker.job.schema import Job
-from stoker.job.tuning import VIRTUAL
+from stoker.job.schema import Job, TuneBlock
+from stoker.job.tuning import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of
 from stoker.parallel.exactly import in_float64
 from stoker.train import plain
@@ -19,7 +19,7 @@ from stoker.train.difference import Computed
 from stoker.train.plain_rows import batches_of, read
 from stoker.train.trace import Trace
 from stoker.train.twin import Twin
-from stoker.train.twin_rows import CHARACTERS, END_ID
+from stoker.train.twin_rows import CHARACTERS, END_ID, KNOWN
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,11 @@ def why_not(twin: Twin, job: Job, reference: Trace) -> str | None:
     """Why a job is not run by the plain loop; None where it is."""
     if twin.config is None:
         return "a module of one's own has no plain loop beside its own"
-    if job.tune.method in VIRTUAL:
-        return "virtual tokens are laid out by Stoker itself"
-    if job.tune.new_rows_first:
-        return "a stage that trains new tokens first is Stoker's own"
-    if in_other_form(twin) and (job.tune.method != "full" or job.train.optimizer == "adafactor"):
+    lora = job.tune.method in ADAPTERS
+    if in_other_form(twin) and (lora or job.train.optimizer == "adafactor"):
         return f"{twin.config.model_type} has fused layers, which Stoker trains in parts"
+    if job.tune.new_rows_first and family_of(twin.config) is None:
+        return f"which rows of a {twin.config.model_type} belong to tokens is not known"
     if any(".experts." in name and ".lora_" in name for name in reference.weights):
         return "adapters of experts are not among the names that peft takes layers by"
     return None
@@ -70,23 +69,59 @@ def plain_job(twin: Twin, cell: Cell, job: Job, reference: Trace) -> PlainJob:
     """
     assert job.model is not None
     steps, tune = twin.steps(cell), job.tune
-    lora: dict[str, Any] = {}
-    if tune.method != "full":
-        names = (name.removeprefix("base_model.model.").split(".lora_") for name in reference.first)
-        adapted = {layer for layer, *matrix in names if matrix}
-        lora = {"r": tune.rank, "lora_alpha": tune.alpha, "use_rslora": tune.rslora, "use_dora": tune.dora}
-        lora["target_modules"] = sorted(adapted)
+    counted = steps - tune.new_rows_first
     setting = plain.Setting(
         job.model.name,
         job.train,
         steps,
-        job.train.warmup if isinstance(job.train.warmup, int) else round(job.train.warmup * steps),
+        job.train.warmup if isinstance(job.train.warmup, int) else round(job.train.warmup * counted),
         twin.saves_at(cell),
-        lora,
-        tune.loraplus_ratio if lora else 1.0,
-        dict(reference.first),
+        _peft(tune, reference),
+        tune.loraplus_ratio if tune.method in ADAPTERS else 1.0,
+        {_peft_name(tune, name): weight for name, weight in reference.first.items()},
+        KNOWN if tune.new_rows_first else 0,
+        len(reference.first[_embedding(twin)]) if tune.new_rows_first else 0,
+        tune.new_rows_first,
     )
     return PlainJob(setting, str(twin.rows(cell)), str(twin.held_out(cell)), twin.samples(cell), job.seed)
+
+
+def _embedding(twin: Twin) -> str:
+    family = family_of(twin.config)
+    assert family is not None
+    return f"{family.embedding}.weight"
+
+
+def as_plain(tune: TuneBlock, run: Trace) -> Computed:
+    """A run by the names that peft has for its parameters."""
+    gradients = {(step, _peft_name(tune, name)): gradient for (step, name), gradient in run.gradients.items()}
+    return Computed(run.numbers, gradients, {_peft_name(tune, name): weight for name, weight in run.weights.items()})
+
+
+def _peft_name(tune: TuneBlock, name: str) -> str:
+    _, inside, rest = name.partition(".encoder.")
+    if tune.method not in VIRTUAL or not inside:
+        return name
+    return f"prompt_encoder.default.{'embedding.weight' if rest == 'weight' else rest}"
+
+
+def _peft(tune: TuneBlock, reference: Trace) -> dict[str, Any]:
+    """peft's keys for what a job tunes."""
+    if tune.method == "full":
+        return {}
+    if tune.method in ADAPTERS:
+        names = (name.removeprefix("base_model.model.").split(".lora_") for name in reference.first)
+        adapted = {layer for layer, *matrix in names if matrix}
+        numbers = {"r": tune.rank, "lora_alpha": tune.alpha, "use_rslora": tune.rslora, "use_dora": tune.dora}
+        return {"peft_type": "LORA", "target_modules": sorted(adapted), **numbers}
+    width = {} if tune.width == "auto" else {"encoder_hidden_size": tune.width}
+    if tune.method == "prompt":
+        kind: dict[str, Any] = {"peft_type": "PROMPT_TUNING"}
+    elif tune.method == "prefix" or tune.deep:
+        kind = {"peft_type": "PREFIX_TUNING", "prefix_projection": tune.projection and not tune.deep, **width}
+    else:
+        kind = {"peft_type": "P_TUNING", "encoder_reparameterization_type": tune.encoder.upper(), **width}
+    return {**kind, "num_virtual_tokens": tune.tokens}
 
 
 def run_plain(given: PlainJob) -> Computed:

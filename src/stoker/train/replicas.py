@@ -46,4 +46,4 @@ def _box(name: str, chunk: Chunk) -> Box:
 
 def _digest(tensor: Tensor) -> bytes:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    return blake2b(memoryview(flat.view(torch.uint8).numpy()), digest_size=16).digest()
+    return blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).digest()

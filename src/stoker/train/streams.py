@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -58,18 +58,14 @@ def watched() -> Iterator[Draws]:
 
     def attended(*arguments: Any, **options: Any) -> Tensor:
         if rate := options.get("dropout_p", 0.0):
-            draws.add(options.get("query", arguments[0] if arguments else None), rate)
+            draws.add(options["query"] if "query" in options else arguments[0], rate)
         return attention(*arguments, **options)
 
-    changed: dict[str, Callable[..., Any]] = {"dropout": dropped, "scaled_dot_product_attention": attended}
-    before = {"dropout": dropout, "scaled_dot_product_attention": attention}
     try:
-        for name, function in changed.items():
-            setattr(F, name, function)
+        F.dropout, F.scaled_dot_product_attention = dropped, attended
         yield draws
     finally:
-        for name, function in before.items():
-            setattr(F, name, function)
+        F.dropout, F.scaled_dot_product_attention = dropout, attention
 
 
 def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset[float] | None) -> str | None:

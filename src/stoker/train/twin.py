@@ -139,6 +139,7 @@ class Twin:
             job["data"] = [self._source(self.rows(cell))]
             job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             epoch = self._epoch(cell)
+        assert epoch is not None
         length = {"steps": steps} if variant.by_steps else {"epochs": sum(sizes) / epoch}
         if parallel := {**cell.parallel, **variant.parallel}:
             job["parallel"] = parallel
