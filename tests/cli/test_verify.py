@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from stoker.cli.main import main
@@ -20,6 +21,7 @@ from stoker.train.difference import Computed, Difference
 from stoker.train.plain_twin import run_plain
 from stoker.train.trace import Trace
 from stoker.train.twin import Twin, make_twin
+from stoker.train.twin_rows import tokenizer
 
 DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff", "max_evaluation_diff"}
 CHECKS = [
@@ -34,11 +36,12 @@ CHECKS = [
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A job whose model is a configuration beside a file that is named like weights: verify reads no others."""
+    """A job whose model is a configuration beside a file of other weights: verify reads none."""
     monkeypatch.chdir(tmp_path)
     config = LlamaConfig(num_attention_heads=16, num_key_value_heads=4, tie_word_embeddings=True)
     config.save_pretrained(tmp_path / "model")
-    (tmp_path / "model" / "model.safetensors").touch()
+    tokenizer().save_pretrained(tmp_path / "model")
+    save_file({"weights": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     path = tmp_path / "job.yaml"
     path.write_text(

@@ -162,10 +162,11 @@ class Verifier:
         path = self.twin.job_file(cell, variant)
         folder = _folder_of(path)
         checks = list(reference.checks)
+        folder.path.mkdir()
         with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
             run = self._run(path, cell, layout.world)
             if self.whole:
-                checks += self._restarts(cell, layout, reference, path)
+                checks += self._restarts(cell, layout, reference, folder)
         comparison = compare(run, reference.trace)
         beyond = comparison.first_beyond(self.bound)
         if beyond and reference.trace.batch_norm:
@@ -218,22 +219,19 @@ class Verifier:
         reason = "" if found.size == 0 else f"{found.where} differs by {found.size:.2e}, and copies must be equal"
         return Check("replicas", not reason, reason)
 
-    def _restarts(self, cell: Cell, layout: Layout, reference: Reference, path: Path) -> Iterator[Check]:
-        """Goes on from copies in memory, and from checkpoints of and by another layout."""
+    def _restarts(self, cell: Cell, layout: Layout, reference: Reference, folder: RunFolder) -> Iterator[Check]:
+        """Goes on in one process, from copies in memory and from a checkpoint, and under the layout."""
         step = self.twin.saves_at(cell)
         if step >= self.twin.steps(cell) - 1:
             return
-        folder, one = _folder_of(path), reference_of(cell)
+        one, variant, expected = reference_of(cell), Variant(clip=reference.clip), reference.trace
         _forget_after(folder, step)
-        run = self._run(path, cell, layout.world)
-        yield self._went_on("from memory", run, reference.trace, self.twin.steps(cell) - 1, "memory")
-        variant = Variant(clip=reference.clip)
+        again = self.twin.job_file(one, variant, beside=cell, output=folder.path)
+        yield self._went_on("from memory", self._run(again, one, 1), expected, self.twin.steps(cell) - 1, "memory")
         there = self.twin.job_file(one, variant, beside=cell)
-        yield self._continued("its checkpoint in one process", folder, there, one, 1, reference.trace, step)
+        yield self._continued("its checkpoint in one process", folder, there, one, 1, expected, step)
         here = self.twin.job_file(cell, variant)
-        yield self._continued(
-            "one process' checkpoint", reference.folder, here, cell, layout.world, reference.trace, step
-        )
+        yield self._continued("one process' checkpoint", reference.folder, here, cell, layout.world, expected, step)
 
     def _continued(
         self, name: str, of: RunFolder, path: Path, cell: Cell, world: int, expected: Trace, step: int, **how: Any

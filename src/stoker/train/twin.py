@@ -110,11 +110,14 @@ class Twin:
         """Tokens of the longest sequence."""
         return SEQ_LEN if cell.batch["batch"] * self.steps(cell) <= MANY else SHORT
 
-    def job_file(self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None) -> Path:
+    def job_file(
+        self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None, output: Path | None = None
+    ) -> Path:
         """Writes the twin under a layout as a job file, and its model and its rows where they are not there yet.
 
         Args:
             beside: the layout whose model is to be taken, for the run in one process that it is compared with.
+            output: the run's folder, where it goes on with another run.
 
         Raises:
             UserError: there is no small model of this kind.
@@ -125,7 +128,9 @@ class Twin:
         if train["warmup"]:  # as a fraction where the job has one
             train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
         job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
-        job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1, "memory": 1}
+        job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1}
+        if steps > every + 1:  # a copy before the last step; more of them would gather what a layout leaves apart
+            job["checkpoint"]["memory"] = steps - 1
         sizes = self.samples(cell)
         epoch = self.epoch
         if self.config is not None:
@@ -144,7 +149,7 @@ class Twin:
         if parallel := {**cell.parallel, **variant.parallel}:
             job["parallel"] = parallel
         number = len(list(self.folder.glob("job-*.yaml")))
-        job["output"] = str(self.folder / f"run-{number}")
+        job["output"] = str(output or self.folder / f"run-{number}")
         path = self.folder / f"job-{number}.yaml"
         path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
         return path
