@@ -83,7 +83,10 @@ def test_with_it_an_adapter_is_trained_exported_and_loaded(base: Path, capsys: p
     events = [json.loads(line) for line in (base / "runs/trust-true/events.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in events if event["event"] == "evaluated"]
     assert losses[-1] < losses[0] - 0.3
-    assert main(["export", "trust-true", "--format", "adapter", "--to", "out/adapter"]) == 0
+    export = ["export", "trust-true", "--format", "adapter", "--to", "out/adapter"]
+    assert main(export) == 2
+    assert "write --trust-remote-code" in capsys.readouterr().err
+    assert main([*export, "--trust-remote-code"]) == 0
     assert "in a fresh process" in capsys.readouterr().out
     weights = load_file(base / "out/adapter/adapter_model.safetensors")
     names = {name.removeprefix("base_model.model.").split(".lora_")[0] for name in weights}

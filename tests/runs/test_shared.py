@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from stoker.checkpoint.staging import Staging
 from stoker.errors import RunFailed
 from stoker.runs.folder import RunFolder
-from stoker.runs.shared import SharedFolder, is_kept, keep_for, shared_folder, shared_memory
+from stoker.runs.shared import SharedFolder, has_folder, is_kept, keep_for, shared_folder, shared_memory
 
 HOLDING = """
 import sys, time
@@ -107,3 +108,25 @@ def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(RunFailed, match="belongs to another user"), shared_memory(tmp_path):
         pass
     shutil.rmtree(shared_folder(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["link", "writable", "foreign"])
+def test_a_folder_that_somebody_else_has_prepared_is_not_used(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, "run")
+    folder = shared_folder(run)
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    try:
+        if what == "link":
+            folder.symlink_to(tmp_path / "theirs")
+        else:
+            folder.mkdir(mode=0o700)
+        assert has_folder(run) == (what != "link")
+        if what == "writable":
+            folder.chmod(0o777)
+        if what == "foreign":
+            monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        assert not has_folder(run) and not Staging(run).outlives
+    finally:
+        folder.unlink() if folder.is_symlink() else folder.rmdir()

@@ -18,7 +18,7 @@ from stoker.checkpoint.slots import Slot
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.together import rank, together
 from stoker.checkpoint.writer import Request
-from stoker.runs.shared import PREFIX, SharedFolder, shared_folder
+from stoker.runs.shared import PREFIX, SharedFolder, has_folder, shared_folder
 
 
 @dataclass
@@ -54,9 +54,8 @@ class Staging:
     """
 
     def __init__(self, run: Path | None = None) -> None:
-        shared = shared_folder(run) if run is not None else None
-        self.outlives = shared is not None and shared.is_dir()
-        self._folder = shared if self.outlives else None
+        self._folder = shared_folder(run) if run is not None and has_folder(run) else None
+        self.outlives = self._folder is not None
         self.agreement: Agreement | None = None
         self.pending: Pending | None = None
         self._writer: Background | None = None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, planned
+from stoker.cli.trust import options_of
 from stoker.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -162,4 +163,5 @@ def _say(job: str, overrides: list[str], work: Work, ending: Ending) -> None:
             f"eval {shown} YOUR.jsonl",
             f"export {shown} --format {'merged' if merges(work.loaded.job) else 'adapter'} --to exported",
         )
-        print("\nnext:", *(f"  stoker {command}" for command in commands), sep="\n")
+        trust = options_of(work.loaded.job)
+        print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

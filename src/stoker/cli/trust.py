@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from stoker.job.schema import Job
+
 TRUST = ("trust_remote_code", "allow_pickle")
 
 
@@ -16,3 +18,9 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def trusted(arguments: argparse.Namespace) -> list[str]:
     """What is trusted, as overrides of the run's job."""
     return [f"model.{name}=true" for name in TRUST if getattr(arguments, name)]
+
+
+def options_of(job: Job) -> str:
+    """The options, each behind a space, that other verbs need for a run of a user's own job."""
+    given = [name for name in TRUST if job.model is not None and getattr(job.model, name)]
+    return "".join(f" --{name.replace('_', '-')}" for name in given)

@@ -12,7 +12,7 @@ from stoker.job.keys import KeyPath
 from stoker.job.layout import layout_of
 from stoker.job.load import JobError, LoadedJob, check_document
 from stoker.launch.work import Work
-from stoker.runs.shared import shared_folder
+from stoker.runs.shared import has_folder, shared_folder
 
 OUT = "left-out.json"
 
@@ -62,15 +62,14 @@ def with_fewer(current: LoadedJob, read: LoadedJob, *, devices: list[int] | None
 
 def leave_out(work: Work, ranks: list[int]) -> None:
     """Tells whoever started the processes whose devices did not pass; nothing where a launcher did."""
-    folder = shared_folder(work.output)
-    if folder.is_dir():
-        (folder / OUT).write_text(json.dumps(ranks))
+    if has_folder(work.output):
+        (shared_folder(work.output) / OUT).write_text(json.dumps(ranks))
 
 
 def left_out(work: Work) -> list[int]:
     """What `leave_out` told, once."""
     path = shared_folder(work.output) / OUT
-    if not path.is_file():
+    if not has_folder(work.output) or not path.is_file():
         return []
     ranks: list[int] = json.loads(path.read_text())
     path.unlink()

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,6 +44,15 @@ def shared_folder(run: Path) -> Path:
         found = path.stat()
         identity += f" {found.st_dev} {found.st_ino}".encode()
     return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:12]}"
+
+
+def has_folder(run: Path) -> bool:
+    """Whether a run has its folder in shared memory: one that this user has made, and no other can write."""
+    try:
+        found = shared_folder(run).lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
 
 
 class SharedFolder:
@@ -128,7 +138,7 @@ def keep_for(run: Path) -> None:
 def is_kept(run: Path) -> bool:
     """Whether a run's shared memory has its last state."""
     with suppress(OSError):
-        return (shared_folder(run) / KEPT).read_text() == _identity(run)
+        return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
     return False
 
 
