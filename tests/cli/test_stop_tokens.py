@@ -174,3 +174,39 @@ def test_wrong_values_are_refused(block: str, words: str, folder: Path, capsys: 
     assert main(["check", "job.yaml"]) == 2
     error = capsys.readouterr().err
     assert "job.yaml:3:" in error and words in error
+
+
+def test_chat_and_exports_ask_as_training_did(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "own.jinja").write_text(
+        "{% for m in messages %}<|im_start|>{{ m.role }}{{ mood }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{{ mood | default('') }}\n{% endif %}"
+    )
+    source = (
+        "data: {path: rows.jsonl, template: own.jinja, template_arguments: {mood: ' (kind)'}, train_on: everything}"
+    )
+    (folder / "job.yaml").write_text(JOB.replace("data: rows.jsonl", source).replace("steps: 4", "steps: 1"))
+    assert main(["train", "job.yaml", "checkpoint.every=1"]) == 0
+    asked: list[tuple[list[int], frozenset[int]]] = []
+
+    def answer(model: Any, tokenizer: Any, ids: list[int], stops: frozenset[int], **_: Any) -> list[str]:
+        asked.append((ids, stops))
+        return ["Here."]
+
+    monkeypatch.setattr("stoker.models.generate.stream_answer", answer)
+    question = "Where is <|im_end|>?"
+    assert main(["chat", "run", "--prompt", question]) == 0
+    run = open_run("run", folder)
+    write_export(run, Export("merged", folder / "merged"), folder, lambda _: None)
+    tokenizer = AutoTokenizer.from_pretrained("merged")
+    ((ids, stops),) = asked
+    end = tokenizer.eos_token_id
+    assert stops == {end} and ids.count(end) == 1  # the question's is text
+    written = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+    )
+    assert tokenizer.decode(ids) == written and written.endswith("<|im_start|>assistant (kind)\n")
+    assert main(["eval", "run", "rows.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["rows_used"] == 20 and found["tokens"] > 20 * 20  # of everything, as in training

@@ -101,7 +101,7 @@ def test_the_key_changes_with_all_that_decides_tokens(chatml: TextCodec) -> None
         cache_key("b", chatml, SETTINGS),
         cache_key("a", replace(chatml, end_id=0), SETTINGS),
         cache_key("a", replace(chatml, stop_ids=frozenset({0})), SETTINGS),
-        cache_key("a", chatml.for_template("plain", Path()), SETTINGS),
+        cache_key("a", chatml.for_source(SourceBlock(path="a", template="plain"), Path()), SETTINGS),
         cache_key("a", chatml, replace(SETTINGS, seq_len=64)),
         cache_key("a", chatml, replace(SETTINGS, train_on="last")),
         cache_key("a", chatml, replace(SETTINGS, too_long="drop")),

@@ -13,7 +13,7 @@ from tokenizers import Regex, pre_tokenizers
 from stoker.cli.main import main
 from stoker.data.chat import CHATML, ChatTemplate
 from stoker.data.record import Raw
-from stoker.data.template_arguments import arguments_of, with_arguments
+from stoker.data.templates import arguments_of, with_arguments
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import UserError
 from stoker.job.load import load_job
@@ -27,11 +27,15 @@ def chat(*turns: str) -> dict[str, Any]:
     return {"messages": [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]}
 
 
+def source(template: str | TemplateBlock) -> SourceBlock:
+    return SourceBlock(path="a", template=template)
+
+
 def test_templates_by_name_and_by_file(codec: TextCodec, tmp_path: Path) -> None:
-    assert codec.for_template("chatml", tmp_path).template.source == CHATML
-    assert codec.for_template("auto", tmp_path).fingerprint == codec.fingerprint
+    assert codec.for_source(source("chatml"), tmp_path).template.source == CHATML
+    assert codec.for_source(source("auto"), tmp_path).fingerprint == codec.fingerprint
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}")
-    mine = codec.for_template("mine.jinja", tmp_path)
+    mine = codec.for_source(source("mine.jinja"), tmp_path)
     assert mine.template.render(chat("x")["messages"]) == "x"
     assert mine.fingerprint != codec.fingerprint
 
@@ -50,12 +54,12 @@ def test_a_wrong_template_is_the_users_to_mend(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=message):
-        codec.for_template(name, tmp_path)
+        codec.for_source(source(name), tmp_path)
 
 
 def test_the_tokenizers_own_template_may_be_wrong_too(codec_of: CodecOf, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not valid Jinja"):
-        codec_of("{% for %}").for_template("auto", tmp_path)
+        codec_of("{% for %}").for_source(source("auto"), tmp_path)
 
 
 def test_regex_is_what_the_tokenizers_library_takes() -> None:
@@ -93,11 +97,11 @@ def test_a_text_for_each_role_is_a_template_that_serves_the_same(codec: TextCode
     block = TemplateBlock(
         begin="{bos}", system="{content}\n", user='Q "{{x}}": {content}\n', assistant="A: {content}!", stop="{eos}\n"
     )
-    source = codec.for_template(block, tmp_path).template.source
-    template = ChatTemplate(source, (("bos_token", "<s>"), ("eos_token", "</s>")))
+    made = codec.for_source(source(block), tmp_path).template.source
+    template = ChatTemplate(made, (("bos_token", "<s>"), ("eos_token", "</s>")))
     whole = '<s>Be {brief}.\nQ "{x}": Where?\nA: Here.!</s>\nQ "{x}": When?\nA: Now.!</s>\n'
-    assert template.render(TURNS) == rendered_by_transformers(source, TURNS) == whole
-    asked = rendered_by_transformers(source, TURNS[:2], add_generation_prompt=True)
+    assert template.render(TURNS) == rendered_by_transformers(made, TURNS) == whole
+    asked = rendered_by_transformers(made, TURNS[:2], add_generation_prompt=True)
     assert asked == template.render(TURNS[:2], prompt=True) == '<s>Be {brief}.\nQ "{x}": Where?\nA: '
     found = template.render_trained(TURNS)
     assert [found.text[a:b] for a, b in found.spans] == ["Here.!</s>\n", "Now.!</s>\n"] and found.exact_prefix
@@ -145,9 +149,9 @@ def test_arguments_reach_the_template_and_go_with_it(codec_of: CodecOf, tmp_path
     block = SourceBlock(path="a", template_arguments={"enable_thinking": False, "depth": 3})
     codec = codec_of(THINKING).for_source(block, tmp_path)
     assert codec.template.render(TURNS[:1], prompt=True).endswith("assistant: <no>")
-    source = codec.template.source
-    assert rendered_by_transformers(source, TURNS[:2], add_generation_prompt=True).endswith("<no>")
-    other = rendered_by_transformers(source, TURNS[:2], add_generation_prompt=True, enable_thinking=True)
+    made = codec.template.source
+    assert rendered_by_transformers(made, TURNS[:2], add_generation_prompt=True).endswith("<no>")
+    other = rendered_by_transformers(made, TURNS[:2], add_generation_prompt=True, enable_thinking=True)
     assert other.endswith("<deep>")  # a server's own value wins
     assert codec.fingerprint != codec_of(THINKING).fingerprint
     for start in ("", "\n", "  {% if true %}x{% endif %}"):  # white space at a template's start stays as it was
@@ -172,7 +176,7 @@ def test_an_argument_that_the_template_never_reads_is_an_error(
     (tmp_path / "rows.jsonl").write_text(json.dumps(chat("Where?", "Here.")))
     job = f"task: sft\nmodel: llama-3m\ndata:\n  path: rows.jsonl\n  template: {template}\n"
     (tmp_path / "job.yaml").write_text(job + "  template_arguments: {enable_thinkin: false}\n")
-    assert main(["data", "job.yaml"]) == 2
+    assert main(["check", "job.yaml"]) == 2
     error = capsys.readouterr().err
     assert "job.yaml:6:" in error and message in error and error.count("\n") == 1
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.load import JobError, place
+from stoker.job.schema import SourceBlock
+from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 from stoker.runs.output import is_of_run
 
@@ -88,4 +90,16 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
         found = source_problem(block, base)
         if found is not None:
             problems.append(loaded.problem(key, *found))
+        if isinstance(block.template, str) and block.template not in ("auto", *WITHOUT_ARGUMENTS):
+            problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
     return problems
+
+
+def _template_problems(loaded: LoadedJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
+    from stoker.data.templates import template_of
+
+    try:
+        template_of(block, base, own="")
+    except UserError as error:
+        return [p if p.file else loaded.problem(f"{key}.{p.key}", p.message, p.suggestion) for p in error.problems]
+    return []

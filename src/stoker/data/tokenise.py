@@ -19,21 +19,17 @@ from tokenizers import Tokenizer
 from stoker.data import formats
 from stoker.data.batch import Batch, Columns, Span, Tokenised
 from stoker.data.chat import (
-    BUILT_IN,
     ChatTemplate,
     Rendered,
     TemplateRefused,
-    compile_template,
 )
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.record import Conversation, Example, Raw, Rejected, Text
 from stoker.data.render import render_example, separated, turns_of
 from stoker.data.special_text import Inseparable, SpecialText
-from stoker.data.template_arguments import arguments_of, with_arguments
-from stoker.errors import Problem, UserError
-from stoker.job.schema import SourceBlock, TemplateBlock
-from stoker.job.template import to_jinja
+from stoker.data.templates import template_of
+from stoker.job.schema import SourceBlock
 
 __all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
@@ -88,39 +84,9 @@ class TextCodec:
         """The codec with the chat template of a source and its arguments.
 
         Raises:
-            UserError: when there is no such template, it is not valid Jinja, or it reads no such argument.
+            UserError: see `stoker.data.templates.template_of`.
         """
-        codec = self.for_template(block.template, base)
-        if not block.template_arguments:
-            return codec
-        source = codec.template.source
-        known = sorted(arguments_of(source))
-        unknown = [name for name in block.template_arguments if name not in known]
-        if unknown:
-            reads = f"it reads {', '.join(known)}" if known else "it reads no argument at all"
-            message = f"the chat template reads no argument {', '.join(map(repr, unknown))}"
-            raise UserError(Problem(message, reads, key="template_arguments"))
-        return codec._with_template(with_arguments(source, block.template_arguments))
-
-    def for_template(self, template: str | TemplateBlock, base: Path) -> TextCodec:
-        """The codec with another chat template: ``auto`` (its own), a built-in name, a Jinja file, or a text a role.
-
-        Raises:
-            UserError: when there is no such template, or it is not valid Jinja.
-        """
-        if isinstance(template, TemplateBlock):
-            return self._with_template(to_jinja(template))
-        own = template == "auto"
-        source = self.template.source if own else BUILT_IN.get(template) or _template_file(template, base)
-        try:
-            compile_template(source)
-        except ValueError as error:
-            raise UserError(
-                Problem(str(error) if own else f"{template}: {error}", "see data[].template for others", key="template")
-            ) from error
-        return self._with_template(source)
-
-    def _with_template(self, source: str) -> TextCodec:
+        source = template_of(block, base, own=self.template.source)
         return replace(self, template=replace(self.template, source=source))
 
     @cached_property
@@ -131,23 +97,6 @@ class TextCodec:
         for part in (*parts, repr(sorted(self.stop_ids)), repr(self.end_id)):
             digest.update(part.encode() + b"\x00")
         return digest.hexdigest()
-
-
-def _template_file(name: str, base: Path) -> str:
-    path = base / name
-    if not path.is_file():
-        known = ", ".join(["auto", *BUILT_IN])
-        raise UserError(
-            Problem(
-                f"there is no chat template {name!r}",
-                f"write one of {known}, or the path of a .jinja file",
-                key="template",
-            )
-        )
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(Problem(f"the chat template cannot be read: {error}", file=name)) from error
 
 
 @dataclass(frozen=True)
