@@ -87,6 +87,7 @@ REASONS = {
 
 UNDECIDED = {
     "tune.width": "the model's own width, when the model is built",
+    "train.router_aux_loss": "the model's router_aux_loss_coef where routers are trained, when the model is built",
     "train.precision": "decided by the device when training begins: bf16 where it is fast, else fp32",
     "data.format": "found from the first rows when the data is read",
     "data.template": "the tokenizer's chat template, when the tokenizer is loaded",

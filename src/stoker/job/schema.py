@@ -217,6 +217,11 @@ class TrainBlock(Block):
         default="auto", description="decoupled weight decay, on matrices only"
     )
     clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="largest gradient norm; 0 for none")
+    router_aux_loss: Annotated[float, Field(ge=0)] | Auto = Field(
+        default="auto",
+        description="weight of the load-balancing loss of a mixture of experts; auto: the model's own "
+        "(router_aux_loss_coef) where its routers are trained",
+    )
     precision: Literal["auto", "bf16", "fp16", "fp32", "fp64"] = Field(
         default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
     )

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from stoker.models import packed
 from stoker.models.head import Head, LogitsHead, head_of
 from stoker.models.objective import Loss, Objective, next_token
+from stoker.models.router_balance import RouterBalance, balanced, in_loss
 from stoker.models.rows import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.virtual import has_prefix, virtual_ids
 
@@ -41,12 +42,14 @@ class LanguageModel:
         head: its head; None where it is not a plain linear layer, so that the model computes its own logits.
         packs: whether documents are packed into one row.
         virtual: ids of the virtual tokens that stand in front of every document.
+        balance: the auxiliary loss of its routers; None where it has none.
     """
 
     model: PreTrainedModel
     head: Head | None
     packs: bool
     virtual: tuple[int, ...] = ()
+    balance: RouterBalance | None = None
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
@@ -56,7 +59,9 @@ class LanguageModel:
 
     def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
         """The loss of the trained tokens."""
-        return objective(self._predicting(inputs), inputs, self.head or LogitsHead())
+        with balanced(self.balance, inputs) as at_work:
+            loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
+            return loss._replace(total=in_loss(loss.total, at_work))
 
     def likeliest(self, inputs: Inputs) -> Tensor:
         """The most likely token after each predicting position, shape (N,)."""
@@ -118,7 +123,7 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 
 @torch.no_grad()
-def lay_out_for(model: PreTrainedModel) -> LanguageModel:
+def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
     """Tries packed attention and the separate head; keeps each where it gives what the model gives."""
     training = model.training
     model.eval()
@@ -127,7 +132,7 @@ def lay_out_for(model: PreTrainedModel) -> LanguageModel:
         if head is not None and not _head_agrees(model, head):
             head = None
         packs = not has_prefix(model) and _isolates(model)  # a prefix stands in the cache of a row
-        return LanguageModel(model, head, packs, tuple(virtual_ids(model)))
+        return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance)
     finally:
         model.train(training)
 

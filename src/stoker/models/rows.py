@@ -50,6 +50,8 @@ class Inputs:
         tokens: of the documents, shared ones counted for each, padding not at all.
         rows: documents.
         documents: which document each target is of, shape (N,).
+        members: of a packed row, the numbers of the segments that each document consists of.
+        own: of a packed row that several processes share, which of its tokens are here; None where all are.
         across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
             always those of the whole row.
     """
@@ -63,6 +65,8 @@ class Inputs:
     tokens: int
     rows: int
     documents: Tensor
+    members: tuple[tuple[int, ...], ...] = ()
+    own: Tensor | None = None
     across: AcrossRow | None = None
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
@@ -117,9 +121,10 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
     predict: list[np.ndarray] = []
     targets: list[np.ndarray] = []
     documents: list[np.ndarray] = []
+    members_of: dict[int, tuple[int, ...]] = {}
     at = 0
     for members, shared in groups:
-        prefix_start = at
+        prefix_start, prefix = at, (len(segments),) if shared else ()
         if shared:
             pieces.append(trimmed[members[0]][0][:shared])
             positions.append(np.arange(shared))
@@ -133,6 +138,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
             predict.append(np.where(where < shared, prefix_start + where, at + where - shared))
             targets.append(ids[where + 1])
             documents.append(np.full(len(where), member))
+            members_of[member] = (*prefix, len(segments)) if own > 0 else prefix
             if own > 0:
                 pieces.append(ids[shared:-1])
                 positions.append(np.arange(shared, shared + own))
@@ -148,6 +154,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
         sum(len(ids) for ids, _ in rows),
         len(rows),
         _tensor(np.concatenate(documents), device),
+        tuple(members_of[member] for member in range(len(rows))),
     )
 
 

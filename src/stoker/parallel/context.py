@@ -129,5 +129,6 @@ def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
         predict=predict[predict >= 0],
         targets=inputs.targets[predict >= 0],
         documents=inputs.documents[predict >= 0],
+        own=own,
         across=across,
     )

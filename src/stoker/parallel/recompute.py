@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Literal
 
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.errors import UserError
-from stoker.models import packed
+from stoker.models import packed, router_balance
 from stoker.models.families.facts import Family, find
 from stoker.parallel.blocks import blocks_of
 
@@ -45,4 +46,10 @@ def recompute_blocks(
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What encloses the first and the second computation: the second sees the row of the first, whichever is
     at hand by then (pipelines have several micro-batches in work)."""
-    return nullcontext(), packed.same_again()
+    return nullcontext(), _both(packed.same_again(), router_balance.same_again())
+
+
+@contextmanager
+def _both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
+    with first, second:
+        yield

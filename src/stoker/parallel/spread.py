@@ -25,6 +25,7 @@ from stoker.models.head import Head, head_of
 from stoker.models.layout import LanguageModel
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import can_be_cut, packed_parameters
+from stoker.models.router_balance import RouterBalance
 from stoker.models.virtual import has_prefix, virtual_ids
 from stoker.models.weights import Rows, WeightSource
 from stoker.parallel.blocks import blocks_of
@@ -67,16 +68,24 @@ class Spread:
 
 
 def spread(
-    built: Built, mesh: Mesh, objective: Objective = next_token, *, compiled: bool, compute: torch.dtype | None
+    built: Built,
+    mesh: Mesh,
+    objective: Objective = next_token,
+    *,
+    balance: RouterBalance | None = None,
+    compiled: bool,
+    compute: torch.dtype | None,
 ) -> Spread:
     """Spreads a language model over the processes of a mesh; a collective.
 
     Args:
         objective: what the forward pass ends in.
+        balance: the auxiliary loss of the routers, in one process.
         compiled: whether blocks are compiled.
         compute: type of matrix products under autocast, if any.
     """
     layout, family = mesh.layout, family_of(unwrap(built.model).config)
+    balance = replace(balance, copies=layout.tensor) if balance is not None else None
     if layout.offload == "params":
         compute = None  # the host keeps float32, and casting there is slow
     packs = family is not None and not has_prefix(built.model)
@@ -85,11 +94,11 @@ def spread(
         unwrap(built.model).set_attn_implementation(packed.NAME)
     if layout.pipeline > 1:
         assert family is not None
-        return _pipelined(built, family, mesh, objective, compiled=compiled, compute=compute)
+        return _pipelined(built, family, mesh, objective, balance, compiled=compiled, compute=compute)
     model, inner = built.model, unwrap(built.model)
     placed, across = _split(inner, family, mesh)
     head = _head(inner, across) if family else None
-    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)))
+    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
     _apply_to_blocks(inner, family, layout, compiled=compiled)
     root: nn.Module = Whole(language, mesh, objective)
     packed_weights = packed_parameters(model)
@@ -113,7 +122,14 @@ def spread(
 
 
 def _pipelined(
-    built: Built, family: Family, mesh: Mesh, objective: Objective, *, compiled: bool, compute: torch.dtype | None
+    built: Built,
+    family: Family,
+    mesh: Mesh,
+    objective: Objective,
+    balance: RouterBalance | None,
+    *,
+    compiled: bool,
+    compute: torch.dtype | None,
 ) -> Spread:
     layout = mesh.layout
     whole = unwrap(built.model)
@@ -138,7 +154,7 @@ def _pipelined(
         cut(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         _apply_to_blocks(inner, family, layout, compiled=compiled)
-        stage = Stage(inner, _head(inner, across) if last else None, mesh, objective, first=first)
+        stage = Stage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
         holder.append(part)

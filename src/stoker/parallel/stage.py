@@ -11,6 +11,7 @@ from stoker.models import packed
 from stoker.models.head import Head
 from stoker.models.layout import LanguageModel
 from stoker.models.objective import Loss, Objective
+from stoker.models.router_balance import RouterBalance, balanced, beside, in_loss
 from stoker.models.rows import Inputs
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
@@ -36,10 +37,12 @@ class Whole(nn.Module):
         language, mesh = self.language, self.mesh
         if language.head is None or not language.packs:
             return (language.likeliest(inputs),) if choose else language.loss(inputs, self.objective)
-        hidden = hidden_states(self.model, inputs, mesh)
-        if choose:
-            return (likeliest(hidden, inputs, language.head, mesh),)
-        return head_loss(hidden, inputs, language.head, mesh, self.objective)
+        with balanced(language.balance, inputs) as at_work:
+            hidden = hidden_states(self.model, inputs, mesh)
+            if choose:
+                return (likeliest(hidden, inputs, language.head, mesh),)
+            loss = head_loss(hidden, inputs, language.head, mesh, self.objective)
+            return loss._replace(total=in_loss(loss.total, at_work))
 
 
 class Stage(nn.Module):
@@ -49,8 +52,18 @@ class Stage(nn.Module):
     `rows` has the rest.
     """
 
-    def __init__(self, model: Any, head: Head | None, mesh: Mesh, objective: Objective, *, first: bool) -> None:
+    def __init__(
+        self,
+        model: Any,
+        head: Head | None,
+        mesh: Mesh,
+        objective: Objective,
+        *,
+        first: bool,
+        balance: RouterBalance | None = None,
+    ) -> None:
         super().__init__()
+        self.balance = balance
         self.model, self.head, self.mesh, self.is_first = model, head, mesh, first
         self.objective = objective
         self.rows: list[Inputs] = []
@@ -69,15 +82,16 @@ class Stage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        with packed.segments(inputs.segments, inputs.across):
+        with packed.segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
+            hidden = beside(hidden, at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
         if self.chooses:
             return likeliest(hidden, inputs, self.head, self.mesh)
         loss = head_loss(hidden, inputs, self.head, self.mesh, self.objective)
         self.losses[index] = loss._replace(total=loss.total.detach())
-        return torch.stack((loss.total * self.scale,))
+        return torch.stack((in_loss(loss.total, at_work) * self.scale,))
 
 
 def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = None) -> Tensor:

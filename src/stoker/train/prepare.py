@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from stoker.checkpoint.weights import NONE, trainable
 from stoker.data.audit import Audit, audit
@@ -29,6 +30,7 @@ from stoker.models.meta import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
 from stoker.models.resize import NewRows
+from stoker.models.router_balance import routers_of, watch_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weights import fill_whole
 from stoker.parallel.check import layout_problem
@@ -129,6 +131,7 @@ def _prepare_language(
         hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
+    balance = watch_routers(unwrap(model), router_coefficient(job, unwrap(model)))
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
@@ -136,11 +139,13 @@ def _prepare_language(
     spread_out: Spread | None = None
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
-        language = lay_out_for(unwrap(model))
+        language = lay_out_for(unwrap(model), balance)
         task = LanguageTask(model, language, corpus, device.torch, root=partial(language.loss, objective=objective))
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
-        spread_out = spread(built, mesh, objective, compiled=job.train.compile is True, compute=device.autocast_dtype)
+        compiled = job.train.compile is True
+        compute = device.autocast_dtype
+        spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
         assert spread_out.language is not None
         language = spread_out.language
         task = LanguageTask(spread_out.model, language, corpus, device.torch, root=spread_out.root)
@@ -150,6 +155,8 @@ def _prepare_language(
         "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
         "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
     }
+    if balance is not None:
+        facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
     quantised = fact(job, device, layout)
@@ -161,6 +168,16 @@ def _prepare_language(
     return Prepared(
         job, task, device, facts, fingerprints, passes, pieces, aliases, checked, corpus, text, built.new_rows
     )
+
+
+def router_coefficient(job: Job, model: PreTrainedModel) -> float:
+    """The factor of the routers' auxiliary loss: the job's, or the model's own where its routers are trained."""
+    given = job.train.router_aux_loss
+    if given != "auto":
+        return given
+    trained = any(p.requires_grad for router in routers_of(model) for p in router.parameters())
+    own = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
+    return float(own or 0.0) if trained else 0.0
 
 
 def _describe_new_rows(job: Job, tokens: int) -> str:

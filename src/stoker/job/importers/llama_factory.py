@@ -69,8 +69,7 @@ LOST = {
     "new rows begin as the mean of what they consisted of": "init_special_tokens",
     "write its tokens as `special_tokens` under `model:`": "new_special_tokens_config",
     "no system message is added": "default_system",
-    "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths moe_aux_loss_coef "
-    "use_llama_pro",
+    "the model's code stays as transformers has it": "rope_scaling shift_attn mixture_of_depths use_llama_pro",
     "rows are always shuffled": "disable_shuffling",
     "the loss is plain cross entropy": "use_dft_loss use_eaft_loss use_asft_loss",
     "an engine of its own": "use_mca use_kt",
@@ -132,6 +131,7 @@ def _tuning(ledger: Ledger) -> None:
         tuned = tuning_of(ledger, "finetuning_type", method)
     if bits in (4, 8) and not ledger.handled("quantization_bit"):
         ledger.carry("quantization_bit", "model.quantise", f"{bits}bit")
+    ledger.number_to("moe_aux_loss_coef", "train.router_aux_loss")
     if tuned != "lora":
         ledger.idle("idle: finetuning_type is not lora", *KEYS.all)
         return

@@ -40,7 +40,7 @@ FREE = {
     "no effect without `dataset_name`": "dataset_config dataset_train_split",
 }
 LOST = {
-    "the model's code and loading stay as transformers has them": "model_init_kwargs.* router_aux_loss_coef",
+    "the model's code and loading stay as transformers has them": "model_init_kwargs.*",
     "Stoker packs whole documents, longest first": "packing_strategy",
     "the loss is plain cross entropy": "loss_type",
     "Stoker streams local files by their size": "streaming dataset_streaming",
@@ -64,6 +64,7 @@ def read_trl(document: Document) -> Ledger:
     else:
         _task_by_keys(ledger)
     _model(ledger)
+    ledger.number_to("router_aux_loss_coef", "train.router_aux_loss")
     _tuning(ledger)
     _sequences(ledger)
     carry_stop(ledger, "eos_token")

@@ -1,0 +1,168 @@
+"""The auxiliary loss of mixtures of experts: routers are pushed to use all experts of a layer alike.
+
+It is taken of each document and each layer, E * sum over the experts e of f_e P_e, with f_e the choices of e per token
+and P_e its mean probability (Fedus et al., 2022, equations 4 to 6, over a document as in DeepSeek-V3, section 2.1.2).
+A document is never split over micro-batches or replicas, so accumulation, packing and data parallelism cannot change
+it; it counts as often as the document has targets, as the loss itself does. It enters the gradient and not the loss
+that is shown, which stays comparable with the held-out one.
+
+Shapes: T tokens, E experts, K experts of a token, U stretches of tokens that lie together, D documents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.models.rows import Inputs
+
+
+@dataclass(frozen=True)
+class RouterBalance:
+    """The auxiliary loss of a model.
+
+    Attributes:
+        coefficient: factor of the mean over the layers.
+        layers: routers of the whole model.
+        chosen: experts of a token.
+        copies: processes that route the same tokens and whose gradients are added up (tensor parallelism).
+    """
+
+    coefficient: float
+    layers: int
+    chosen: int
+    copies: int = 1
+
+
+def routers_of(model: nn.Module) -> dict[nn.Module, int]:
+    """The routers of a transformers model, and at which place of their output the logits are."""
+    recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
+    recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
+    kinds = {r.target_class: r.index for r in recorders if hasattr(r, "target_class")}
+    return {m: kinds[type(m)] for m in model.modules() if type(m) in kinds}
+
+
+def watch_routers(model: Any, coefficient: float) -> RouterBalance | None:
+    """Makes the routers of a model report to `balanced`; None where it has none, or the coefficient is 0."""
+    routers = routers_of(model) if coefficient else {}
+    chosen = getattr(model.config.get_text_config(), "num_experts_per_tok", None)
+    if not routers or not chosen:
+        return None
+    for router, place in routers.items():
+        router.register_forward_hook(partial(_report, place))
+    return RouterBalance(coefficient, len(routers), int(chosen))
+
+
+@dataclass
+class _Pass:
+    """A forward pass at hand: which documents its tokens belong to, and what the routers gave so far."""
+
+    balance: RouterBalance
+    inputs: Inputs
+    units_T: Tensor
+    counts_T: Tensor | None
+    documents_DU: Tensor
+    targets_D: Tensor
+    terms: list[Tensor] = field(default_factory=list)
+
+    def add(self, logits_TE: Tensor) -> None:
+        """Adds the term of a layer."""
+        logits_TE = logits_TE.to(torch.promote_types(logits_TE.dtype, torch.float32))
+        p_TE = logits_TE.softmax(-1)
+        chosen_TE = torch.zeros_like(p_TE).scatter_(1, p_TE.topk(self.balance.chosen, dim=-1).indices, 1.0)
+        both = torch.cat((chosen_TE, p_TE, torch.ones_like(p_TE[:, :1])), dim=1)
+        if self.counts_T is not None:
+            both = both * self.counts_T[:, None].to(both.dtype)
+        sums = both.new_zeros(self.documents_DU.shape[1], both.shape[1]).index_add(0, self.units_T, both)
+        if self.inputs.across is not None:
+            sums = self.inputs.across.total(sums)
+        experts = p_TE.shape[1]
+        chosen_DE, p_DE, tokens_D = (self.documents_DU.to(sums.dtype) @ sums).split((experts, experts, 1), dim=1)
+        each_D = experts * (chosen_DE * p_DE).sum(1) / tokens_D.squeeze(1).square().clamp(min=1)
+        self.terms.append((each_D * self.targets_D.to(each_D.dtype)).sum())
+
+    def total(self) -> Tensor | None:
+        """The summed loss of this pass; None where no layer here has a router."""
+        if not self.terms:
+            return None
+        return torch.stack(self.terms).sum() * (self.balance.coefficient / self.balance.layers / self.balance.copies)
+
+
+# The passes in work, the innermost last; a plain list, as in `stoker.models.packed`, for autograd's threads.
+_passes: list[_Pass | None] = [None]
+
+
+@contextmanager
+def balanced(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | None]:
+    """Within it routers report their logits; nothing happens where no gradient is wanted."""
+    at_work = _begin(balance, inputs) if balance is not None and torch.is_grad_enabled() else None
+    with _within(at_work):
+        yield at_work
+
+
+def same_again() -> AbstractContextManager[None]:
+    """The pass at hand, for recompute, which calls the routers again."""
+    return _within(_passes[-1])
+
+
+def in_loss(loss: Tensor, at_work: _Pass | None) -> Tensor:
+    """The loss of the pass, unchanged, with the gradient of its auxiliary loss added to its own."""
+    total = at_work.total() if at_work is not None else None
+    return loss if total is None else loss + (total - total.detach())
+
+
+def beside(hidden: Tensor, at_work: _Pass | None, scale: float | Tensor) -> Tensor:
+    """The hidden states that a pipeline's stage hands on, unchanged; their backward pass begins that of the stage's
+    auxiliary loss as well, times ``scale``."""
+    total = at_work.total() if at_work is not None else None
+    return hidden if total is None else _Beside.apply(hidden, total * scale)
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.ones_like(total))
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, ctx.saved_tensors[0]
+
+
+@contextmanager
+def _within(at_work: _Pass | None) -> Iterator[None]:
+    _passes.append(at_work)
+    try:
+        yield
+    finally:
+        _passes.pop()
+
+
+def _report(place: int, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    if _passes[-1] is not None:
+        logits = output[place] if isinstance(output, tuple) else output
+        _passes[-1].add(logits.flatten(0, -2))
+
+
+def _begin(balance: RouterBalance, inputs: Inputs) -> _Pass:
+    device = inputs.ids.device
+    targets_D = inputs.sum_by_document(torch.ones_like(inputs.documents, dtype=torch.float32))
+    if inputs.segments is None:
+        rows, length = inputs.ids.shape
+        units_T = torch.arange(rows, device=device).repeat_interleave(length)
+        mask_BT = inputs.mask if inputs.mask is not None else torch.ones_like(inputs.ids)
+        counts_T = nn.functional.pad(mask_BT[:, 1:], (0, 1)).flatten()  # a last token predicts nothing
+        return _Pass(balance, inputs, units_T, counts_T, torch.eye(rows, device=device), targets_D)
+    lengths = torch.tensor([segment.length for segment in inputs.segments])
+    units_T = torch.arange(len(lengths)).repeat_interleave(lengths).to(device)
+    documents_DU = torch.zeros(inputs.rows, len(lengths))
+    for document, members in enumerate(inputs.members):
+        documents_DU[document, list(members)] = 1.0
+    units_T = units_T if inputs.own is None else units_T[inputs.own]
+    return _Pass(balance, inputs, units_T, None, documents_DU.to(device), targets_D)

@@ -1,0 +1,116 @@
+"""The routers' auxiliary loss against transformers' own and against documents one by one, in every kind of row."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+from stoker.models import packed
+from stoker.models.layout import LanguageModel, lay_out_for
+from stoker.models.router_balance import routers_of, watch_routers
+from stoker.models.rows import Row
+from stoker.parallel.recompute import recompute_blocks
+
+CPU = torch.device("cpu")
+COEFFICIENT = 0.3
+MIXTURES = ("mixtral", "qwen3_moe")
+
+
+def documents() -> list[Row]:
+    """Documents of which two begin alike, one is that beginning with a token more, and one has a few trained tokens."""
+    generator = np.random.default_rng(3)
+    a, b, c, d = (generator.integers(2, 90, length).astype(np.uint32) for length in (19, 23, 11, 17))
+    b[:10], c[:10] = a[:10], a[:10]
+    trained = [np.ones(len(ids), bool) for ids in (a, b, c, d)]
+    trained[3][:12] = False
+    return list(zip((a, b, c, d), trained, strict=True))
+
+
+def own_balance(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """The mean over the layers of E sum f P, written out, of one document."""
+    logits: list[Tensor] = []
+    with ExitStack() as hooks:
+        for router, place in routers_of(model).items():
+            hook = router.register_forward_hook(lambda _, __, out, place=place: logits.append(out[place]))
+            hooks.callback(hook.remove)
+        model(input_ids=ids[None], use_cache=False)
+    each = []
+    for layer_TE in logits:
+        p_TE = layer_TE.flatten(0, -2).softmax(-1)
+        chosen_TK = p_TE.topk(model.config.num_experts_per_tok).indices
+        f_E = nn.functional.one_hot(chosen_TK, p_TE.shape[1]).sum(1).double().mean(0)
+        each.append(p_TE.shape[1] * (f_E * p_TE.mean(0)).sum())
+    return torch.stack(each).mean()
+
+
+def expected_gradients(model: PreTrainedModel, rows: list[Row]) -> dict[str, Tensor]:
+    total = torch.zeros((), dtype=torch.float64)
+    for ids, trained in rows:
+        ids_T = torch.from_numpy(ids.astype(np.int64))
+        wanted_T = torch.from_numpy(trained[1:])
+        logits = model(input_ids=ids_T[None, :-1], use_cache=False).logits[0]
+        total = total + nn.functional.cross_entropy(logits, ids_T[1:], reduction="none")[wanted_T].sum()
+        total = total + COEFFICIENT * wanted_T.sum() * own_balance(model, ids_T[:-1])
+    total.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def gradients(language: LanguageModel, rows: list[Row]) -> dict[str, Tensor]:
+    for inputs in language.lay_out(rows, CPU):
+        with packed.segments(inputs.segments):
+            language.loss(inputs).total.backward()
+    return {name: p.grad for name, p in language.model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("how", ["packed", "padded", "recomputed"])
+def test_gradients_are_those_of_documents_one_by_one(family: str, how: str) -> None:
+    model = tiny(family).double()
+    reference = copy.deepcopy(model)
+    language = lay_out_for(model, watch_routers(model, COEFFICIENT))
+    if how == "recomputed":
+        recompute_blocks(model)
+    if how == "padded":
+        model.set_attn_implementation("sdpa")
+        language = LanguageModel(model, language.head, False, (), language.balance)
+    expected = expected_gradients(reference, documents())
+    found = gradients(language, documents())
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6 * float(gradient.abs().max()) + 1e-9)
+
+
+def test_one_document_and_layer_give_what_transformers_computes() -> None:
+    model = tiny("mixtral").double()
+    (router, place), *_ = routers_of(model).items()
+    seen: list[Tensor] = []
+    router.register_forward_hook(lambda _, __, out: seen.append(out[place]))
+    ids = torch.from_numpy(documents()[0][0].astype(np.int64))
+    for other in list(model.model.layers)[1:]:
+        model.model.layers = nn.ModuleList(layer for layer in model.model.layers if layer is not other)
+    own = own_balance(model, ids)
+    config = model.config
+    theirs = load_balancing_loss_func((seen[0],), config.num_local_experts, config.num_experts_per_tok)
+    torch.testing.assert_close(own.float(), theirs, rtol=1e-5, atol=0)
+
+
+def test_the_loss_that_is_shown_is_cross_entropy_alone() -> None:
+    model = tiny("mixtral").double()
+    language = lay_out_for(model, watch_routers(model, COEFFICIENT))
+    plain = LanguageModel(model, language.head, language.packs)
+    (inputs,) = language.lay_out(documents(), CPU)
+    with packed.segments(inputs.segments):
+        assert float(language.loss(inputs).total) == float(plain.loss(inputs).total)
+
+
+def test_dense_models_have_no_routers() -> None:
+    assert watch_routers(tiny("llama"), COEFFICIENT) is None
+    assert watch_routers(tiny("mixtral"), 0.0) is None
