@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 LONGEST_REASON = 300  # characters
 
@@ -42,6 +43,9 @@ class UserError(Exception):
     def __init__(self, *problems: Problem | str) -> None:
         self.problems = tuple(p if isinstance(p, Problem) else Problem(p) for p in problems)
         super().__init__("\n".join(str(p) for p in self.problems))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.problems, self.__dict__  # the places survive the way between processes
 
 
 class CannotRun(UserError):

@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from stoker.data import confined
 from stoker.data.record import Message
 from stoker.data.turns import REASONING
 
@@ -48,6 +49,10 @@ DEFAULT = "plain"  # for a tokenizer without a template: it needs no token that 
 
 class TemplateRefused(Exception):
     """The template does not take this conversation (it raised, or it needs a field that is not there)."""
+
+
+class InvalidTemplate(ValueError):
+    """The template is not valid Jinja."""
 
 
 class _Generation(Extension):
@@ -90,17 +95,34 @@ def environment() -> jinja2.Environment:
     return environment
 
 
-@lru_cache(maxsize=16)
-def compile_template(source: str) -> jinja2.Template:
-    """A template ready to render.
+def check_template(source: str) -> None:
+    """Parses a template, which runs nothing of it.
 
     Raises:
-        ValueError: when the template is not valid Jinja.
+        InvalidTemplate: when it is not valid Jinja.
     """
     try:
-        template = environment().from_string(source)
+        environment().parse(source)
     except jinja2.TemplateSyntaxError as error:
-        raise ValueError(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
+        raise InvalidTemplate(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
+    except RecursionError as error:
+        raise InvalidTemplate("the chat template is not valid Jinja: it is nested too deeply") from error
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> jinja2.Template:
+    """A template ready to render. Compiling computes what is constant in it: see `stoker.data.confined`.
+
+    Raises:
+        InvalidTemplate: when the template is not valid Jinja.
+    """
+    check_template(source)
+    try:
+        template = environment().from_string(source)
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        raise InvalidTemplate(f"the chat template is not valid Jinja: {error or type(error).__name__}") from error
     template.globals = dict(template.globals)  # each rendering copies them, and a chain of maps is slow to copy
     return template
 
@@ -177,21 +199,28 @@ class ChatTemplate:
 
         Raises:
             TemplateRefused: when the template raises on this conversation.
+            UserError: it takes too much time or memory.
         """
+        if not confined.inside() and self.source not in BUILT_IN.values():
+            return confined.render(self, messages, tools, prompt=prompt)
+        most = confined.account(messages, tools) if confined.inside() else None
+        template = compile_template(self.source)
+        given = {
+            **self._names,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
         try:
-            return compile_template(self.source).render(
-                {
-                    **self._names,
-                    "messages": messages,
-                    "tools": list(tools) if tools else None,
-                    "documents": None,
-                    "add_generation_prompt": prompt,
-                }
-            )
-        except TemplateRefused:
+            text = template.render(given)
+        except (TemplateRefused, MemoryError):
             raise
         except Exception as error:  # a template is a program of somebody else's: it may raise anything
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+        if most is not None and len(text) > most:
+            confined.exceeded(f"writes {len(text):,} characters, which is more than {most:,} for this conversation")
+        return text
 
     def render_trained(
         self,

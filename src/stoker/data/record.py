@@ -49,6 +49,10 @@ class Message:
     trained: bool = True
     place: str = field(default="", compare=False)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As a call with its fields: several times faster than what dataclasses with slots do by themselves."""
+        return Message, (self.role, self.content, self.extra, self.trained, self.place)
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import re
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stoker.data.encode import Encoder
+if TYPE_CHECKING:
+    from stoker.data.encode import Encoder
 
 MARK = "\ufdd0"  # a noncharacter: it is in no text
 FIRST_NAME = 0xF0000  # the other names are of private-use characters, which texts hardly hold
@@ -34,6 +35,10 @@ class SpecialText:
         self._names = {token: chr(FIRST_NAME + i) * len(token) for i, token in enumerate(tokens)}
         longest_first = sorted(map(re.escape, tokens), key=len, reverse=True)
         self._pattern = re.compile("|".join(longest_first)) if tokens else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process needs to render; it cannot encode."""
+        return {"_names": self._names, "_pattern": self._pattern}
 
     def count(self, value: Any) -> int:
         """Special tokens in all the texts of a value: a text, or lists and objects of them."""
@@ -75,6 +80,8 @@ class SpecialText:
     @cached_property
     def encoder(self) -> Encoder:
         """Encodes with the other names of the special tokens, which have the ids that they always had."""
+        from stoker.data.encode import Encoder
+
         content = json.loads(self._definition)
         model, names = content["model"], self._names
         for token in content["added_tokens"]:

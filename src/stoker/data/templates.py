@@ -9,7 +9,8 @@ from typing import Any
 
 from jinja2.meta import find_undeclared_variables
 
-from stoker.data.chat import BUILT_IN, compile_template, environment
+from stoker.data import confined
+from stoker.data.chat import BUILT_IN, check_template, environment
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
 from stoker.job.template import to_jinja
@@ -33,11 +34,11 @@ def template_of(block: SourceBlock, base: Path, *, own: str) -> str:
         return to_jinja(name)
     source = own if name == "auto" else BUILT_IN.get(name) or _read(name, base)
     try:
-        compile_template(source)
+        check_template(source)
     except ValueError as error:
         message = str(error) if name == "auto" else f"{name}: {error}"
         raise UserError(Problem(message, "see data[].template for others", key="template")) from error
-    known = sorted(arguments_of(source)) if block.template_arguments else []
+    known = sorted(confined.arguments_of(source)) if block.template_arguments else []
     unknown = [argument for argument in block.template_arguments if argument not in known]
     if unknown:
         message = f"the chat template reads no argument {', '.join(map(repr, unknown))}"
@@ -59,7 +60,10 @@ def _read(name: str, base: Path) -> str:
 
 
 def arguments_of(source: str) -> set[str]:
-    """The variables that a template reads beside those that every rendering gives it."""
+    """The variables that a template reads beside those that every rendering gives it.
+
+    Finding them computes what is constant in it: see `stoker.data.confined`.
+    """
     sandbox = environment()
     names = find_undeclared_variables(sandbox.parse(source)) - GIVEN - sandbox.globals.keys()
     return {name for name in names if not name.endswith("_token")}

@@ -16,17 +16,18 @@ from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer
 
-from stoker.data import formats
+from stoker.data import confined, formats
 from stoker.data.batch import Batch, Columns, Span, Tokenised
 from stoker.data.chat import (
+    BUILT_IN,
     ChatTemplate,
     Rendered,
     TemplateRefused,
 )
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
-from stoker.data.record import Conversation, Example, Raw, Rejected, Text
-from stoker.data.render import render_example, separated, turns_of
+from stoker.data.record import Conversation, Example, Preference, Raw, Rejected, Text
+from stoker.data.render import Outcome, render_example, separated, turns_of
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.templates import template_of
 from stoker.job.schema import SourceBlock
@@ -117,21 +118,39 @@ class _Pending:
     raw: Raw
     texts: tuple[Rendered, ...]  # of a preference, both answers with their prompt
     document: bool = False
+    example: Conversation | Preference | None = None  # to be rendered
+    special: SpecialText | None = None  # where the content holds special tokens that are to be text
 
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> Batch:
     """Decodes, parses, renders and encodes a chunk of rows. Every row comes out as tokens or as a reason."""
     out, columns = Batch(), Columns()
     dropped: dict[int, Rejected] = {}
-    pending: list[_Pending] = []
+    prepared: list[_Pending] = []
     names = dict(settings.columns)
     for place, raw in enumerate(raws):
         out.rows_in += 1
-        item = raw if isinstance(raw, Rejected) else _prepare(place, raw, codec, settings, names, out)
+        if isinstance(raw, Rejected):
+            dropped[place] = raw
+            continue
+        item = _prepare(place, raw, codec, settings, names, out)
         if isinstance(item, Rejected):
             dropped[place] = item
         else:
+            prepared.append(item)
+    outcomes = iter(_render(prepared, codec, settings.train_on))
+    pending: list[_Pending] = []
+    for item in prepared:
+        if item.example is None:
             pending.append(item)
+            continue
+        outcome = next(outcomes)
+        out.ignored.update(outcome.ignored)
+        out.turns_untrained += outcome.untrained
+        if outcome.texts:
+            pending.append(replace(item, texts=outcome.texts))
+        else:
+            dropped[item.place] = Rejected(item.raw.source, item.raw.row, outcome.reason)
     encoded = iter(_encode(pending, codec))
     for item in pending:
         texts = [next(encoded) for _ in item.texts]
@@ -178,10 +197,15 @@ def _prepare(
         example = JUDGED_BAD
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)
-    outcome = render_example(codec.template, example, settings.train_on, special)
-    out.ignored.update(outcome.ignored)
-    out.turns_untrained += outcome.untrained
-    return _Pending(place, raw, outcome.texts) if outcome.texts else Rejected(raw.source, raw.row, outcome.reason)
+    return _Pending(place, raw, (), example=example, special=special)
+
+
+def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> list[Outcome]:
+    """What the rows' conversations and preferences are as text."""
+    rows = [(item.example, item.special) for item in pending if item.example is not None]
+    if codec.template.source in BUILT_IN.values():
+        return [render_example(codec.template, example, train_on, special) for example, special in rows]
+    return confined.render_examples(codec.template, rows, train_on)
 
 
 def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: Batch) -> SpecialText | None:
