@@ -60,6 +60,10 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+class DiskFailed(RunFailed):
+    """What the run writes cannot be written: the disk is full, or gone."""
+
+
 @contextmanager
 def reading(what: str, suggestion: str = "") -> Iterator[None]:
     """Turns what a library raises while it reads a file of the user's into a `UserError` that names the file.

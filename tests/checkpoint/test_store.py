@@ -81,7 +81,7 @@ def test_a_failed_write_leaves_the_earlier_checkpoint_and_nothing_partial(
 
 def test_the_first_write_that_fails_says_that_there_is_no_other(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFailed, match="no checkpoint had been written before"):
+    with pytest.raises(RunFailed, match="there is no other checkpoint"):
         Store(tmp_path / "file" / "checkpoints").save(state(1))
 
 

@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from stoker.checkpoint.staging import Staging
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.folder import RunFolder
-from stoker.runs.shared import SharedFolder, has_folder, is_kept, keep_for, shared_folder, shared_memory
+from stoker.runs.shared import SharedFolder, has_folder, is_kept, shared_folder, shared_memory
 
 HOLDING = """
 import sys, time
@@ -88,18 +89,20 @@ def test_a_folder_that_was_removed_is_made_and_held_again(tmp_path: Path) -> Non
 def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> None:
     run = run_of(tmp_path, "run")
     RunFolder(run).event("started", steps=3)
-    with shared_memory(run) as folder:
-        (folder.path / "copy").touch()
-        keep_for(run)
+    with pytest.raises(DiskFailed, match=r"the disk is full\. Step 3 is kept in"), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
     with shared_memory(run_of(tmp_path, "another")):
-        assert is_kept(run) and (folder.path / "copy").exists()
-    with shared_memory(run):
-        assert (folder.path / "copy").exists()
+        assert is_kept(run) and (folder.path / "rank-0").exists()
+    with suppress(KeyboardInterrupt), shared_memory(run):
+        assert (folder.path / "rank-0").exists()
+        raise KeyboardInterrupt
     RunFolder(run).events.unlink()
     RunFolder(run).event("started", steps=4)  # another run at the same place
     assert not is_kept(run)
     with shared_memory(run):
-        assert not (folder.path / "copy").exists()
+        assert not (folder.path / "rank-0").exists()
     assert not shared_folder(run).exists()
 
 

@@ -72,6 +72,7 @@ class Agreement:
         length: of the staged data, in bytes.
         envelope: of this process' file.
         metadata: of the whole checkpoint, a file's bytes; empty but on rank 0.
+        size: bytes of the whole checkpoint, without its metadata.
         slots: copies of the staged data that the machine's memory has room for, at most two.
     """
 
@@ -82,6 +83,7 @@ class Agreement:
     length: int
     envelope: Envelope
     metadata: bytes
+    size: int
     slots: int
 
 
@@ -112,7 +114,9 @@ def agree(held: Held, place: Path | None) -> Agreement:
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
     envelope, places = _envelope(f"__{rank()}_0.distcp", items)
-    all_told = together(lambda: _Told(socket.gethostname(), length, *_room(place), places, uuid.uuid4().hex[:8]))
+    all_told = together(
+        lambda: _Told(socket.gethostname(), envelope.size, length, *_room(place), places, uuid.uuid4().hex[:8])
+    )
     return Agreement(
         all_told[0].group,
         signature,
@@ -121,15 +125,17 @@ def agree(held: Held, place: Path | None) -> Agreement:
         length,
         envelope,
         _metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
+        sum(other.size for other in all_told),
         min(_slots(other.machine, all_told) for other in all_told),
     )
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What a process tells the others: its machine, the bytes that it copies, that are free and that are its own."""
+    """What a process tells the others: its machine, the bytes that it writes, copies, has free and has taken."""
 
     machine: str
+    size: int
     length: int
     free: int
     kept: int

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def innermost(error: BaseException) -> BaseException:
     """The error of the first process that failed; the error itself where nothing is wrapped."""

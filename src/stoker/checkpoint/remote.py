@@ -119,6 +119,9 @@ class RemoteStorage:
         file: IO[bytes] = system.open(f"{root}/{self._attempt(step)}/{name}", "rb")
         return file
 
+    def room(self) -> int | None:
+        return None
+
     def put_aside(self, step: int) -> str:
         system, root = self._root
         aside = self._attempt(step)

@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from stoker.checkpoint.agreement import Agreement, agree
 from stoker.checkpoint.cadence import Cadence
+from stoker.checkpoint.causes import FULL, os_error
 from stoker.checkpoint.memory import Remembered, forget_after, remembered
+from stoker.checkpoint.room import make_room
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import Damaged, DamagedError, Outcome, Places, Restored, Saved, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.checkpoint.together import by_first, rank, together
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 
 SETTLE = 30.0  # seconds that writers of processes that are gone get to finish, where there is nothing newer
 VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
@@ -39,6 +42,7 @@ class Saver:
         outlives = staging is not None and staging.outlives
         self.cadence = Cadence(memory if outlives else 0)
         self._outcomes: list[Outcome] = []
+        self._was_full = False  # whether the last checkpoint did not fit
         self._told: int | None = None  # step whose outcome is known before it was waited for
         self._cost: float | None = None  # seconds of the last copy in memory
 
@@ -48,15 +52,54 @@ class Saver:
         """Writes a checkpoint, after the one that is being written, and deletes what is not kept.
 
         Raises:
-            RunFailed: it could not be written; earlier checkpoints are untouched.
+            DiskFailed: it could not be written; earlier checkpoints are untouched, but for those that gave way to it.
         """
         self.wait()
         begin = time.perf_counter()
-        outcome = self.store.save(state, self.staging.agreed(state.held) if self.staging else None)
+        agreed = self.staging.agreed(state.held) if self.staging else agree(state.held, None)
+        deleted = self._room_for(state, agreed, keep)
+        try:
+            outcome = self.store.save(state, agreed)
+        except DiskFailed as error:
+            cause = os_error(error)
+            self._was_full = cause is not None and cause.errno in FULL
+            if not self._was_full:
+                raise
+            deleted += self._room_for(state, agreed, keep)
+            outcome = self.store.save(state, agreed)
         self.store.retain(keep)
         if outcome.bytes:
             seconds = time.perf_counter() - begin
-            self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds))
+            self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds, deleted=deleted))
+
+    def keep_in_memory(self, state: State) -> bool:
+        """Copies the state to where it outlives this process; says whether there was room for it."""
+        return self.staging is not None and self.staging.outlives and self._copied(self.staging, state)
+
+    def _room_for(self, state: State, agreed: Agreement, keep: Keep) -> tuple[int, ...]:
+        """Deletes older checkpoints where the disk has no room for another; gives their steps. A collective.
+
+        The newest one goes only once a copy of the state is where it outlives this process.
+
+        Raises:
+            DiskFailed: there is too little room all the same.
+        """
+
+        full, self._was_full = self._was_full, False
+
+        def make(*, replaces: bool) -> tuple[int, ...]:
+            size, storage = agreed.size + len(agreed.metadata), self.store.storage
+            return by_first(lambda: make_room(storage, state.step, size, keep, replaces=replaces, was_full=full))
+
+        try:
+            try:
+                return make(replaces=False)
+            except OSError:
+                if not self.keep_in_memory(state):
+                    raise
+                return make(replaces=True)
+        except OSError as error:
+            raise self.store.explain(error, state.step) from error
 
     def save_in_background(self, state: State, keep: Keep) -> None:
         """Copies the state and has the copy written while training goes on, if the job has it so.
@@ -65,14 +108,16 @@ class Saver:
         no more than two copies are ever held. Where memory has no room for a copy, it saves as `save` does.
 
         Raises:
-            RunFailed: the place for the checkpoint cannot be written at all. What goes wrong later `finished` tells.
+            DiskFailed: the place for the checkpoint cannot be written at all. What goes wrong later `finished` tells.
         """
         begin = time.time()
         self.wait()
         staging = self.staging
         if staging is None or not self._background or not self._copied(staging, state):
             return self.save(state, keep)
+        assert staging.agreement is not None
         self.cadence.made(state.step, [])
+        deleted = self._room_for(state, staging.agreement, keep)
         storage = self.store.storage
         try:
             attempt = by_first(lambda: storage.begin(state.step, staging.writer.pid))
@@ -86,6 +131,7 @@ class Saver:
                 numbers=state.numbers,
                 keep=keep,
                 begun=begin,
+                deleted=deleted,
             )
         return None
 
@@ -148,10 +194,12 @@ class Saver:
         if "error" in answer:
             words, code = answer["error"], answer["errno"]
             explained = self.store.explain(OSError(code, words) if code else RunFailed(words), pending.step)
+            self._was_full = code in FULL
             error = explained if isinstance(explained, RunFailed) else RunFailed(words)
         seconds = max(answer["at"] - pending.begun, pending.stall)  # it may be written before asking has returned
         size = answer.get("committed", 0)
-        self._outcomes.append(Outcome(pending.step, "disk", seconds, pending.stall, size, error=error))
+        outcome = Outcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
+        self._outcomes.append(outcome)
 
     # -- copies in memory ------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Pending:
         slot: of the copy that it is written from.
         begun: when its saving began, seconds since 1970.
         stall: seconds that training stood still for it.
+        deleted: checkpoints that were deleted before, to make room for it.
         answers: what the writer has said of it.
     """
 
@@ -38,6 +39,7 @@ class Pending:
     slot: Slot
     begun: float
     stall: float
+    deleted: tuple[int, ...]
     answers: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, *kinds: str) -> dict[str, Any] | None:
@@ -175,6 +177,7 @@ class Staging:
         numbers: dict[str, Any],
         keep: Keep,
         begun: float,
+        deleted: tuple[int, ...] = (),
     ) -> None:
         """Has the newest copy written in the background, as an attempt of `Storage.begin`."""
         assert self.agreement is not None and self._newest is not None
@@ -192,7 +195,7 @@ class Staging:
             keep,
         )
         self.writer.ask(request)
-        self.pending = Pending(step, attempt, self._newest, begun, time.time() - begun)
+        self.pending = Pending(step, attempt, self._newest, begun, time.time() - begun, deleted)
 
     @overload
     def answer(self, kind: str) -> dict[str, Any]: ...

@@ -62,6 +62,7 @@ class Outcome:
         stall: seconds that training stood still for it.
         bytes: of all that was written; 0 where it was not.
         every: steps between copies in memory from now on; None for a checkpoint.
+        deleted: checkpoints that were deleted before, to make room for it.
         error: why it was not written.
     """
 
@@ -71,6 +72,7 @@ class Outcome:
     stall: float
     bytes: int
     every: int | None = None
+    deleted: tuple[int, ...] = ()
     error: RunFailed | None = None
 
 

@@ -44,7 +44,8 @@ class Keep:
 
     def doomed(self, steps: list[int]) -> list[int]:
         """Those of ``steps``, ascending, that are not kept."""
-        return [s for s in steps[: -self.newest] if s != self.best and not (self.every and s % self.every == 0)]
+        older = steps[: len(steps) - self.newest] if self.newest < len(steps) else []
+        return [s for s in older if s != self.best and not (self.every and s % self.every == 0)]
 
 
 class Storage(Protocol):
@@ -83,6 +84,9 @@ class Storage(Protocol):
 
     def open(self, step: int, name: str) -> IO[bytes]:
         """A file of a checkpoint."""
+
+    def room(self) -> int | None:
+        """Bytes that may still be written; None where that cannot be known."""
 
     def put_aside(self, step: int) -> str:
         """Takes a checkpoint for one no more, but keeps its files; says where."""
@@ -192,6 +196,11 @@ class LocalStorage:
 
     def open(self, step: int, name: str) -> IO[bytes]:
         return (self.path(step) / name).open("rb")
+
+    def room(self) -> int | None:
+        there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())
+        system = os.statvfs(there)
+        return system.f_bavail * system.f_frsize if system.f_blocks else None
 
     def put_aside(self, step: int) -> str:
         aside = self.folder / f"damaged-{self.path(step).name}"

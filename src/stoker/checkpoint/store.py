@@ -10,7 +10,6 @@ chunks of them, so that a run goes on under any other layout, and one process ca
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 import warnings
@@ -27,7 +26,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from stoker.checkpoint.agreement import Agreement, agree
-from stoker.checkpoint.causes import innermost, os_error
+from stoker.checkpoint.causes import FULL, innermost, os_error
 from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.envelope import Part
@@ -37,9 +36,7 @@ from stoker.checkpoint.state import DamagedError, Outcome, Places, Saved, State
 from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of
 from stoker.checkpoint.together import by_first, rank, together
 from stoker.checkpoint.writer import commit, write_part
-from stoker.errors import RunFailed
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from stoker.errors import DiskFailed, RunFailed
 
 
 def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
@@ -135,8 +132,8 @@ class Store:
             return error
         what = "the disk is full" if cause.errno in FULL else f"the disk cannot be written ({cause.strerror})"
         last = self.steps()[-1:]
-        safe = f"the checkpoint of step {last[0]} is whole" if last else "no checkpoint had been written before"
-        return RunFailed(
+        safe = f"the checkpoint of step {last[0]} is whole" if last else "there is no other checkpoint"
+        return DiskFailed(
             f"{what}: the checkpoint of step {step} was not written to {self.folder}; {safe}. "
             "Make room and run the same command to go on"
         )

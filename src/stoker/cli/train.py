@@ -107,9 +107,9 @@ def _train(work: Work, place: Place | None) -> Ending:
         return train_as_member(work, place, TokeniseReport())
     check_devices(work.devices, work.layout.world)
     if work.layout.one_process and not work.loaded.job.faults.restarts:  # else this one lives when that one dies
-        from stoker.launch.worker import train
+        from stoker.launch.worker import held, train
 
-        return train(work, report=TokeniseReport(), hold=folder.take())
+        return train(work, report=TokeniseReport(), hold=held(folder))
     from stoker.launch.inputs import check_data
 
     with TokeniseReport() as report:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
 from stoker.files import replace_file
 from stoker.hardware.limits import machine_problem
 
-TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed)}
+TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed)}
 # What a collective says when a process it waits for is gone, and what the store of the addresses says. The
 # process that is gone has the reason.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")

@@ -21,6 +21,7 @@ from stoker.launch.work import Ending, Work
 from stoker.parallel.mesh import Mesh
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder
+from stoker.runs.shared import shared_memory
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import start
@@ -83,6 +84,13 @@ def train(
         keep_best=plan.keep_best,
         unit=loop.task.unit,
     )
+
+
+@contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Within it this process holds a run's folder, and the run's folder in shared memory."""
+    with folder.take(), shared_memory(folder.path):
+        yield
 
 
 @contextmanager

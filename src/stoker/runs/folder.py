@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from stoker.errors import Problem, RunFailed, UserError
+from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import no_link, replace_file
 from stoker.runs.output import LOCK, output_problem
 
@@ -206,7 +206,7 @@ class MetricsWriter:
         """Appends a line.
 
         Raises:
-            RunFailed: the disk is full or cannot be written.
+            DiskFailed: the disk is full or cannot be written.
         """
         line = _line(asdict(metrics)).encode()
         with writing(self._path):
@@ -228,7 +228,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise RunFailed(
+        raise DiskFailed(
             f"{path} cannot be written ({error.strerror}); earlier checkpoints are untouched. "
             "Make room and run the same command to go on"
         ) from error

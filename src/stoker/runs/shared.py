@@ -2,7 +2,7 @@
 
 heart-<rank>        a process' signs of life
 rank-<rank>/        its copies of the training state
-kept                where the copies are all there is of the last state: of which run they are
+kept                where the copies are kept after the run's end: which run they are of
 
 The folder is held by a lock on the folder itself. The lock ends with the process that holds it, however that ended,
 and it counts in other containers, where process ids mean other processes.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -21,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 
 PREFIX = "stoker_"
 KEPT = "kept"
@@ -113,8 +114,9 @@ class SharedFolder:
 def shared_memory(run: Path) -> Iterator[SharedFolder]:
     """Within it the run has its folder in shared memory; the caller holds the run's own folder.
 
-    It is empty at first, unless it has the last state of the run, which could not be written to the disk. What runs
-    that were killed left behind is removed: it would take memory until the machine starts again.
+    It is empty at first and removed at the end. But where the run ends because the disk cannot be written, the copies
+    in it are kept for the same command to go on from. What runs that were killed left behind is removed: it would take
+    memory until the machine starts again.
     """
     folder = SharedFolder(shared_folder(run))
     _sweep(folder.path.parent)
@@ -123,6 +125,16 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
         folder.clear()
     try:
         yield folder
+    except DiskFailed as error:
+        if (step := _newest(folder.path)) is None:
+            raise
+        (folder.path / KEPT).write_text(_identity(run))
+        raise DiskFailed(
+            f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
+            "same command goes on from there"
+        ) from error
+    else:
+        (folder.path / KEPT).unlink(missing_ok=True)
     finally:
         if is_kept(run):
             folder.release()
@@ -130,21 +142,17 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
             folder.remove()
 
 
-def keep_for(run: Path) -> None:
-    """Keeps what is in a run's shared memory after the run has ended, for the same command to go on from."""
-    (shared_folder(run) / KEPT).write_text(_identity(run))
-
-
 def is_kept(run: Path) -> bool:
-    """Whether a run's shared memory has its last state."""
+    """Whether a run's shared memory has a state of it that could not be written to the disk."""
     with suppress(OSError):
         return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
     return False
 
 
-def forget_kept(run: Path) -> None:
-    """The last state is on the disk."""
-    (shared_folder(run) / KEPT).unlink(missing_ok=True)
+def _newest(folder: Path) -> int | None:
+    """The newest step that there are copies of; None where there are none."""
+    headers = list(folder.glob("rank-*/slot-?.json"))
+    return max((json.loads(header.read_text())["step"] for header in headers), default=None)
 
 
 def _identity(run: Path) -> str:

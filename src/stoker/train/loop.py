@@ -128,6 +128,12 @@ class Loop:
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
         return 0
 
+    def save_what_was_kept(self) -> None:
+        """Writes a state that was restored from memory to the disk."""
+        if self.resumed_from == "memory":
+            with self.saver:
+                self.saving.save_last(self.progress.step, self._state, self._keep())
+
     def _restore(self, before: int | None = None) -> bool:
         """Restores the newest state, of a step before another; says whether there was one."""
         restored = self.saving.restore(self.state.places, before=before)

@@ -89,6 +89,7 @@ def start(
     heart.goes_on_after(resumed)
     plan, schedule = loop.derive_plan()
     if resumed >= plan.steps:
+        loop.save_what_was_kept()
         if prepared.corpus:
             prepared.corpus.close()
         display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
@@ -145,8 +146,8 @@ def _sampler(prepared: Prepared) -> Sampler | None:
 
 def _saver(job: Job, store: Store, folder: RunFolder) -> Saver:
     wanted = job.checkpoint
-    staging = Staging(folder.path) if wanted.background or wanted.memory != 0 else None
-    memory = None if wanted.memory == "auto" else wanted.memory
+    staging = Staging(folder.path)
+    memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
     return Saver(store, staging, background=wanted.background, memory=memory)
 
 

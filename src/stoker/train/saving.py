@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import Damaged, Places, Restored, State
 from stoker.checkpoint.storage import Keep
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed
 
 StateOf = Callable[[], State]
 
@@ -60,12 +61,16 @@ class Saving:
         """Saves the state that the run ends with, unless that has been done.
 
         Raises:
-            RunFailed: it could not be written; earlier checkpoints are untouched.
+            DiskFailed: it could not be written; it is in memory that outlives this process, if there was room.
         """
         with self._stalled():
             self.wait()
             if self._saved != step:
-                self._saver.save(state(), keep)
+                try:
+                    self._saver.save(state(), keep)
+                except DiskFailed:
+                    self._saver.keep_in_memory(state())
+                    raise
                 self._saved = step
                 self.tell()
 
@@ -81,8 +86,12 @@ class Saving:
                 self._tell_unsaved(done.step, done.error)
                 continue
             values = {"seconds": round(done.seconds, 4), "stall": round(done.stall, 4), "bytes": done.bytes}
-            every = {"every": done.every} if done.every is not None else {}
-            self._event("saved", step=done.step, **values, where=done.where, **every)
+            more: dict[str, Any] = {"every": done.every} if done.every is not None else {}
+            more |= {"deleted": done.deleted} if done.deleted else {}
+            self._event("saved", step=done.step, **values, where=done.where, **more)
+            if done.deleted:
+                gone = f"the checkpoint of step {', '.join(map(str, done.deleted))}"
+                self._note(f"the disk is nearly full: {gone} was deleted to make room for that of step {done.step}")
 
     @contextmanager
     def _stalled(self) -> Iterator[None]:

@@ -1,0 +1,41 @@
+"""Room on the disk for one more checkpoint: which of the older ones give way to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+
+from stoker.checkpoint.storage import Keep, Storage
+
+SPARE = 1 << 20  # bytes that are left free for metrics and events while a checkpoint is written
+
+
+def make_room(
+    storage: Storage, step: int, size: int, keep: Keep, *, replaces: bool, was_full: bool = False
+) -> tuple[int, ...]:
+    """Deletes as few checkpoints as it takes, the oldest first; gives their steps.
+
+    Those that are kept for another reason than being new stay.
+
+    Args:
+        size: bytes of the checkpoint of ``step``.
+        replaces: whether the newest one may go, too: the state that follows it lies elsewhere.
+        was_full: whether the one before did not fit, whatever room the disk says that it has: there may be a quota.
+
+    Raises:
+        OSError: there is too little room, and would be after deleting; nothing has been deleted.
+    """
+    room, steps = storage.room(), storage.steps()
+    missing = size if was_full else 0 if room is None else size + SPARE - room
+    if missing <= 0 or step in steps:
+        return ()
+    doomed = []
+    for older in replace(keep, newest=0 if replaces else 1).doomed([other for other in steps if other < step]):
+        doomed.append(older)
+        missing -= sum(storage.sizes(older).values())
+        if missing <= 0:
+            for each in doomed:
+                storage.delete(each)
+            return tuple(doomed)
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
