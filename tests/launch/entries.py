@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -133,6 +134,22 @@ def die_once_and_again(work: Work, *, place: Place, console: Console | None) -> 
     return ending("done", 10)
 
 
+def lose_the_memory(work: Work, *, place: Place, console: Console | None) -> Ending:
+    """Something removes what lies in shared memory while a step is done; then a bug comes up, once."""
+    first = work.base / f"first-{place.rank}"
+    if first.exists():
+        step_to(work, place=place, last=10, at=10)
+        return ending("done", 10)
+    first.touch()
+    step_to(work, place=place, last=10, at=3)
+    if place.rank == 0:
+        shutil.rmtree(shared_folder(work.output))
+        time.sleep(0.5)  # several looks
+        raise ZeroDivisionError("a bug")
+    time.sleep(600)
+    raise AssertionError
+
+
 def die_always(work: Work, *, place: Place, console: Console | None) -> Ending:
     """The second process dies as soon as it is there; with one process all is well."""
     with (work.base / "starts").open("a") as file:
@@ -191,6 +208,7 @@ ENTRIES: dict[str, Callable[..., Ending]] = {
         refuse_together,
         fail_after_a_peer,
         die_once_and_again,
+        lose_the_memory,
         die_always,
         fail_at_a_step,
         hang_once,

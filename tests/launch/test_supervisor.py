@@ -49,6 +49,13 @@ def test_a_killed_rank_is_started_again_and_progress_resets_the_count(tmp_path: 
     assert "was killed by SIGKILL" in out and "starting again (1 of 1)" in out
 
 
+def test_a_fault_after_shared_memory_was_removed_does_not_end_the_run(tmp_path: Path) -> None:
+    code, out, err = ran(tmp_path, "lose_the_memory", "restarts: 1, back_off: 0")
+    assert (code, out.splitlines()[-1]) == (0, "done 10"), err
+    assert [(e["cause"], e["step"]) for e in events(tmp_path, "fault")] == [("ZeroDivisionError", 3)]
+    assert len(events(tmp_path, "restarted")) == 1
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_every_time_is_given_up(tmp_path: Path) -> None:
     begun = time.monotonic()

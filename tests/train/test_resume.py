@@ -14,9 +14,11 @@ import pytest
 import torch
 from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write_rows
 
-from stoker.errors import RunFailed, UserError
+from stoker.checkpoint.storage import LocalStorage
+from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.runs.folder import RunFolder
 from stoker.runs.listing import summarise
+from stoker.runs.shared import shared_memory
 from stoker.train.resume import check_none_lost
 
 BATCH = 4
@@ -265,6 +267,25 @@ def test_without_a_sound_checkpoint_it_is_refused_every_time(
         with pytest.raises(RunFailed, match=r"nothing has been changed.* write --fresh: it renames this run's folder"):
             run(base, sft)
         assert contents() == before
+
+
+def test_a_last_state_that_cannot_be_written_is_gone_on_from(
+    base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No checkpoint finds room, not even the last; once there is room the same command writes it."""
+    whole = run(base, sft, "output=whole")
+    (base / "run").mkdir()
+    with monkeypatch.context() as full:
+        full.setattr(LocalStorage, "room", lambda _: 0)
+        with pytest.raises(DiskFailed, match="Step 12 is kept in this machine's memory"), shared_memory(base / "run"):
+            run(base, sft, "checkpoint.every=5")
+    failed = [event for event in RunFolder(base / "run").read_events() if event["event"] == "save_failed"]
+    assert [event["step"] for event in failed] == [5, 10]
+    with pytest.raises(UserError, match="another job"), shared_memory(base / "run"):
+        run(base, sft, "train.lr=0.5")
+    with shared_memory(base / "run"):
+        ran = run(base, sft)
+    assert_as_if_nothing_had_been(ran, whole)
 
 
 def test_checkpoints_that_were_taken_back_are_not_missed(tmp_path: Path) -> None:

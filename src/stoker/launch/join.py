@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 LOOPBACK = "127.0.0.1"
+MEET = 600.0  # seconds that the processes of one start wait for the last of them
 FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the ports that systems hand out by themselves
 
 
@@ -28,6 +29,7 @@ class Place:
         local_rank, local_world: the same on its machine.
         meet: host and port where the processes find each other, or a file on the machine that all of them run on;
             None where the environment's MASTER_ADDR and MASTER_PORT say it.
+        agent: whether torchrun's agents keep the store there, over all starts of the processes.
     """
 
     rank: int
@@ -35,6 +37,7 @@ class Place:
     local_rank: int
     local_world: int
     meet: tuple[str, int] | Path | None = None
+    agent: bool = False
 
     @property
     def speaks(self) -> bool:
@@ -50,6 +53,11 @@ class Place:
         if isinstance(self.meet, Path):
             return dist.FileStore(str(self.meet), self.world)
         host, port = self.meet
+        if self.agent:
+            from stoker.launch.meeting import meet
+
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            return meet(store, rank=self.rank, world=self.world, timeout=MEET)
         listening = None  # of several machines: on every interface
         if self.local_world == self.world:
             host = LOOPBACK

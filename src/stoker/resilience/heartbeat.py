@@ -73,12 +73,7 @@ class Listener:
         with suppress(OSError, struct.error):
             if rank not in self._files:
                 self._files[rank] = heart_file(self._folder, rank).open("rb", buffering=0)
-            read = struct.unpack(f"{len(FIELDS)}d", os.pread(self._files[rank].fileno(), SIZE, 0))
-            values = dict(zip(FIELDS, read, strict=True))
-            if values["beat"]:
-                whole = {name: int(values[name]) for name in ("step", "done", "steps")}
-                rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
-                return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
+            return _pulse(os.pread(self._files[rank].fileno(), SIZE, 0))
         return None
 
     def close(self) -> None:
@@ -96,6 +91,7 @@ class Heart:
             the processor does not tell.
 
     Attributes:
+        watched: whether whoever started this process reads the signs, and tells the user what becomes of it.
         inject: called with the phase and the step before each sign: faults that are to happen. The time that it
             takes counts as the process' own.
     """
@@ -103,25 +99,21 @@ class Heart:
     def __init__(self, folder: Path | None = None, rank: int = 0, *, device_seconds: Clock | None = None) -> None:
         self.inject: Injector | None = None
         self._device_seconds = device_seconds
-        self._cells: memoryview[float] | None = None if folder is None else _cells(heart_file(folder, rank))
+        self.watched = folder is not None
+        self._cells = _cells(heart_file(folder, rank)) if folder is not None else memoryview(bytearray(SIZE)).cast("d")
         self._phase, self._step = "start", 0
         self._wall = self._busy = self._step_began = 0.0
         self._own = 0.0  # in the step that is being done
-        if self._cells is not None:
-            self._set("done", -1)
+        self._set("done", -1)
         self.beat("start")
 
     @property
-    def watched(self) -> bool:
-        """Whether whoever started this process reads the signs, and tells the user what becomes of it."""
-        return self._cells is not None
+    def pulse(self) -> Pulse | None:
+        """This process' newest sign of life."""
+        return _pulse(self._cells.tobytes())
 
     def beat(self, phase: str, step: int = 0) -> None:
         """A phase begins, of the step ``step``."""
-        if self._cells is None:
-            if self.inject is not None:
-                self.inject(phase, step)
-            return
         now, busy = time.monotonic(), _busy()
         if self._phase == "data":  # no other process is waited for while samples are read
             self._own += now - self._wall
@@ -140,8 +132,7 @@ class Heart:
 
     def goes_on_after(self, step: int) -> None:
         """The state of this step was restored; 0 at the start of a run."""
-        if self._cells is not None:
-            self._set("done", step)
+        self._set("done", step)
 
     def _ended(self, now: float, phase: str) -> None:
         """Accounts for the phase that was going on until now."""
@@ -157,15 +148,19 @@ class Heart:
             self._step_began = now
 
     def _set(self, field: str, value: float) -> None:
-        assert self._cells is not None
         self._cells[FIELDS.index(field)] = value
 
     def _get(self, field: str) -> float:
-        assert self._cells is not None
         return self._cells[FIELDS.index(field)]
 
 
-UNWATCHED = Heart()
+def _pulse(cells: bytes) -> Pulse | None:
+    values = dict(zip(FIELDS, struct.unpack(f"{len(FIELDS)}d", cells), strict=True))
+    if not values["beat"]:
+        return None
+    whole = {name: int(values[name]) for name in ("step", "done", "steps")}
+    rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
+    return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
 
 
 def _cells(path: Path) -> memoryview[float]:
@@ -181,3 +176,6 @@ def _busy() -> float:
     except (OSError, ValueError):  # no Linux
         return time.thread_time()
     return (int(on) + int(waiting)) / 1e9
+
+
+UNWATCHED = Heart()

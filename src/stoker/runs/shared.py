@@ -18,7 +18,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -123,23 +123,58 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
     folder.hold()
     if not is_kept(run):
         folder.clear()
-    try:
+    with _ending(run, folder):
         yield folder
+
+
+@contextmanager
+def shared_with_others(
+    run: Path, *, clears: bool, removes: bool, again: bool, wait: Callable[[], object]
+) -> Iterator[None]:
+    """Within it this process shares a run's folder in shared memory with others that a launcher started.
+
+    Args:
+        clears: whether this process empties the folder before, unless it is kept.
+        removes: whether this process removes it at the end.
+        again: whether the launcher starts the processes again where they fail: the copies are left to those.
+        wait: for the other processes.
+    """
+    folder = SharedFolder(shared_folder(run))
+    if clears:
+        _sweep(folder.path.parent)
+        folder.hold()
+        if not is_kept(run):
+            folder.clear()
+        folder.release()
+    wait()
+    folder.hold(beside=True)
+    with _ending(run, folder, removes=removes, again=again):
+        yield
+
+
+@contextmanager
+def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: bool = False) -> Iterator[None]:
+    """What becomes of the folder when what is done within has ended, well or not."""
+    left = False
+    try:
+        yield
     except DiskFailed as error:
         if (step := _newest(folder.path)) is None:
             raise
+        left = True
         (folder.path / KEPT).write_text(_identity(run))
         raise DiskFailed(
             f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
             "same command goes on from there"
         ) from error
-    else:
-        (folder.path / KEPT).unlink(missing_ok=True)
+    except BaseException:
+        left = again or is_kept(run)
+        raise
     finally:
-        if is_kept(run):
-            folder.release()
-        else:
+        if removes and not left:
             folder.remove()
+        else:
+            folder.release()
 
 
 def is_kept(run: Path) -> bool:

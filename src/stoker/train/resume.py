@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from stoker.checkpoint.together import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.job.load import load_job
 from stoker.job.schema import Job
@@ -36,11 +37,15 @@ MAY_CHANGE = (
 
 
 def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
-    """Compares the job and its data with those that the folder's checkpoints come from.
+    """Compares the job and its data with those that the folder's checkpoints come from. A collective.
 
     Raises:
         UserError: another job trained here, or the data has changed since.
     """
+    by_first(lambda: _check_same_job(job, fingerprints, folder, resuming))
+
+
+def _check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, resuming: bool) -> None:
     how = "give another `output`, or --fresh to put the old run aside and start anew"
     if not folder.job.is_file():
         if resuming:

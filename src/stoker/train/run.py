@@ -15,7 +15,7 @@ import torch
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.store import Store, place_of
-from stoker.checkpoint.together import by_first, rank
+from stoker.checkpoint.together import rank
 from stoker.data.drawn import in_words
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
@@ -56,11 +56,10 @@ def start(
     """
     begins = time.time() if began is None else began
     job, task, heart = prepared.job, prepared.task, heart or Heart()
-    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
-    store.clean()
-    by_first(lambda: check_same_job(job, prepared.fingerprints, folder, resuming=bool(store.steps())))
+    saver = _saver(job, folder, base)
+    check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
     display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
-    heart.inject = chaos = Chaos(folder, rank(), Path(store.folder))
+    heart.inject = chaos = Chaos(folder, rank(), Path(saver.store.folder))
     loop = Loop(
         task,
         optimizer=build_optimizer(
@@ -72,7 +71,7 @@ def start(
         replan=partial(_replan, job, task),
         device=prepared.device,
         folder=folder,
-        saver=_saver(job, store, folder),
+        saver=saver,
         display=display,
         passes=prepared.passes,
         faults=job.faults,
@@ -144,8 +143,10 @@ def _sampler(prepared: Prepared) -> Sampler | None:
     return sampler_for(corpus.evaluation_documents(), count, text.codec, text.context)
 
 
-def _saver(job: Job, store: Store, folder: RunFolder) -> Saver:
+def _saver(job: Job, folder: RunFolder, base: Path) -> Saver:
     wanted = job.checkpoint
+    store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
+    store.clean()
     staging = Staging(folder.path)
     memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
     return Saver(store, staging, background=wanted.background, memory=memory)
