@@ -62,11 +62,11 @@ class Saver:
             outcome = self.store.save(state, agreed)
         except DiskFailed as error:
             cause = os_error(error)
-            self._was_full = cause is not None and cause.errno in FULL
-            if not self._was_full:
+            if cause is None or cause.errno not in FULL:
                 raise
-            deleted += self._room_for(state, agreed, keep)
+            deleted += self._room_for(state, agreed, keep, was_full=True)
             outcome = self.store.save(state, agreed)
+        self._was_full = False
         self.store.retain(keep)
         if outcome.bytes:
             seconds = time.perf_counter() - begin
@@ -76,7 +76,7 @@ class Saver:
         """Copies the state to where it outlives this process; says whether there was room for it."""
         return self.staging is not None and self.staging.outlives and self._copied(self.staging, state)
 
-    def _room_for(self, state: State, agreed: Agreement, keep: Keep) -> tuple[int, ...]:
+    def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
         """Deletes older checkpoints where the disk has no room for another; gives their steps. A collective.
 
         The newest one goes only once a copy of the state is where it outlives this process.
@@ -85,11 +85,9 @@ class Saver:
             DiskFailed: there is too little room all the same.
         """
 
-        full, self._was_full = self._was_full, False
-
         def make(*, replaces: bool) -> tuple[int, ...]:
             size, storage = agreed.size + len(agreed.metadata), self.store.storage
-            return by_first(lambda: make_room(storage, state.step, size, keep, replaces=replaces, was_full=full))
+            return by_first(lambda: make_room(storage, state.step, size, keep, replaces=replaces, was_full=was_full))
 
         try:
             try:
@@ -105,7 +103,8 @@ class Saver:
         """Copies the state and has the copy written while training goes on, if the job has it so.
 
         It waits for the checkpoint before, should that still be written: so a job is saved as often as it says, and
-        no more than two copies are ever held. Where memory has no room for a copy, it saves as `save` does.
+        no more than two copies are ever held. Where memory has no room for a copy, or the disk had none for the
+        checkpoint before, it saves as `save` does.
 
         Raises:
             DiskFailed: the place for the checkpoint cannot be written at all. What goes wrong later `finished` tells.
@@ -113,7 +112,7 @@ class Saver:
         begin = time.time()
         self.wait()
         staging = self.staging
-        if staging is None or not self._background or not self._copied(staging, state):
+        if staging is None or not self._background or self._was_full or not self._copied(staging, state):
             return self.save(state, keep)
         assert staging.agreement is not None
         self.cadence.made(state.step, [])
@@ -171,7 +170,9 @@ class Saver:
             )
             return {"error": words, "errno": 0, "at": time.time()}
 
-        self._tell(by_first(end))
+        answer = by_first(end)
+        self._was_full = answer.get("errno") in FULL
+        self._tell(answer)
         staging.pending, self._told = None, None
 
     def finished(self) -> list[Outcome]:
@@ -194,7 +195,6 @@ class Saver:
         if "error" in answer:
             words, code = answer["error"], answer["errno"]
             explained = self.store.explain(OSError(code, words) if code else RunFailed(words), pending.step)
-            self._was_full = code in FULL
             error = explained if isinstance(explained, RunFailed) else RunFailed(words)
         seconds = max(answer["at"] - pending.begun, pending.stall)  # it may be written before asking has returned
         size = answer.get("committed", 0)

@@ -72,9 +72,7 @@ class Watch:
         if now - self._looked < EVERY:
             return None
         self._looked = now
-        found = {rank: self._listener.pulse(rank) for rank in range(self._work.layout.world)}
-        self.pulses = {rank: pulse for rank, pulse in found.items() if pulse is not None}
-        self._note(now)
+        self._listen(now)
         for slow in self._stragglers.look(self.pulses):
             self._event(
                 "slow",
@@ -92,8 +90,14 @@ class Watch:
         return self.hung
 
     def close(self) -> None:
-        """Looks no more."""
+        """Looks for the last time."""
+        self._listen(time.monotonic())
         self._listener.close()
+
+    def _listen(self, now: float) -> None:
+        found = {rank: self._listener.pulse(rank) for rank in range(self._work.layout.world)}
+        self.pulses = {rank: pulse for rank, pulse in found.items() if pulse is not None}
+        self._note(now)
 
     def _note(self, now: float) -> None:
         for phase in WAITED_FOR:
