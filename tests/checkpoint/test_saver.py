@@ -203,6 +203,22 @@ def test_what_other_processes_are_writing_is_not_cleaned_away(tmp_path: Path) ->
     assert len(visible(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("url", ["", "file://"])
+def test_a_writer_of_an_earlier_process_cannot_finish_a_step_that_will_be_taken_again(url: str, tmp_path: Path) -> None:
+    store = Store(f"{url}{tmp_path}" if url else tmp_path)
+    store.save(state(3))
+    attempts = {step: store.storage.begin(step, os.getppid()) for step in (2, 4)}
+    for attempt in attempts.values():
+        assert attempt is not None
+        with store.storage.create(attempt, "__0_0.distcp") as file:
+            file.write(b"half of it")
+    assert sorted(store.storage.pending()) == [2, 4]
+    store.forget_after(3)
+    assert store.storage.pending() == [2] and store.steps() == [3]
+    with pytest.raises(FileNotFoundError):
+        store.storage.names(str(attempts[4]))
+
+
 def test_the_newest_state_is_restored_and_one_before_a_step(saver: Saver) -> None:
     def places(saved: dict[str, Saved]) -> dict[str, list[object]]:
         return state(0).held  # type: ignore[return-value]

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from stoker.checkpoint.staging import Staging
 from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.folder import RunFolder
-from stoker.runs.shared import SharedFolder, has_folder, is_kept, shared_folder, shared_memory
+from stoker.runs.shared import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
 
 HOLDING = """
 import sys, time
@@ -103,6 +103,35 @@ def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> Non
     assert not is_kept(run)
     with shared_memory(run):
         assert not (folder.path / "rank-0").exists()
+    assert not shared_folder(run).exists()
+
+
+def test_copies_wait_for_the_processes_that_a_launcher_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun ends all of a machine's processes before it starts the next ones: nobody holds the folder meanwhile."""
+    run, another = run_of(tmp_path, "run"), run_of(tmp_path, "another")
+    copy = shared_folder(run) / "copy"
+
+    def started(*, anew: bool, left: int, removes: bool = True) -> AbstractContextManager[None]:
+        return shared_with_others(run, clears=anew, removes=removes, again=left > 0, wait=lambda: None)
+
+    with suppress(RuntimeError), started(anew=True, left=1), started(anew=False, left=1, removes=False):
+        copy.touch()
+        raise RuntimeError
+    with shared_memory(another):
+        assert copy.exists()
+    with monkeypatch.context() as later:
+        later.setattr("stoker.runs.shared.RESTART", 0.0)
+        with started(anew=False, left=0), shared_memory(another):
+            assert copy.exists()  # it is held
+    assert not shared_folder(run).exists()
+    with suppress(RuntimeError), started(anew=True, left=1):
+        copy.touch()
+        raise RuntimeError
+    with suppress(RuntimeError), started(anew=True, left=0):
+        assert not copy.exists()  # of another start by hand
+        raise RuntimeError
     assert not shared_folder(run).exists()
 
 

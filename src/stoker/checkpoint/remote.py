@@ -135,13 +135,19 @@ class RemoteStorage:
         system.rm(f"{root}/{doomed}", recursive=True)
 
     def clean(self) -> None:
-        system, root = self._root
-        whole = set(self._whole().values())
-        for name in self._attempts():
-            aside = system.exists(f"{root}/{name}/damaged-{STATE}")
-            if name not in whole and not aside and not is_alive(name):
-                system.rm(f"{root}/{name}", recursive=True)
+        for name in self._unfinished():
+            if not is_alive(name):
+                self.give_up(name)
+
+    def attempts_after(self, step: int) -> list[str]:
+        return [name for name in self._unfinished() if int(name.split("-")[1]) > step]
 
     def pending(self) -> list[int]:
+        return [int(name.split("-")[1]) for name in self._unfinished() if is_alive(name)]
+
+    def _unfinished(self) -> list[str]:
+        """The attempts that are neither checkpoints nor put aside."""
+        system, root = self._root
         whole = set(self._whole().values())
-        return [int(name.split("-")[1]) for name in self._attempts() if name not in whole and is_alive(name)]
+        names = [name for name in self._attempts() if name not in whole]
+        return [name for name in names if not system.exists(f"{root}/{name}/damaged-{STATE}")]

@@ -158,7 +158,7 @@ def read_copy(header: Path) -> Copy | None:
     """The copy that a header tells of; None where there is none, or its bytes are gone."""
     try:
         kept = json.loads(header.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):
         return None
     items = tuple(
         Item(name, tuple(shape), getattr(torch, dtype), tuple(offsets), tuple(sizes), at)

@@ -100,6 +100,9 @@ class Storage(Protocol):
     def pending(self) -> list[int]:
         """Steps that another process of this machine is still writing."""
 
+    def attempts_after(self, step: int) -> list[str]:
+        """The attempts at later steps, whoever makes them."""
+
 
 def storage_of(place: Path | str) -> Storage:
     """The storage at a folder or a URL.
@@ -222,6 +225,10 @@ class LocalStorage:
     def pending(self) -> list[int]:
         names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
         return [int(name.split("-")[1]) for name in names if is_alive(name)]
+
+    def attempts_after(self, step: int) -> list[str]:
+        names = [path.name.removeprefix(".partial-") for path in self.folder.glob(".partial-step-*")]
+        return [name for name in names if int(name.split("-")[1]) > step]
 
     def _attempt(self, attempt: str) -> Path:
         return self.folder / f".partial-{attempt}"

@@ -212,6 +212,8 @@ class Store:
             for later in self.steps():
                 if later > step:
                     self.storage.delete(later)
+            for attempt in self.storage.attempts_after(step):  # of a writer whose process is gone
+                self.storage.give_up(attempt)
 
         by_first(delete)
 

@@ -85,7 +85,7 @@ def write_part(storage: Storage, attempt: str, envelope: Envelope, data: Callabl
 def commit(
     storage: Storage, attempt: str, *, step: int, parts: Sequence[Written], metadata: bytes, numbers: Mapping[str, Any]
 ) -> int:
-    """Makes a checkpoint visible whose parts have been written; gives its bytes.
+    """Makes a checkpoint visible whose parts have been written; gives its bytes, 0 where another attempt was faster.
 
     Raises:
         RunFailed: a part cannot be seen from here.
@@ -100,7 +100,13 @@ def commit(
         file.write(metadata)
     files = [*parts, Written(METADATA, len(metadata), hashlib.sha256(metadata).hexdigest())]
     state["files"] = {file.name: {"bytes": file.bytes, "sha256": file.sha256} for file in files}
-    storage.commit(attempt, write_state(state))
+    try:
+        storage.commit(attempt, write_state(state))
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        storage.give_up(attempt)
+        return 0
     return sum(file.bytes for file in files)
 
 
@@ -159,15 +165,9 @@ class Writer:
             if self._ended and time.monotonic() - since > ORPHANED:
                 raise RunFailed("another process has not written its part")
             time.sleep(POLL)
-        try:
-            size = commit(
-                storage, request.attempt, step=request.step, parts=parts, metadata=metadata, numbers=request.numbers
-            )
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            storage.give_up(request.attempt)  # another one has committed the same step
-            size = 0
+        size = commit(
+            storage, request.attempt, step=request.step, parts=parts, metadata=metadata, numbers=request.numbers
+        )
         at = time.time()
         with suppress(OSError):  # what could not be deleted is, after the next checkpoint
             retain(storage, request.keep)

@@ -3,6 +3,7 @@
 heart-<rank>        a process' signs of life
 rank-<rank>/        its copies of the training state
 kept                where the copies are kept after the run's end: which run they are of
+again               where a launcher starts the processes again, and nobody holds the folder meanwhile
 
 The folder is held by a lock on the folder itself. The lock ends with the process that holds it, however that ended,
 and it counts in other containers, where process ids mean other processes.
@@ -26,6 +27,8 @@ from stoker.errors import DiskFailed, RunFailed
 
 PREFIX = "stoker_"
 KEPT = "kept"
+AGAIN = "again"
+RESTART = 900.0  # seconds from the last copy in which a launcher may start the processes again
 PATIENCE = 10.0  # seconds
 POLL = 0.02  # seconds
 
@@ -148,6 +151,8 @@ def shared_with_others(
         folder.release()
     wait()
     folder.hold(beside=True)
+    if again:
+        (folder.path / AGAIN).touch()
     with _ending(run, folder, removes=removes, again=again):
         yield
 
@@ -186,8 +191,11 @@ def is_kept(run: Path) -> bool:
 
 def _newest(folder: Path) -> int | None:
     """The newest step that there are copies of; None where there are none."""
-    headers = list(folder.glob("rank-*/slot-?.json"))
-    return max((json.loads(header.read_text())["step"] for header in headers), default=None)
+    steps = []
+    for header in folder.glob("rank-*/slot-?.json"):
+        with suppress(OSError, ValueError):
+            steps.append(int(json.loads(header.read_text(encoding="utf-8"))["step"]))
+    return max(steps, default=None)
 
 
 def _identity(run: Path) -> str:
@@ -217,5 +225,7 @@ def _sweep(place: Path) -> None:
                 continue
             lock = _locked(path, fcntl.LOCK_EX)
             if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
+                newest = max(each.stat().st_mtime for each in (path, *path.glob("rank-*")))
+                if not ((path / AGAIN).exists() and time.time() - newest < RESTART):
+                    shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
