@@ -191,3 +191,42 @@ def test_the_command_answers_quickly(words: list[str], seconds: float) -> None:
 
     # The quickest of five: what the command needs, not what else the machine is doing.
     assert min(run() for _ in range(5)) < seconds
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("checkpoint.to=foo://x/y", "checkpoint.to: foo://x/y cannot be opened: Protocol not known: foo"),
+        ("checkpoint.to=my.jsonl/x", "my.jsonl, which is no folder"),
+        ("output=my.jsonl/x/y", "my.jsonl, which is no folder"),
+        (f"output={'x' * 300}", "File name too long"),
+        ("model=~nobody/x", "there is no file or folder ~nobody/x"),
+        (f"model={'x' * 300}", "there is no model"),
+        ("data=~nobody/x.jsonl", "no such file or folder: ~nobody/x.jsonl"),
+        ("epochs=1e300", "must be a number above 0 and at most 1e+06, not 1e+300"),
+        ("mix.temperature=1e-300", "must be a number of at least 0.01, not 1e-300"),
+        ("train.batch=99999999999", "is 99999999999, larger than any count can be; write at most 2147483647"),
+        ("train.batch=99999999999999999999", "cannot be read as a whole number of 64 bits"),
+        ("train.seq_len=99999999999", "larger than any count can be"),
+        ("faults.hang=1e300", "at most 1e+07"),
+        ("\udcff=1", "it holds U+DCFF, which no text may"),
+        (
+            "train={micro_batch: 2000000000, accumulation: 2000000000}",
+            "a step would take 4000000000000000000 sequences",
+        ),
+    ],
+)
+def test_what_train_would_refuse_is_refused(override: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = "task: sft\nmodel: llama-3m\ndata: my.jsonl\n"
+    Path("job.yaml").write_text(job if "epochs" in override else f"{job}steps: 2\n")
+    assert main(["check", "job.yaml", override]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_sequences_beyond_the_models_context_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["model=llama-3m", "tune.method=prompt"]
+    assert main(["check", "job.yaml", *model, "train.seq_len=2000"]) == 2
+    assert "train.seq_len: 2000 is above the" in capsys.readouterr().err
+    assert main(["check", "job.yaml", *model, "tune.tokens=1000000000"]) == 2
+    assert "virtual tokens leave no room in the" in (said := capsys.readouterr().err) and "write -" not in said
+    assert main(["check", "job.yaml", *model, "train.seq_len=auto"]) == 0

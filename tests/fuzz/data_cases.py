@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import random
 from collections.abc import Iterator
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any
 
 from fixtures import QUESTIONS, instruction
 from forked import Case
-from mutate import DEEP, ESCAPES, STRINGS, spoil_bytes, spoil_value
+from mutate import DEEP, ESCAPES, STRINGS, dumped, spoil_bytes, spoil_value
 
 KINDS = ("jsonl", "jsonl", "json", "csv", "tsv", "parquet", "txt", "md", "ndjson")
 SETTINGS = [
@@ -81,9 +80,9 @@ def _content(rng: random.Random, kind: str) -> bytes:
     elif kind in ("txt", "md"):
         content = "\n\n".join([*QUESTIONS, rng.choice(STRINGS), rng.choice(ESCAPES)]).encode("utf-8", "surrogatepass")
     elif kind == "json":
-        content = _dumped(rng.choice([rows, {"data": rows}, rows[0], {"a": rows, "b": rows}])).encode()
+        content = dumped(rng.choice([rows, {"data": rows}, rows[0], {"a": rows, "b": rows}])).encode()
     else:
-        lines = [_dumped(row) for row in rows]
+        lines = [dumped(row) for row in rows]
         if rng.random() < 0.3:
             lines.insert(
                 rng.randrange(12),
@@ -118,13 +117,6 @@ def _content(rng: random.Random, kind: str) -> bytes:
     return content
 
 
-def _dumped(row: Any) -> str:
-    try:
-        return json.dumps(row)
-    except (RecursionError, ValueError):
-        return '{"a": ' + "[" * DEEP + "]" * DEEP + "}"
-
-
 def _table(rng: random.Random, rows: list[Any], kind: str) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, delimiter="\t" if kind == "tsv" else rng.choice(",;|"))
@@ -132,7 +124,7 @@ def _table(rng: random.Random, rows: list[Any], kind: str) -> bytes:
     writer.writerow(rng.choice([list(first), list(first), list(first) * 2, [], [f"c{i}" for i in range(500)]]))
     for row in rows:
         cells = list(row.values()) if isinstance(row, dict) else [row]
-        writer.writerow([cell if isinstance(cell, str) else _dumped(cell) for cell in cells])
+        writer.writerow([cell if isinstance(cell, str) else dumped(cell) for cell in cells])
     return out.getvalue().encode("utf-8", "surrogatepass")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
@@ -23,6 +24,14 @@ def nested(depth: int = DEEP) -> Any:
     for _ in range(depth):
         value = [value]
     return value
+
+
+def dumped(data: Any) -> str:
+    """The data as JSON; where that cannot be written, JSON that is nested too deeply."""
+    try:
+        return json.dumps(data)
+    except (RecursionError, ValueError, TypeError):
+        return '{"a": ' + "[" * DEEP + "]" * DEEP + "}"
 
 
 def value(rng: random.Random) -> Any:

@@ -78,12 +78,15 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
         found = model_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.name", *found))
+        else:
+            problems += _context_problems(loaded, base)
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
         found = stop_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.stop", *found))
+    problems += _checkpoint_problems(loaded, base)
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
     for key, block in sources.items():
@@ -103,3 +106,32 @@ def _template_problems(loaded: LoadedJob, key: str, block: SourceBlock, base: Pa
     except UserError as error:
         return [p if p.file else loaded.problem(f"{key}.{p.key}", p.message, p.suggestion) for p in error.problems]
     return []
+
+
+def _context_problems(loaded: LoadedJob, base: Path) -> list[Problem]:
+    from stoker.models.context import context_problem, stated_context
+
+    assert loaded.job.model is not None
+    context = stated_context(loaded.job.model, base)
+    problem = context_problem(loaded, context) if context is not None else None
+    return [] if problem is None else [problem]
+
+
+def _checkpoint_problems(loaded: LoadedJob, base: Path) -> list[Problem]:
+    from stoker.runs.output import unwritable
+
+    to = loaded.job.checkpoint.to
+    if to is None:
+        return []
+    what = _protocol_problem(to) if "://" in to else unwritable(base / to)
+    return [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another place")] if what else []
+
+
+def _protocol_problem(url: str) -> str:
+    from fsspec import get_filesystem_class
+
+    try:
+        get_filesystem_class(url.partition("://")[0])
+    except (ValueError, ImportError) as error:
+        return f"cannot be opened: {error}"
+    return ""

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError, reading
 from stoker.job.schema import ModelBlock
-from stoker.models.folder import read_config
+from stoker.models.folder import GENERATION, check_settings, read_config
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedConfig
-
-GENERATION = "generation_config.json"
 
 
 def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
@@ -49,11 +47,5 @@ def generation_config(where: str, revision: str | None = None) -> GenerationConf
         file = cached_file(where, GENERATION, revision=revision, **missing)
         if file is None:
             return None
-        settings = GenerationConfig.from_pretrained(str(Path(file).parent))
-    stops = settings.eos_token_id
-    if not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops or 0])):
-        raise UserError(Problem(f"`eos_token_id` must be token ids, not {stops!r}", file=file))
-    strings = settings.stop_strings
-    if not all(isinstance(text, str) for text in (strings if isinstance(strings, list) else [strings or ""])):
-        raise UserError(Problem(f"`stop_strings` must be texts, not {strings!r}", file=file))
-    return settings
+        check_settings(Path(file).parent)
+        return GenerationConfig.from_pretrained(str(Path(file).parent))

@@ -25,6 +25,9 @@ BITS = {
     **{"BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32},
     **{"F64": 64, "I64": 64, "U64": 64},
 }
+GENERATION = "generation_config.json"
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", GENERATION)
+QUICKLY_READ = 4_000_000  # bytes of a tokenizer.json, a tenth of a second
 LONGEST_HEADER = 100_000_000  # bytes, the bound of the format
 
 
@@ -48,6 +51,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     if kind is not None and not isinstance(kind, str):
         raise UserError(Problem(f"`model_type` must be text, not {kind!r}", "save the model again", file=str(file)))
     return config
+
+
+def check_settings(folder: Path) -> None:
+    """Reads what else lies beside the weights as JSON: the tokenizer, and the settings of tokenizer and generation.
+
+    Raises:
+        UserError: a file is no JSON object, or stop tokens are no tokens.
+    """
+    for name in SETTINGS:
+        if (folder / name).is_file():
+            content = _object(folder / name, "no JSON object")
+            if name == GENERATION:
+                _check_stops(folder / name, content)
+    vocabulary = folder / "tokenizer.json"
+    if vocabulary.is_file() and vocabulary.stat().st_size <= QUICKLY_READ:
+        _object(vocabulary, "no JSON object")
+
+
+def _check_stops(file: Path, content: dict[str, Any]) -> None:
+    stops, strings = content.get("eos_token_id"), content.get("stop_strings")
+    if not all(type(stop) is int for stop in (stops if isinstance(stops, list) else [stops or 0])):
+        raise UserError(Problem(f"`eos_token_id` must be token ids, not {stops!r}", file=str(file)))
+    if not all(isinstance(text, str) for text in (strings if isinstance(strings, list) else [strings or ""])):
+        raise UserError(Problem(f"`stop_strings` must be texts, not {strings!r}", file=str(file)))
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -12,7 +12,15 @@ from stoker.errors import UserError, reason_of
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
-from stoker.models.folder import INDEX, TOKENIZER_FILES, WEIGHTS, check_header, read_config, weight_files
+from stoker.models.folder import (
+    INDEX,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    check_header,
+    check_settings,
+    read_config,
+    weight_files,
+)
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
@@ -131,6 +139,7 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
                 f"{folder} needs modelling code of its own, which could do anything here",
                 "write model.trust_remote_code: true if you trust it",
             )
+        check_settings(folder)
         files = weight_files(folder)
         for file in files:
             check_header(file, quantised=bool(config.get("quantization_config")))

@@ -13,6 +13,7 @@ from stoker.job.schema import Job, ModelBlock
 from stoker.job.tuning import virtual_tokens
 from stoker.models import catalogue
 from stoker.models.config import config_of
+from stoker.models.context import ENDLESS, POSITIONS, context_problem
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
@@ -56,21 +57,19 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     source = locate(job.model.name, base)
     if source is None:
         raise UserError(f"there is no model {job.model.name!r}")
+    context = context_of(source, job.model)
     try:
         tokenizer = load_tokenizer(job, base)
     except UserError as error:
         located = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
         raise type(error)(*located) from error
-    seq_len, context = job.train.seq_len, context_of(source, job.model)
-    assert seq_len != "auto"
-    front = virtual_tokens(job)
-    context = context - front if context is not None else None
-    if context is not None and seq_len > context:
-        if loaded.origins["train.seq_len"].source != "default":
-            message = f"train.seq_len: {seq_len} is above the {context} tokens that {job.model.name} was built for"
-            message += f", {front} virtual ones left out" if front else ""
-            raise UserError(loaded.problem("train.seq_len", message, f"write {context} or less"))
-        seq_len = context
+    assert job.train.seq_len != "auto"
+    seq_len: int = job.train.seq_len
+    if context is not None:
+        if problem := context_problem(loaded, context):
+            raise UserError(problem)
+        context -= virtual_tokens(job)
+        seq_len = min(seq_len, context)
     _, own = chat_template(tokenizer)
     stops = served_stop_ids(tokenizer, source, job.model)
     return TextSide(tokenizer, codec_of(tokenizer, stops), seq_len, own, context)
@@ -82,8 +81,8 @@ def context_of(source: ModelSource, block: ModelBlock) -> int | None:
         return catalogue.SCRATCH[source.where].context
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
-    for name in ("max_position_embeddings", "n_positions", "seq_length"):
+    for name in POSITIONS:
         value = getattr(config.get_text_config(), name, None)
-        if isinstance(value, int) and value > 0 and config.model_type != "bloom":  # ALiBi has no end
+        if isinstance(value, int) and value > 0 and config.model_type not in ENDLESS:
             return value
     return None

@@ -17,7 +17,7 @@ from stoker.job.paths import absolute, exists
 from stoker.job.schema import Job, ModelBlock
 from stoker.models import catalogue
 from stoker.models.config import generation_config
-from stoker.models.folder import TOKENIZER_FILES
+from stoker.models.folder import TOKENIZER_FILES, check_settings
 from stoker.models.gguf import tokenizer_of_gguf
 from stoker.models.source import ModelSource, locate
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_new_tokens
@@ -96,6 +96,8 @@ def load_tokenizer_from(
     from transformers import AutoTokenizer
 
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    if source.kind == "folder":
+        check_settings(Path(source.where))
     with reading(f"the tokenizer of {source.where}"):
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, revision=revision)
     if not hasattr(tokenizer, "backend_tokenizer"):

@@ -39,22 +39,34 @@ def is_of_run(job: Path) -> bool:
 
 def output_problem(folder: Path) -> tuple[str, str] | None:
     """Why a job's ``output`` can be no run's folder, and what to write instead; None where it can."""
+    what = unwritable(folder) or _holds(folder)
+    return (f"output: {folder} {what}", "give a folder of its own, such as runs/mine") if what else None
+
+
+def _holds(folder: Path) -> str:
+    """What a folder holds that is in a run's way; empty where nothing is."""
+    if not os.path.lexists(folder):
+        return ""
+    if is_run(folder):
+        links = [name for name in WRITTEN if (folder / name).is_symlink()]
+        return f"holds a link, {links[0]}, where a run writes" if links else ""
+    other = next(folder.iterdir(), None)
+    return f"is a folder with other files ({other.name}), not a run" if other else ""
+
+
+def unwritable(folder: Path) -> str:
+    """Why no files can be made in a folder that is there or shall be made; empty where they can."""
     there = folder
     while not os.path.lexists(there):
         there = there.parent
     if not there.is_dir():
-        what = "is no folder" if there == folder else f"lies below {there}, which is no folder"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        what = f"cannot be written: no files can be made in {there}"
-    elif there != folder:
-        return None
-    elif is_run(folder):
-        links = [name for name in WRITTEN if (folder / name).is_symlink()]
-        if not links:
-            return None
-        what = f"holds a link, {links[0]}, where a run writes"
-    elif other := next(folder.iterdir(), None):
-        what = f"is a folder with other files ({other.name}), not a run"
-    else:
-        return None
-    return f"output: {folder} {what}", "give a folder of its own, such as runs/mine"
+        return "is no folder" if there == folder else f"lies below {there}, which is no folder"
+    if not os.access(there, os.W_OK | os.X_OK):
+        return f"cannot be written: no files can be made in {there}"
+    try:
+        os.lstat(folder)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:  # such as too long a name
+        return f"cannot be made: {error.strerror}"
+    return ""
