@@ -1,7 +1,7 @@
 """A plain PyTorch loop, written from the documentation of the job's keys: what Stoker's own process is held against.
 
-It imports nothing of Stoker: schedule, decay, clipping and loss are written a second time, so that no mistake is made
-on both sides. Rows go one by one through transformers' model and peft's adapters; `plain_rows` has their order.
+It imports nothing of Stoker but `plain_balance`: schedule, decay, clipping and loss are written a second time. Rows go
+one by one through transformers' model and peft's adapters; `plain_rows` has their order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from peft import get_peft_config, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+
+from stoker.train.plain_balance import balance
 
 Row = tuple[Tensor, Tensor]  # token ids and the mask of trained tokens
 Numbers = dict[tuple[int, str], float]  # by step and name
@@ -56,7 +58,7 @@ def train(
         loss = 0.0
         for row in batch:
             part = summed_loss(model, row)[0] / targets
-            part.backward()
+            (part + balance(model, row, job.router_aux_loss) / targets).backward()
             loss += float(part.detach())
         if stage:
             only_new_rows(model, trained, setting.known)
