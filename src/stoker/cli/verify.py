@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, help="optimizer steps of each run (default: 5, or 3 where a step takes many rows)"
     )
+    parser.add_argument("--fail-fast", action="store_true", help="look no further once something differs")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, and nothing else")
 
@@ -67,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         largest = min(MOST_PROCESSES, max(cell.world for cell in cells))
     with TemporaryDirectory(prefix="stoker-verify-") as folder, Pool(largest, device=arguments.device) as pool:
         twin = make_twin(loaded, base, Path(folder), steps=arguments.steps)
-        verifier = Verifier(twin, pool)
+        verifier = Verifier(twin, pool, fail_fast=arguments.fail_fast)
         if not arguments.json:
             print(f"twin      {twin.describe(cells[0])}; {twin.steps(cells[0])} steps in float64")
             for fact in twin.facts:
@@ -107,11 +108,12 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
 
 def _lines(verdict: Verdict) -> str:
     name = verdict.cell.name if verdict.layout is None else verdict.layout.describe()
-    if verdict.comparison is None:
+    if verdict.comparison is None and not verdict.checks:
         word = "cannot be" if verdict.passed is None else "FAILED"
         return f"{name:<44} {word}: {verdict.reason}"
     end = "same" if verdict.passed else f"DIFFERS: {verdict.reason}"
-    lines = [f"{name:<44} {_sizes(verdict.comparison)}  {end}  ({verdict.seconds:.1f} s)"]
+    sizes = f"{_sizes(verdict.comparison)}  " if verdict.comparison else ""
+    lines = [f"{name:<44} {sizes}{end}  ({verdict.seconds:.1f} s)"]
     for check in verdict.checks:
         found = {True: "same", False: f"DIFFERS: {check.reason}", None: f"not compared: {check.reason}"}[check.passed]
         sizes = f"{_sizes(check.comparison)}  " if check.comparison else ""

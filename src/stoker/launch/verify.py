@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from stoker.checkpoint.store import Store
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import load_job
-from stoker.job.schema import Job
 from stoker.launch.failure import RankFailed
 from stoker.launch.pool import Pool
 from stoker.models.families import family_of
@@ -29,6 +28,7 @@ from stoker.train.streams import problem_of
 from stoker.train.trace import Trace, trace
 from stoker.train.twin import Twin, Variant
 
+OWN = "one process"
 BOUND = 1e-10  # in float64, of a model whose family states no other
 TIMEOUT = 300.0  # seconds of one run
 
@@ -97,15 +97,15 @@ class Reference:
     """What one process computed.
 
     Attributes:
-        folder: of the run.
+        path: of its job file.
         clip: largest gradient norm: some steps are above it and some below.
-        checks: of the run itself.
+        checks: of the run itself, as far as they have been made.
     """
 
     trace: Trace
-    folder: RunFolder
+    path: Path
     clip: float
-    checks: tuple[Check, ...]
+    checks: dict[str, Check] = field(default_factory=dict)
 
 
 class Verifier:
@@ -116,11 +116,14 @@ class Verifier:
         bound: largest difference; by default the family's.
         whole: whether more is done than to compare the layout with one process: the plain loop, going on from
             checkpoints, dropout.
+        fail_fast: whether nothing more is done for a layout once something differs.
     """
 
-    def __init__(self, twin: Twin, pool: Pool, *, bound: float | None = None, whole: bool = True) -> None:
+    def __init__(
+        self, twin: Twin, pool: Pool, *, bound: float | None = None, whole: bool = True, fail_fast: bool = False
+    ) -> None:
         family = family_of(twin.config) if twin.config is not None else None
-        self.twin, self.pool, self.whole = twin, pool, whole
+        self.twin, self.pool, self.whole, self.fail_fast = twin, pool, whole, fail_fast
         self.bound = bound if bound is not None else family.bound if family else BOUND
         self.references: dict[str, Reference] = {}
 
@@ -158,25 +161,40 @@ class Verifier:
 
     def _verdict(self, cell: Cell, layout: Layout) -> Verdict:
         reference = self._reference(cell)
-        variant = Variant(clip=reference.clip)
-        path = self.twin.job_file(cell, variant)
+        checks: list[Check] = []
+        for check in self._checks(cell, layout, reference):
+            checks.append(check)
+            if self.fail_fast and check.passed is False:
+                break
+        own = next((check for check in checks if check.name == OWN), None)
+        failed = sorted((check for check in checks if check.passed is False), key=lambda check: check is not own)
+        reason = ": ".join([*([failed[0].name] if failed[0] is not own else []), failed[0].reason]) if failed else ""
+        others = tuple(check for check in checks if check is not own)
+        return Verdict(
+            cell, layout, own.comparison if own else None, not failed, reason, 0.0, others, self._facts(reference)
+        )
+
+    def _checks(self, cell: Cell, layout: Layout, reference: Reference) -> Iterator[Check]:
+        if self.whole:
+            yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
+            yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
+        path = self.twin.job_file(cell, Variant(clip=reference.clip))
         folder = _folder_of(path)
-        checks = list(reference.checks)
         folder.path.mkdir()
         with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
             run = self._run(path, cell, layout.world)
+            yield self._compared(OWN, compare(run, reference.trace), run)
+            yield self._replicas(run)
             if self.whole:
-                checks += self._restarts(cell, layout, reference, folder)
-        comparison = compare(run, reference.trace)
-        beyond = comparison.first_beyond(self.bound)
-        if beyond and reference.trace.batch_norm:
-            beyond += "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
-        checks.insert(len(reference.checks), self._replicas(run))
+                yield from self._restarts(cell, layout, reference, folder)
         if self.whole and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
-            checks.append(self._dropout(cell, layout, reference))
-        failed = [f"{check.name}: {check.reason}" for check in checks if check.passed is False]
-        reason = beyond or next(iter(failed), "")
-        return Verdict(cell, layout, comparison, not reason, reason, 0.0, tuple(checks), self._facts(reference))
+            yield self._dropout(cell, layout, reference)
+
+    def _once(self, reference: Reference, name: str, check: Callable[[], Check]) -> Check:
+        """A check of the run in one process, which is made once."""
+        if name not in reference.checks:
+            reference.checks[name] = check()
+        return reference.checks[name]
 
     # -- one process -----------------------------------------------------------------------------------------
 
@@ -190,26 +208,28 @@ class Verifier:
                 clip = between(run.grad_norms)
                 path = self.twin.job_file(one, Variant(clip=clip), beside=cell)
                 run = self._run(path, one, 1)
-            checks = (self._plain(one, load_job(path).job, run), self._by_steps(cell, run, clip)) if self.whole else ()
-            self.references[key] = Reference(run, _folder_of(path), clip, checks)
+            self.references[key] = Reference(run, path, clip)
         return self.references[key]
 
-    def _plain(self, one: Cell, job: Job, run: Trace) -> Check:
+    def _plain(self, cell: Cell, reference: Reference) -> Check:
+        one, job, run = reference_of(cell), load_job(reference.path).job, reference.trace
         why = why_not(self.twin, job, run)
         if why is not None:
             return Check("plain loop", None, why)
         given = plain_job(self.twin, one, job, run)
         found: Computed = self.pool.run(run_plain, given, world=1, timeout=TIMEOUT)[0]
-        return self._compared("plain loop", compare(as_plain(job.tune, run), found, without=in_other_form(self.twin)))
+        return self._compared(
+            "plain loop", compare(as_plain(job.tune, run), found, without=in_other_form(self.twin)), run
+        )
 
-    def _by_steps(self, cell: Cell, run: Trace, clip: float) -> Check:
+    def _by_steps(self, cell: Cell, reference: Reference) -> Check:
         """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
-        one = reference_of(cell)
-        found = self._run(self.twin.job_file(one, Variant(clip=clip, by_steps=True), beside=cell), one, 1)
-        last, batch = self.twin.steps(cell), cell.batch["batch"]
+        one, last, batch = reference_of(cell), self.twin.steps(cell), cell.batch["batch"]
+        path = self.twin.job_file(one, Variant(clip=reference.clip, by_steps=True), beside=cell)
+        found = self._run(path, one, 1)
         if found.numbers.get((last, "samples")) != last * batch:
             return Check("by steps", False, f"{last} steps do not take {last} x {batch} samples")
-        return self._compared("by steps", compare(_before(last, found), _before(last, run)))
+        return self._compared("by steps", compare(_before(last, found), _before(last, reference.trace)), found)
 
     # -- a layout --------------------------------------------------------------------------------------------
 
@@ -231,7 +251,9 @@ class Verifier:
         there = self.twin.job_file(one, variant, beside=cell)
         yield self._continued("its checkpoint in one process", folder, there, one, 1, expected, step)
         here = self.twin.job_file(cell, variant)
-        yield self._continued("one process' checkpoint", reference.folder, here, cell, layout.world, expected, step)
+        yield self._continued(
+            "one process' checkpoint", _folder_of(reference.path), here, cell, layout.world, expected, step
+        )
 
     def _continued(
         self, name: str, of: RunFolder, path: Path, cell: Cell, world: int, expected: Trace, step: int, **how: Any
@@ -246,7 +268,7 @@ class Verifier:
         steps = {at for at, key in run.numbers if key == "loss"}
         if run.resumed != where or min(steps, default=0) != step + 1:
             return Check(name, False, f"it did not go on from the state of step {step} ({where})")
-        return self._compared(name, compare(run, expected, after=step))
+        return self._compared(name, compare(run, expected, after=step), run)
 
     def _dropout(self, cell: Cell, layout: Layout, reference: Reference) -> Check:
         """What each process drops, and that it is the same when the run goes on or computes again."""
@@ -263,9 +285,11 @@ class Verifier:
         again = self.twin.job_file(cell, variant)
         return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
 
-    def _compared(self, name: str, comparison: Comparison) -> Check:
-        beyond = comparison.first_beyond(self.bound)
-        return Check(name, beyond is None, beyond or "", comparison)
+    def _compared(self, name: str, comparison: Comparison, run: Trace) -> Check:
+        beyond = comparison.first_beyond(self.bound) or ""
+        if beyond and run.batch_norm:
+            beyond += "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
+        return Check(name, not beyond, beyond, comparison)
 
     def _facts(self, reference: Reference) -> tuple[str, ...]:
         if not reference.clip:

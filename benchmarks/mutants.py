@@ -1,0 +1,295 @@
+"""Mutations: a line of the source is changed in a copy, and `stoker verify` of a small job has to tell.
+
+make mutants                                                     # all of mutations.yaml
+python benchmarks/mutants.py --only clamp key-heads-even         # some
+python benchmarks/mutants.py --jobs 4 --results killed.jsonl     # four at a time; goes on where it was stopped
+
+A mutation is killed when `stoker verify` does not pass: it names what differs, or the run breaks. Ends with 1 where
+fewer than 95 % are killed, a survivor has no reason, or a job does not pass on the source as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import time
+from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ruamel.yaml import YAML
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent / "src"
+WANTED = 0.95  # of the mutations
+LIMIT = 300.0  # seconds of one of them
+HEAVY = ("torch", "transformers", "peft", "torch.distributed.fsdp", "torch.distributed.pipelining")
+UNCHANGED = "unchanged"
+MODULE = """
+import torch
+from torch import nn
+
+def data_of(seed, size):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, 6, generator=generator)
+    return torch.utils.data.TensorDataset(x, (x[:, 0] > x[:, 1]).long())
+
+build = lambda: nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, 2))
+loss = nn.functional.cross_entropy
+data = lambda: data_of(0, 30)
+held_out = lambda: data_of(1, 20)
+"""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change of the source.
+
+    Attributes:
+        file: below ``src/stoker``.
+        old, new: ``old`` occurs once in the file.
+        job: by which `stoker verify` should tell.
+        why: what would be trained otherwise.
+        harmless: why it cannot matter, where that is so.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    job: str
+    why: str
+    harmless: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a mutation. ``reason``: of its death."""
+
+    name: str
+    killed: bool
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What mutations.yaml says."""
+
+    models: dict[str, dict[str, Any]]
+    jobs: dict[str, str]
+    mutations: list[Mutation]
+
+    def problems(self, source: Path) -> list[str]:
+        """What is wrong with it, beside the source as it is."""
+        found = []
+        names = [mutation.name for mutation in self.mutations]
+        found += [f"{name}: the name is taken twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        for mutation in self.mutations:
+            path = source / "stoker" / mutation.file
+            times = path.read_text(encoding="utf-8").count(mutation.old) if path.is_file() else 0
+            if times != 1:
+                found.append(f"{mutation.name}: {mutation.file} has {mutation.old!r} {times} times, and not once")
+            if mutation.job not in self.jobs:
+                found.append(f"{mutation.name}: there is no job {mutation.job!r}")
+        return found
+
+
+def read_catalogue(path: Path = HERE / "mutations.yaml") -> Catalogue:
+    """The mutations and their jobs."""
+    content = YAML(typ="safe", pure=True).load(path)
+    return Catalogue(content["models"], content["jobs"], [Mutation(**entry) for entry in content["mutations"]])
+
+
+def write_jobs(catalogue: Catalogue, folder: Path) -> None:
+    """The jobs with their models' configurations; `stoker verify` reads no weights and no data."""
+    import torch
+    from safetensors.torch import save_file
+    from tokenizers import Tokenizer, models
+    from transformers import AutoConfig, PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.BPE({"a": 0, "</s>": 1}, [])), eos_token="</s>"
+    )
+    for name, values in catalogue.models.items():
+        AutoConfig.for_model(**values).save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        save_file({"none": torch.zeros(1)}, folder / name / "model.safetensors")
+    (folder / "rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n', encoding="utf-8")
+    (folder / "net.py").write_text(MODULE, encoding="utf-8")
+    for name, text in catalogue.jobs.items():
+        data = "" if "module:" in text else "data: rows.jsonl\n"
+        (folder / f"{name}.yaml").write_text(data + text, encoding="utf-8")
+
+
+def verify(job: Path, source: Path, scratch: Path) -> tuple[int | None, str, float]:
+    """Runs ``stoker verify`` of a job with a source, forked from this process, which has loaded the libraries.
+
+    Returns:
+        (the exit code, None where it did not end; what was printed; seconds).
+    """
+    begin = time.perf_counter()
+    output = scratch / "output"
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        _child(job, source, scratch, output)
+    code: int | None = None
+    while time.perf_counter() - begin < LIMIT:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            break
+        time.sleep(0.05)
+    _end(pid, wait=code is None)
+    return code, output.read_text(encoding="utf-8", errors="replace"), time.perf_counter() - begin
+
+
+def _child(job: Path, source: Path, scratch: Path, output: Path) -> None:
+    """Never returns."""
+    try:
+        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        for descriptor in (1, 2):
+            os.dup2(file, descriptor)
+        os.chdir(job.parent)
+        sys.path.insert(0, str(source))
+        os.environ.update(PYTHONPATH=str(source), STOKER_CACHE=str(scratch / "cache"), OMP_NUM_THREADS="1")
+        # What runs is forked from here instead of from a server that loads the libraries another time.
+        forking = multiprocessing.get_context("fork")
+        multiprocessing.get_context = lambda method=None: forking  # type: ignore[assignment]
+        forkserver.ensure_running = lambda: None
+        code = int(importlib.import_module("stoker.cli.main").main(["verify", job.name, "--json", "--fail-fast"]))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 70
+    sys.stdout.flush()
+    os._exit(code)
+
+
+def _end(pid: int, *, wait: bool) -> None:
+    """Ends what a child has left: it leads a session."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    if wait:
+        os.waitpid(pid, 0)
+
+
+def judged(name: str, code: int | None, output: str, seconds: float) -> Result:
+    """What the exit of ``stoker verify`` says."""
+    if code is None:
+        return Result(name, True, f"it did not end within {LIMIT:g} s", seconds)
+    lines = [line for line in output.splitlines() if line.startswith('{"passed"')]
+    if lines:
+        found = json.loads(lines[-1])
+        reasons = [layout["reason"] for layout in found["layouts"] if layout["reason"]]
+        return Result(name, not found["passed"], "; ".join(reasons), seconds)
+    last = [line for line in output.splitlines() if line.strip()][-1:] or ["nothing was printed"]
+    return Result(name, code != 0, f"exit code {code}: {last[0].strip()}", seconds)
+
+
+def mutated(mutation: Mutation | None, folder: Path) -> Path:
+    """A copy of the source with a mutation."""
+    copy = folder / "source"
+    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    if mutation is not None:
+        path = copy / "stoker" / mutation.file
+        path.write_text(path.read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
+    return copy
+
+
+def tried(mutation: Mutation | str, jobs: Path) -> Result:
+    """A mutation, or a job without any, which must pass."""
+    name, job = (
+        (mutation.name, mutation.job) if isinstance(mutation, Mutation) else (f"{UNCHANGED} {mutation}", mutation)
+    )
+    with TemporaryDirectory(prefix="stoker-mutant-") as folder:
+        source = mutated(mutation if isinstance(mutation, Mutation) else None, Path(folder))
+        return judged(name, *verify(jobs / f"{job}.yaml", source, Path(folder)))
+
+
+def line_of(result: Result, mutation: Mutation | None) -> str:
+    """For people."""
+    if mutation is None:
+        return f"{'FAILS' if result.killed else 'passes':<9} {result.name:<30} {result.seconds:5.1f} s  {result.reason}"
+    word = "killed" if result.killed else "harmless" if mutation.harmless else "SURVIVED"
+    why = result.reason if result.killed else mutation.harmless or mutation.why
+    return f"{word:<9} {result.name:<30} {result.seconds:5.1f} s  {why}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutations")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time (default: 1)")
+    parser.add_argument("--results", type=Path, metavar="FILE", help="JSON lines: what is in it is not tried again")
+    arguments = parser.parse_args()
+    catalogue = read_catalogue()
+    if problems := catalogue.problems(SOURCE):
+        print("mutations.yaml does not fit the source:", *problems, sep="\n  ")
+        return 1
+    names = {mutation.name for mutation in catalogue.mutations}
+    if unknown := set(arguments.only or ()) - names:
+        print(f"there is no mutation {', '.join(sorted(unknown))}")
+        return 2
+    chosen = [m for m in catalogue.mutations if not arguments.only or m.name in arguments.only]
+    known: dict[str, Result] = {}
+    if arguments.results and arguments.results.exists():
+        lines = arguments.results.read_text(encoding="utf-8").splitlines()
+        known = {result.name: result for result in (Result(**json.loads(line)) for line in lines)}
+    for module in HEAVY:
+        importlib.import_module(module)
+    work: list[Mutation | str] = [*dict.fromkeys(m.job for m in chosen), *chosen]
+    work = [w for w in work if (w.name if isinstance(w, Mutation) else f"{UNCHANGED} {w}") not in known]
+    by_name = {mutation.name: mutation for mutation in chosen}
+    with TemporaryDirectory(prefix="stoker-mutants-") as folder:
+        jobs = Path(folder)
+        write_jobs(catalogue, jobs)
+        for result in _results(work, jobs, arguments.jobs):
+            known[result.name] = result
+            print(line_of(result, by_name.get(result.name)), flush=True)
+            if arguments.results:
+                with arguments.results.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(result)) + "\n")
+    return summary(chosen, known)
+
+
+def _results(work: list[Mutation | str], jobs: Path, at_once: int) -> Any:
+    if at_once == 1:
+        yield from (tried(each, jobs) for each in work)
+        return
+    with multiprocessing.get_context("fork").Pool(at_once) as pool:
+        waiting = [pool.apply_async(tried, (each, jobs)) for each in work]
+        yield from (each.get() for each in waiting)
+
+
+def summary(chosen: list[Mutation], results: dict[str, Result]) -> int:
+    """Prints what came of all; the exit code."""
+    broken = [
+        r.name.removeprefix(f"{UNCHANGED} ") for r in results.values() if r.name.startswith(UNCHANGED) and r.killed
+    ]
+    killed = [m for m in chosen if results[m.name].killed]
+    survived = [m for m in chosen if not results[m.name].killed]
+    share = len(killed) / len(chosen)
+    print(
+        f"\nkilled {len(killed)} of {len(chosen)} ({share:.1%}); the slowest took {max(results[m.name].seconds for m in chosen):.0f} s"
+    )
+    for mutation in survived:
+        print(
+            f"  {'harmless' if mutation.harmless else 'SURVIVED'} {mutation.name}: {mutation.harmless or mutation.why}"
+        )
+    if broken:
+        print(f"jobs that do not pass on the source as it is, so that their mutations say nothing: {', '.join(broken)}")
+    return int(share < WANTED or bool(broken) or any(not mutation.harmless for mutation in survived))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
