@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint fuzz format bench verify-all tune-matrix docs wheel clean
+.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix docs wheel clean
 
 install: .venv/.installed
 
@@ -65,6 +65,10 @@ bench: .venv/.installed-bench
 # Every family under every layout against one process; writes docs/matrix.md.
 verify-all: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/verify_all.py
+
+# Changes a line of the source at a time, in a copy; `stoker verify` has to tell. Half an hour on two cores.
+mutants: .venv/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutants.py
 
 # Every family tuned in every way; writes docs/tune_matrix.md.
 tune-matrix: .venv/.installed-dev

@@ -19,6 +19,8 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import forkserver
 from pathlib import Path
@@ -31,8 +33,10 @@ HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parent / "src"
 WANTED = 0.95  # of the mutations
 LIMIT = 300.0  # seconds of one of them
+POLL = 0.05  # seconds
 HEAVY = ("torch", "transformers", "peft", "torch.distributed.fsdp", "torch.distributed.pipelining")
 UNCHANGED = "unchanged"
+ORIGINAL = "original"  # the folder of the source as it was when this began
 MODULE = """
 import torch
 from torch import nn
@@ -130,33 +134,63 @@ def write_jobs(catalogue: Catalogue, folder: Path) -> None:
         (folder / f"{name}.yaml").write_text(data + text, encoding="utf-8")
 
 
-def verify(job: Path, source: Path, scratch: Path) -> tuple[int | None, str, float]:
-    """Runs ``stoker verify`` of a job with a source, forked from this process, which has loaded the libraries.
+@dataclass(frozen=True)
+class Running:
+    """A `stoker verify` that has been started."""
 
-    Returns:
-        (the exit code, None where it did not end; what was printed; seconds).
+    name: str
+    pid: int
+    began: float
+    folder: TemporaryDirectory[str]
+
+    @property
+    def output(self) -> Path:
+        return Path(self.folder.name) / "output"
+
+
+def start(work: Mutation | str, jobs: Path) -> Running:
+    """Runs `stoker verify` with a mutation, or a job with the source as it is, which must pass.
+
+    It is forked from this process, which has loaded the libraries.
     """
-    begin = time.perf_counter()
-    output = scratch / "output"
+    mutation = work if isinstance(work, Mutation) else None
+    job = mutation.job if mutation else str(work)
+    folder = TemporaryDirectory(prefix="stoker-mutant-")
+    source = mutated(mutation, jobs / ORIGINAL, Path(folder.name))
+    began = time.perf_counter()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        _child(job, source, scratch, output)
-    code: int | None = None
-    while time.perf_counter() - begin < LIMIT:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            code = os.waitstatus_to_exitcode(status)
-            break
-        time.sleep(0.05)
-    _end(pid, wait=code is None)
-    return code, output.read_text(encoding="utf-8", errors="replace"), time.perf_counter() - begin
+        _child(jobs / f"{job}.yaml", source, Path(folder.name))
+    return Running(name_of(work), pid, began, folder)
 
 
-def _child(job: Path, source: Path, scratch: Path, output: Path) -> None:
+def name_of(work: Mutation | str) -> str:
+    """Under which its result is kept."""
+    return work.name if isinstance(work, Mutation) else f"{UNCHANGED} {work}"
+
+
+def ended(running: Running) -> Result | None:
+    """What came of it; None while it goes on."""
+    seconds = time.perf_counter() - running.began
+    pid, status = os.waitpid(running.pid, os.WNOHANG)
+    if not pid and seconds < LIMIT:
+        return None
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)  # what it has left: it leads a session
+    if not pid:
+        os.waitpid(running.pid, 0)
+    code = os.waitstatus_to_exitcode(status) if pid else None
+    output = running.output.read_text(encoding="utf-8", errors="replace") if running.output.exists() else ""
+    with suppress(OSError):
+        running.folder.cleanup()
+    return judged(running.name, code, output, seconds)
+
+
+def _child(job: Path, source: Path, scratch: Path) -> None:
     """Never returns."""
     try:
-        file = os.open(output, os.O_WRONLY | os.O_CREAT)
+        file = os.open(scratch / "output", os.O_WRONLY | os.O_CREAT)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
         os.chdir(job.parent)
@@ -174,16 +208,6 @@ def _child(job: Path, source: Path, scratch: Path, output: Path) -> None:
     os._exit(code)
 
 
-def _end(pid: int, *, wait: bool) -> None:
-    """Ends what a child has left: it leads a session."""
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    if wait:
-        os.waitpid(pid, 0)
-
-
 def judged(name: str, code: int | None, output: str, seconds: float) -> Result:
     """What the exit of ``stoker verify`` says."""
     if code is None:
@@ -197,24 +221,14 @@ def judged(name: str, code: int | None, output: str, seconds: float) -> Result:
     return Result(name, code != 0, f"exit code {code}: {last[0].strip()}", seconds)
 
 
-def mutated(mutation: Mutation | None, folder: Path) -> Path:
-    """A copy of the source with a mutation."""
+def mutated(mutation: Mutation | None, source: Path, folder: Path) -> Path:
+    """A copy of a source with a mutation."""
     copy = folder / "source"
-    shutil.copytree(SOURCE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     if mutation is not None:
         path = copy / "stoker" / mutation.file
         path.write_text(path.read_text(encoding="utf-8").replace(mutation.old, mutation.new), encoding="utf-8")
     return copy
-
-
-def tried(mutation: Mutation | str, jobs: Path) -> Result:
-    """A mutation, or a job without any, which must pass."""
-    name, job = (
-        (mutation.name, mutation.job) if isinstance(mutation, Mutation) else (f"{UNCHANGED} {mutation}", mutation)
-    )
-    with TemporaryDirectory(prefix="stoker-mutant-") as folder:
-        source = mutated(mutation if isinstance(mutation, Mutation) else None, Path(folder))
-        return judged(name, *verify(jobs / f"{job}.yaml", source, Path(folder)))
 
 
 def line_of(result: Result, mutation: Mutation | None) -> str:
@@ -248,11 +262,12 @@ def main() -> int:
     for module in HEAVY:
         importlib.import_module(module)
     work: list[Mutation | str] = [*dict.fromkeys(m.job for m in chosen), *chosen]
-    work = [w for w in work if (w.name if isinstance(w, Mutation) else f"{UNCHANGED} {w}") not in known]
+    work = [each for each in work if name_of(each) not in known]
     by_name = {mutation.name: mutation for mutation in chosen}
     with TemporaryDirectory(prefix="stoker-mutants-") as folder:
         jobs = Path(folder)
         write_jobs(catalogue, jobs)
+        shutil.copytree(SOURCE, jobs / ORIGINAL)  # which may be edited meanwhile
         for result in _results(work, jobs, arguments.jobs):
             known[result.name] = result
             print(line_of(result, by_name.get(result.name)), flush=True)
@@ -262,13 +277,18 @@ def main() -> int:
     return summary(chosen, known)
 
 
-def _results(work: list[Mutation | str], jobs: Path, at_once: int) -> Any:
-    if at_once == 1:
-        yield from (tried(each, jobs) for each in work)
-        return
-    with multiprocessing.get_context("fork").Pool(at_once) as pool:
-        waiting = [pool.apply_async(tried, (each, jobs)) for each in work]
-        yield from (each.get() for each in waiting)
+def _results(work: list[Mutation | str], jobs: Path, at_once: int) -> Iterator[Result]:
+    """As they end, some at a time."""
+    waiting, running = list(reversed(work)), list[Running]()
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            running.append(start(waiting.pop(), jobs))
+        for each in list(running):
+            result = ended(each)
+            if result is not None:
+                running.remove(each)
+                yield result
+        time.sleep(POLL)
 
 
 def summary(chosen: list[Mutation], results: dict[str, Result]) -> int:
@@ -279,9 +299,8 @@ def summary(chosen: list[Mutation], results: dict[str, Result]) -> int:
     killed = [m for m in chosen if results[m.name].killed]
     survived = [m for m in chosen if not results[m.name].killed]
     share = len(killed) / len(chosen)
-    print(
-        f"\nkilled {len(killed)} of {len(chosen)} ({share:.1%}); the slowest took {max(results[m.name].seconds for m in chosen):.0f} s"
-    )
+    slowest = max(results[m.name].seconds for m in chosen)
+    print(f"\nkilled {len(killed)} of {len(chosen)} ({share:.1%}); the slowest took {slowest:.0f} s")
     for mutation in survived:
         print(
             f"  {'harmless' if mutation.harmless else 'SURVIVED'} {mutation.name}: {mutation.harmless or mutation.why}"

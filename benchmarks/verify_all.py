@@ -21,7 +21,8 @@ from transformers import AutoConfig
 from stoker.cli.report import quiet_libraries
 from stoker.job.load import load_job
 from stoker.launch.pool import Pool
-from stoker.launch.verify import Verdict, Verifier
+from stoker.launch.verdict import Verdict
+from stoker.launch.verify import Verifier
 from stoker.models.families import FAMILIES
 from stoker.train.cells import MATRIX
 from stoker.train.twin import make_twin

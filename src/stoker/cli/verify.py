@@ -15,7 +15,7 @@ from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 
 if TYPE_CHECKING:
-    from stoker.launch.verify import Verdict
+    from stoker.launch.verdict import Verdict
     from stoker.train.cells import Cell
     from stoker.train.difference import Comparison
 

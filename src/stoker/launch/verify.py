@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.load import load_job
 from stoker.launch.failure import RankFailed
 from stoker.launch.pool import Pool
+from stoker.launch.verdict import Check, Verdict
 from stoker.models.families import family_of
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import shared_memory
@@ -31,65 +32,6 @@ from stoker.train.twin import Twin, Variant
 OWN = "one process"
 BOUND = 1e-10  # in float64, of a model whose family states no other
 TIMEOUT = 300.0  # seconds of one run
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: for people and programs.
-        passed: None where it was not compared, for which ``reason`` says why.
-        reason: of a failure, what differs first; empty where it passed.
-    """
-
-    name: str
-    passed: bool | None
-    reason: str = ""
-    comparison: Comparison | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
-        sizes = self.comparison.as_json() if self.comparison else {}
-        return {"passed": self.passed, "reason": self.reason, **sizes}
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What came of a layout.
-
-    Attributes:
-        layout: None where the layout is not even well-formed.
-        comparison: with one process; None where it did not run.
-        passed: None where the layout cannot be, for which ``reason`` says why.
-        reason: of a failure, what differs first; empty where it passed.
-        seconds: that it took, the run in one process included where it was the first to need it.
-        checks: all that was looked at, the comparison with one process left out.
-        facts: for people.
-    """
-
-    cell: Cell
-    layout: Layout | None
-    comparison: Comparison | None
-    passed: bool | None
-    reason: str
-    seconds: float
-    checks: tuple[Check, ...] = ()
-    facts: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        """The verdict as other programs read it; differences are null where nothing was compared."""
-        nothing = dict.fromkeys(Comparison({}, ()).as_json())
-        return {
-            "name": self.cell.name,
-            "layout": asdict(self.layout) if self.layout else self.cell.parallel,
-            "world": self.layout.world if self.layout else None,
-            **(self.comparison.as_json() if self.comparison else nothing),
-            "checks": {check.name: check.as_json() for check in self.checks},
-            "passed": self.passed,
-            "reason": self.reason,
-            "seconds": round(self.seconds, 2),
-        }
 
 
 @dataclass(frozen=True)
