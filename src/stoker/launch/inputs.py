@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.data.audit import audit
+from stoker.data.audited import audited
 from stoker.data.build import Report
 from stoker.data.corpus import open_corpus
 from stoker.errors import UserError
@@ -11,7 +11,7 @@ from stoker.models.text import open_text_side
 
 
 def check_data(work: Work, report: Report | None = None) -> None:
-    """What is wrong with a job's data is said once, before processes start; they find it tokenised.
+    """What is wrong with a job's data is said once, before processes start; they find it tokenised and audited.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
@@ -23,7 +23,7 @@ def check_data(work: Work, report: Report | None = None) -> None:
     job = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": text.seq_len})})
     corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=work.base, report=report, loaded=work.loaded)
     try:
-        problems = audit(corpus, text.codec, work.loaded).problems
+        problems = audited(corpus, text.codec, work.loaded).problems
     finally:
         corpus.close()
     if problems:

@@ -13,7 +13,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stoker.checkpoint.weights import NONE, trainable
-from stoker.data.audit import Audit, audit
+from stoker.data.audit import Audit
+from stoker.data.audited import audited
 from stoker.data.build import Report
 from stoker.data.corpus import Corpus, open_corpus
 from stoker.errors import UserError
@@ -110,7 +111,7 @@ def _prepare_language(
     job = loaded.job.model_copy(update={"train": train})
     assert job.model is not None
     corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
-    checked = audit(corpus, text.codec, loaded)
+    checked = audited(corpus, text.codec, loaded)
     if checked.problems:
         corpus.close()
         raise UserError(*checked.problems)
