@@ -39,11 +39,11 @@ def test_the_recipe_ends_as_a_plain_loop_does(tmp_path: Path, monkeypatch: pytes
     assert evaluated[-1]["accuracy"] > 0.97
 
 
-def test_the_snippet_of_the_readme_ends_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_snippet_of_the_docs_ends_there_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    blocks = (ROOT / "docs" / "modules.md").read_text().split("```python\n")[1:]
     snippet = next(block for block in blocks if "digits" in block).partition("```")[0]
-    exec(compile(snippet, "README.md", "exec"), {})
+    exec(compile(snippet, "modules.md", "exec"), {})
     evaluated = [e for e in RunFolder(tmp_path / "runs" / "module").read_events() if e["event"] == "evaluated"]
     assert evaluated[-1]["accuracy"] > 0.97
 
