@@ -28,6 +28,7 @@ FAMILIES = (  # noqa: SIM905
     "cohere granite mixtral qwen2_moe qwen3_moe gpt_oss"
 ).split()
 STEPS, LR, DECAY, BETAS, EPS, CLIP = 20, 1e-2, 0.1, (0.9, 0.999), 1e-8, 0.5
+BALANCE = 0.03
 JOB: dict[str, Any] = {
     "task": "sft", "data": "rows.jsonl", "steps": STEPS, "output": "run", "evaluate": {"fraction": 0.0},
     "train": {
@@ -52,12 +53,14 @@ class Plain:
     """A Llama or a Mixtral by hand, one document at a time, every number in float64."""
 
     def __init__(self, folder: Path) -> None:
+        self.routed: list[tuple[Tensor, Tensor]] = []
         self.config: Any = PretrainedConfig.from_pretrained(folder)
         stored = load_file(folder / "model.safetensors")
         self.weights = {name: w.double().requires_grad_() for name, w in stored.items()}
 
     def __call__(self, ids_T: Tensor) -> Tensor:
         """Logits, shape (T, vocabulary)."""
+        self.routed = []
         config, w = self.config, self.weights
         x_TD = w["model.embed_tokens.weight"][ids_T]
         for number in range(config.num_hidden_layers):
@@ -98,12 +101,20 @@ class Plain:
         shares_TE = (x_TD @ w[f"{layer}block_sparse_moe.gate.weight"].T).softmax(-1)
         chosen = shares_TE.topk(self.config.num_experts_per_tok, -1)
         kept_TE = torch.zeros_like(shares_TE).scatter(1, chosen.indices, chosen.values)
+        self.routed.append((kept_TE.detach() > 0, shares_TE))
         kept_TE = kept_TE / kept_TE.sum(-1, keepdim=True)
         out_TD = torch.zeros_like(x_TD)
         for expert in range(shares_TE.shape[1]):
             gate, down, up = (w[f"{layer}block_sparse_moe.experts.{expert}.w{i}.weight"] for i in (1, 2, 3))
             out_TD = out_TD + kept_TE[:, expert : expert + 1] * ((F.silu(x_TD @ gate.T) * (x_TD @ up.T)) @ down.T)
         return out_TD
+
+    def balance(self) -> Tensor:
+        """The load-balancing loss of the document that was last gone through."""
+        if not self.routed:
+            return torch.zeros((), dtype=torch.float64)
+        layers = [len(p_TE[0]) * (chosen_TE.double().mean(0) * p_TE.mean(0)).sum() for chosen_TE, p_TE in self.routed]
+        return torch.stack(layers).mean()
 
 
 def plain_losses(model: Plain, steps: list[list[tuple[Tensor, Tensor]]]) -> list[float]:
@@ -115,12 +126,14 @@ def plain_losses(model: Plain, steps: list[list[tuple[Tensor, Tensor]]]) -> list
     losses = []
     for documents in steps:
         targets = sum(int(trained[1:].sum()) for _, trained in documents)
-        total = torch.zeros((), dtype=torch.float64)
+        total = aside = torch.zeros((), dtype=torch.float64)
         for ids, trained in documents:
-            scores = F.cross_entropy(model(ids[:-1]), ids[1:], reduction="none")
-            total = total + scores[trained[1:]].sum()
+            end = int(trained.nonzero()[-1])  # what follows the last trained token is not read
+            scores = F.cross_entropy(model(ids[:end]), ids[1 : end + 1], reduction="none")
+            total = total + scores[trained[1 : end + 1]].sum()
+            aside = aside + int(trained[1:].sum()) * BALANCE * model.balance()  # no part of the loss that is shown
         optimizer.zero_grad()
-        (total / targets).backward()
+        ((total + aside) / targets).backward()
         torch.nn.utils.clip_grad_norm_([*matrices, *vectors], CLIP)
         optimizer.step()
         losses.append(float(total.detach()) / targets)
@@ -137,7 +150,8 @@ def test_twenty_steps_are_those_of_a_plain_loop(family: str, base: Path, tiny_mo
         documents = [[(torch.tensor(d.row.ids.astype(int)), torch.tensor(d.row.trained)) for d in row] for row in rows]
         steps.extend([d for row in documents[i : i + 4] for d in row] for i in range(0, 4 * STEPS, 4))
 
-    ran = run(base, {**JOB, "model": str(folder)}, before=keep)
+    balance = [f"train.router_aux_loss={BALANCE}"] if family == "mixtral" else []
+    ran = run(base, {**JOB, "model": str(folder)}, *balance, before=keep)
     plain = Plain(folder)
     expected = plain_losses(plain, steps)
     assert ran.losses == pytest.approx(expected, abs=1e-12, rel=1e-12)
