@@ -132,4 +132,4 @@ def test_killed_anywhere(
             assert names <= {"damaged-step-00000002"}, (change, names)
             again.close()
         change += 1
-    assert change > 3
+    assert change > 2

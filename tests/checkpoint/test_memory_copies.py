@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory import remembered
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.slots import copies_in
+from stoker.checkpoint.slots import copies_in, forget_copies
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import Keep
@@ -160,6 +161,25 @@ def test_what_something_has_removed_is_made_again(tmp_path: Path, pool: Pool) ->
         for path in shared.path.glob("rank-*/slot-?"):
             path.unlink()
         assert_restored(pool.run(restored, tmp_path, world=2)[0], 6, "disk")
+
+
+def test_a_copy_that_has_been_written_to_the_disk_gives_its_place_to_the_next(tmp_path: Path) -> None:
+    """Of the two copies since a checkpoint one is always whole, also while the other is made."""
+    with shared_memory(tmp_path):
+        saver = saver_of(tmp_path)
+        saver.save_in_background(state(2), Keep(2))
+        deadline = time.monotonic() + 30
+        while saver.store.steps() != [2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        for step in (3, 4):
+            saver.remember(state(step))
+        (torn,) = [copy for copy in copies_in(shared_folder(tmp_path)) if copy.step == 4]
+        forget_copies([torn])
+        target = state(0)
+        found = saver.restore_newest(lambda _: target.held)
+        assert found is not None and (found.step, found.where) == (3, "memory")
+        saver.close()
 
 
 def test_copies_that_go_while_they_are_read_leave_the_disk(tmp_path: Path) -> None:

@@ -160,5 +160,8 @@ def test_a_folder_that_somebody_else_has_prepared_is_not_used(
         if what == "foreign":
             monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
         assert not has_folder(run) and not Staging(run).outlives
+        if what != "writable":
+            with pytest.raises(RunFailed, match="remove it"):
+                SharedFolder(folder).hold()
     finally:
         folder.unlink() if folder.is_symlink() else folder.rmdir()

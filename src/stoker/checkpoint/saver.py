@@ -11,18 +11,17 @@ from typing import Any, Self
 from stoker.checkpoint.agreement import Agreement, agree
 from stoker.checkpoint.cadence import Cadence
 from stoker.checkpoint.causes import FULL, os_error
-from stoker.checkpoint.memory import Remembered, forget_after, remembered
+from stoker.checkpoint.memory import forget_after, remembered
+from stoker.checkpoint.newest import restore_newest
 from stoker.checkpoint.room import make_room
 from stoker.checkpoint.staging import Staging
-from stoker.checkpoint.state import Damaged, DamagedError, Outcome, Places, Restored, Saved, State
+from stoker.checkpoint.state import Damaged, Outcome, Places, Restored, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.checkpoint.together import by_first, rank, together
 from stoker.errors import DiskFailed, RunFailed
 
-SETTLE = 30.0  # seconds that writers of processes that are gone get to finish, where there is nothing newer
 VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
-POLL = 0.05  # seconds
 
 
 class Saver:
@@ -266,63 +265,10 @@ class Saver:
             RunFailed: there are checkpoints, and none of them can be read; or they are of another model.
         """
         self.wait()
-        copies = remembered(self._memory, before)
-        newest = max((copy.step for copy in copies), default=-1)
-        by_first(lambda: self._settle(newest))
-        steps = by_first(lambda: [step for step in self.store.steps() if before is None or step < before])
-        candidates: list[Remembered | int] = sorted([*copies, *steps], key=_newness, reverse=True)
-        damaged: dict[int, DamagedError] = {}
-        torn: OSError | None = None
-        for candidate in candidates:
-            if isinstance(candidate, Remembered):
-                try:
-                    recalled = self._recall(candidate, places)
-                except OSError as error:  # something has removed the copies meanwhile
-                    torn = error
-                    continue
-                if recalled:
-                    restored = Restored(candidate.step, dict(candidate.numbers), "memory")
-                    break
-            else:
-                try:
-                    numbers = self.store.restore(candidate, places)
-                except DamagedError as error:
-                    damaged[candidate] = error
-                else:
-                    restored = Restored(candidate, numbers, "disk")
-                    break
-        else:
-            if damaged:
-                raise RunFailed(
-                    f"no checkpoint in {self.store.folder} can be read ({damaged[max(damaged)]}); nothing has been "
-                    "changed. Put one back from a copy, or write --fresh: it renames this run's folder and trains "
-                    "from the first step"
-                )
-            if torn is not None:
-                raise RunFailed(f"the copies in memory are gone ({torn}), and there is no checkpoint yet") from torn
-            return None
-        for step, found in damaged.items():  # not before: whoever finds none to go on from may still mend one
-            on_damage(Damaged(step, found, self.store.put_aside(step)))
-        self._forget_after(restored.step)
+        restored = restore_newest(self.store, self._memory, places, before=before, on_damage=on_damage)
+        if restored is not None:
+            self._forget_after(restored.step)
         return restored
-
-    def _settle(self, newest: int) -> None:
-        """Lets the writers of processes that are gone finish a checkpoint that is newer than what there is."""
-        deadline = time.monotonic() + SETTLE
-        while time.monotonic() < deadline:
-            there = max([newest, *self.store.steps()])
-            if not any(step > there for step in self.store.storage.pending()):
-                return
-            time.sleep(POLL)
-
-    def _recall(self, copy: Remembered, places: Places) -> bool:
-        """Restores from copies in memory; says whether every process found what it needs."""
-        known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
-        held = places({name: Saved(*entry) for name, entry in known.items()})
-        if not all(together(lambda: copy.covers(held))):
-            return False
-        together(lambda: copy.fill(held))
-        return True
 
     def _forget_after(self, step: int) -> None:
         if self.staging is not None and self._memory is not None:
@@ -342,8 +288,3 @@ class Saver:
         """After an error the writer is left to finish by itself."""
         if self.staging is not None:
             self.staging.close(wait=kind is None)
-
-
-def _newness(candidate: Remembered | int) -> tuple[int, bool]:
-    """Of the same step, what lies in memory is there sooner."""
-    return (candidate, False) if isinstance(candidate, int) else (candidate.step, True)

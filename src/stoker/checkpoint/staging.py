@@ -140,7 +140,10 @@ class Staging:
 
     def free(self) -> Slot | None:
         """The slot for the next copy: of those that are not being written, the one whose copy is older."""
-        slots = [slot for slot in self._slots if self.pending is None or slot is not self.pending.slot]
+        writing = (
+            self.pending.slot if self.pending is not None and self.answer("written", timeout=0.0) is None else None
+        )
+        slots = [slot for slot in self._slots if slot is not writing]
         return min(slots, key=lambda slot: slot.step, default=None)
 
     def copy(self, step: int, held: Held, numbers: Mapping[str, Any]) -> None:

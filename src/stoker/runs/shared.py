@@ -78,8 +78,11 @@ class SharedFolder:
         """
         deadline = time.monotonic() + patience
         while self.lock is None:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            self.lock = _locked(self.path, fcntl.LOCK_SH if beside else fcntl.LOCK_EX)
+            try:
+                self.path.mkdir(mode=0o700, exist_ok=True)
+                self.lock = _locked(self.path, fcntl.LOCK_SH if beside else fcntl.LOCK_EX)
+            except OSError as error:  # a link or a file that somebody has put there
+                raise RunFailed(f"{self.path} cannot be used ({error.strerror}); remove it") from error
             if self.lock is None:
                 if time.monotonic() > deadline:
                     raise RunFailed(f"another process holds {self.path}; end it, or give another `output`")
