@@ -77,6 +77,7 @@ def base(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it to spoil."""
     shutil.copytree(made, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setenv("STOKER_CACHE", str(made.parent / "cache"))  # `plan --from` keeps what it learns there
     return tmp_path / "copy"
 
 

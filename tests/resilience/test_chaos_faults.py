@@ -22,8 +22,9 @@ from stoker.runs.folder import RunFolder
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    (tmp_path / "run").mkdir()
-    return RunFolder(tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    with folder.take():
+        return folder
 
 
 def chaos_of(folder: RunFolder, *faults: Fault, rank: int = 0) -> Chaos:
@@ -48,10 +49,10 @@ def test_faults_are_read_back(folder: RunFolder) -> None:
 
 
 def test_without_any_nothing_happens(folder: RunFolder) -> None:
-    chaos = chaos_of(folder)
+    chaos, before = chaos_of(folder), sorted(folder.path.iterdir())
     step(chaos, 1)
     loss = torch.tensor(2.0)
-    assert chaos.spoil(1, loss, []) is loss and not list(folder.path.iterdir())
+    assert chaos.spoil(1, loss, []) is loss and sorted(folder.path.iterdir()) == before
 
 
 def test_a_loss_is_spoilt_once_and_on_its_rank_only(folder: RunFolder) -> None:

@@ -126,17 +126,16 @@ def wait_for_writer(store: Store) -> None:
         time.sleep(0.02)
 
 
-def test_a_disk_that_fills_while_metrics_are_written(base: Path) -> None:
+def test_a_disk_that_fills_while_metrics_are_written(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the metrics nor the word of the failure can be written: the message still comes."""
     folder = RunFolder(base / "run")
 
     def fill() -> None:
-        folder.events.unlink()
-        folder.events.symlink_to("/dev/full")
+        monkeypatch.setattr("stoker.runs.folder.no_link", lambda _, flags: os.open("/dev/full", flags))
 
     with pytest.raises(RunFailed, match=r"events\.jsonl cannot be written \(No space left on device\)"):
         run(base, MODULE, before=at_sample(5 * 8, fill))
-    folder.events.unlink()
+    monkeypatch.undo()
     wait_for_writer(Store(folder.checkpoints))
     assert Store(folder.checkpoints).steps()[0] == 3
     whole = run(base, MODULE, "output=whole")
