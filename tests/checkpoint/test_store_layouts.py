@@ -221,7 +221,7 @@ def fail_on_one(folder: Path, failing: int, code: int) -> tuple[str, str]:
 def test_a_full_disk_under_one_process_ends_all_with_one_word(failing: int, tmp_path: Path, pool: Pool) -> None:
     said = pool.run(fail_on_one, tmp_path, failing, errno.ENOSPC, world=3)
     kind, words = said[0]
-    assert said == [(kind, words)] * 3 and kind == "RunFailed"
+    assert said == [(kind, words)] * 3 and kind == "DiskFailed"
     assert "the disk is full" in words and "step 1 is whole" in words
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
 

@@ -88,7 +88,7 @@ def twin_of(family: str, folder: Path) -> Twin:
     """A small model of the family and rows for it."""
     (folder / "job.yaml").write_text("task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\n")
     config = AutoConfig.for_model(family)
-    return make_twin(load_job(folder / "job.yaml").job, folder, folder, steps=1, config=config)
+    return make_twin(load_job(folder / "job.yaml"), folder, folder, steps=2 * PAIRS, config=config)  # rows enough
 
 
 def check(family: str, cells: list[Cell], pool: Pool, folder: Path) -> None:
