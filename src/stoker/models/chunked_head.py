@@ -100,7 +100,7 @@ class _Chunk:
         hit_C = torch.full_like(self.total_C, -1.0) if self._own_C is None else -self._own_C.to(self.total_C.dtype)
         return self.p_CV.div_(self.total_C).scatter_add_(1, self._t_C, hit_C)
 
-    def beforetransform(self, grad_CV: Tensor) -> Tensor:
+    def before_transform(self, grad_CV: Tensor) -> Tensor:
         """From the gradient of the logits to that of the products, in place."""
         if self._slope_CV is not None:
             grad_CV.mul_(self._slope_CV)
@@ -158,7 +158,7 @@ class CrossEntropy(torch.autograd.Function):
             correct += chunk.right_C.sum()
             loss += (chunk.log_total_C - chunk.picked_C).sum()
             if any(wanted):
-                grad_CV = chunk.beforetransform(chunk.minus_target()).to(hidden_ND.dtype)
+                grad_CV = chunk.before_transform(chunk.minus_target()).to(hidden_ND.dtype)
                 sums.add(start, grad_CV, h_CD, weight)
         ctx.sums = sums
         ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
@@ -226,7 +226,7 @@ class Scores(torch.autograd.Function):
             grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
             if uncertain_CV is not None:
                 grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
-            sums.add(start, chunk.beforetransform(grad_CV).to(h_CD.dtype), h_CD, weight)
+            sums.add(start, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
         return (
             sums.hidden,
             sums.weight.to(weight_VD.dtype) if sums.weight is not None else None,
