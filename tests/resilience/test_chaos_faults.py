@@ -33,11 +33,6 @@ def chaos_of(folder: RunFolder, *faults: Fault, rank: int = 0) -> Chaos:
     return Chaos(folder, rank, folder.checkpoints)
 
 
-def step(chaos: Chaos, number: int) -> None:
-    for phase in ("data", "train", "optimizer"):
-        chaos(phase, number)
-
-
 def happened(folder: RunFolder) -> list[tuple[str, int, int]]:
     return [(e["kind"], e["rank"], e["step"]) for e in folder.read_events() if e["event"] == "chaos"]
 
@@ -50,26 +45,30 @@ def test_faults_are_read_back(folder: RunFolder) -> None:
 
 def test_without_any_nothing_happens(folder: RunFolder) -> None:
     chaos, before = chaos_of(folder), sorted(folder.path.iterdir())
-    step(chaos, 1)
+    chaos.before_passes(1)
     loss = torch.tensor(2.0)
-    assert chaos.spoil(1, loss, []) is loss and sorted(folder.path.iterdir()) == before
+    assert chaos.after_passes(1, loss) is loss and sorted(folder.path.iterdir()) == before
 
 
 def test_a_loss_is_spoilt_once_and_on_its_rank_only(folder: RunFolder) -> None:
     parameter = torch.nn.Parameter(torch.ones(3))
     parameter.grad = torch.ones(3)
     write_faults(folder, [Fault("nan", 4, 1)])
+
+    def spoilt(rank: int, number: int) -> torch.Tensor:
+        return Chaos(folder, rank, folder.checkpoints, [parameter]).after_passes(number, torch.tensor(2.0))
+
     for rank, number in ((0, 4), (1, 3), (1, 5)):
-        assert chaos_of(folder, rank=rank).spoil(number, torch.tensor(2.0), [parameter]) == 2.0
-    assert chaos_of(folder, rank=1).spoil(4, torch.tensor(2.0), [parameter]).isnan()
+        assert spoilt(rank, number) == 2.0
+    assert spoilt(1, 4).isnan()
     assert parameter.grad.isnan().all() and happened(folder) == [("nan", 1, 4)]
-    assert chaos_of(folder, rank=1).spoil(4, torch.tensor(2.0), [parameter]) == 2.0  # as when it has been restarted
+    assert spoilt(1, 4) == 2.0  # as when it has been restarted
 
 
 def _train(path: str, last: int) -> None:
     chaos = Chaos(RunFolder(Path(path)), 0, Path(path) / "checkpoints")
     for number in range(1, last + 1):
-        step(chaos, number)
+        chaos.before_passes(number)
 
 
 def test_a_process_is_killed_once(folder: RunFolder) -> None:
@@ -88,9 +87,9 @@ def test_a_process_hangs(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> 
     slept: list[float] = []
     chaos = chaos_of(folder, Fault("hang", 2))
     monkeypatch.setattr(time, "sleep", slept.append)
-    step(chaos, 1)
+    chaos.before_passes(1)
     assert not slept
-    step(chaos, 2)
+    chaos.before_passes(2)
     assert slept == [1e6]
 
 
@@ -99,7 +98,7 @@ def test_a_slow_process_takes_so_much_longer_for_some_steps(folder: RunFolder) -
     seconds = []
     for number in range(1, 5 + SLOW_STEPS + 3):
         begin = time.perf_counter()
-        step(chaos, number)
+        chaos.before_passes(number)
         time.sleep(0.01)
         seconds.append(time.perf_counter() - begin)
     usual, slow, after = seconds[1:4], seconds[4 : 4 + SLOW_STEPS], seconds[4 + SLOW_STEPS :]
@@ -149,7 +148,7 @@ for line in sys.stdin:
 
 def test_who_writes_for_a_process_finds_the_disk_full_until_it_has_been_noticed(folder: RunFolder) -> None:
     chaos = chaos_of(folder, Fault("fill-disk", 1))
-    step(chaos, 1)
+    chaos.before_passes(1)
     writer: Any = subprocess.Popen(
         [sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )

@@ -64,28 +64,6 @@ def test_waiting_is_not_a_process_own_time_but_reading_and_computing_are(tmp_pat
     assert pulse.slowest > 0.7
 
 
-def test_what_is_done_to_a_process_is_its_own(tmp_path: Path) -> None:
-    heart = Heart(tmp_path, 0)
-    called = []
-
-    def slow(phase: str, step: int) -> None:
-        called.append((phase, step))
-        if phase == "train":
-            time.sleep(0.2)
-
-    heart.inject = slow
-    for phase in ("data", "train", "optimizer", "save"):
-        heart.beat(phase, 1)
-    assert called == [("data", 1), ("train", 1), ("optimizer", 1), ("save", 1)]
-    pulse = Listener(tmp_path).pulse(0)
-    assert pulse is not None and pulse.own >= 0.2
-
-    unwatched = Heart()
-    unwatched.inject = slow
-    unwatched.beat("train", 2)
-    assert called[-1] == ("train", 2) and not unwatched.watched
-
-
 def test_it_outlives_the_process(tmp_path: Path) -> None:
     code = "import os, pathlib; from stoker.resilience.heartbeat import Heart; "
     code += f"Heart(pathlib.Path({str(tmp_path)!r}), 1).beat('evaluate', 5); os.kill(os.getpid(), 9)"

@@ -17,6 +17,7 @@ from stoker.job.load import load_job
 from stoker.launch.pool import Pool
 from stoker.launch.verify import Verifier
 from stoker.train.cells import MATRIX, Cell
+from stoker.train.new_rows import TwoStages
 from stoker.train.schedule import Schedule
 from stoker.train.twin import make_twin
 from stoker.train.twin_rows import KNOWN
@@ -103,7 +104,7 @@ def test_without_new_tokens_there_is_nothing_to_train_first(sft: dict[str, Any],
 
 
 def test_each_stage_warms_up() -> None:
-    schedule = Schedule(1.0, 20, 4, "linear", first=8)
+    schedule = TwoStages(1.0, 12, 4, "linear", first=8)
     assert [schedule.lr(step) for step in range(1, 9)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]
     plain = Schedule(1.0, 12, 4, "linear")
     assert [schedule.lr(step) for step in range(9, 21)] == [plain.lr(step) for step in range(1, 13)]

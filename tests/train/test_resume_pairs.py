@@ -26,6 +26,7 @@ from stoker.parallel.exactly import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.runs.shared import shared_memory
+from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import start
 from stoker.train.step import Stepper, Taken
@@ -87,7 +88,7 @@ def train(path: str, overrides: tuple[str, ...], breaks: bool) -> Seen:
     prepared.task.parts, Stepper.take = watched, taking  # type: ignore[method-assign]
     try:
         with in_float64():
-            start(prepared, folder, base, quiet=True, on_step=on_step)
+            start(prepared, folder, base, quiet=True, hooks=[Hook(after_step=on_step)])
     except Broken:
         pass
     finally:

@@ -81,14 +81,17 @@ def read_faults(folder: RunFolder) -> list[Fault]:
 
 
 class Chaos:
-    """The faults of this process; called with the phase and the step by `stoker.resilience.heartbeat.Heart`.
+    """The faults of this process, as a hook of the loop (`stoker.train.hooks.Hook`).
 
     Args:
-        checkpoints: where those of the run are.
+        checkpoints: the folder of the run's checkpoints.
+        parameters: those that the optimizer steps.
     """
 
-    def __init__(self, folder: RunFolder, rank: int, checkpoints: Path) -> None:
-        self._folder, self._rank, self._checkpoints = folder, rank, checkpoints
+    def __init__(
+        self, folder: RunFolder, rank: int, checkpoints: Path, parameters: Sequence[nn.Parameter] = ()
+    ) -> None:
+        self._folder, self._rank, self._checkpoints, self._parameters = folder, rank, checkpoints, parameters
         self._mine = [(n, fault) for n, fault in enumerate(read_faults(folder)) if fault.rank == rank]
         self._began: float | None = None
         self._seconds: list[float] = []  # of the steps so far
@@ -101,11 +104,9 @@ class Chaos:
             "fill-disk": self._fill,
         }
 
-    def __call__(self, phase: str, step: int) -> None:
-        """Before a phase of a step."""
+    def before_passes(self, step: int) -> None:
+        """Lets all faults of the step happen but those of its numbers."""
         if not self._mine:
-            return
-        if phase != "train":
             return
         for number, fault in self._due(step):
             if fault.kind != "nan":
@@ -113,12 +114,12 @@ class Chaos:
                 self._acts[fault.kind](fault)
         self._pause(step)
 
-    def spoil(self, step: int, loss: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor:
-        """The loss after a step's passes, which is not finite, like the gradients, where that is to happen."""
+    def after_passes(self, step: int, loss: Tensor) -> Tensor:
+        """Makes loss and gradients not finite where that is to happen."""
         for number, fault in self._due(step):
             if fault.kind == "nan":
                 self._happens(number, fault)
-                for parameter in parameters:
+                for parameter in self._parameters:
                     if parameter.grad is not None:
                         parameter.grad.mul_(torch.nan)
                 return loss * torch.nan

@@ -22,7 +22,6 @@ FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "
 SIZE = 8 * len(FIELDS)
 RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for one; and the turns
 
-Injector = Callable[[str, int], None]
 Clock = Callable[[], float]
 
 
@@ -92,12 +91,9 @@ class Heart:
 
     Attributes:
         watched: whether whoever started this process reads the signs, and tells the user what becomes of it.
-        inject: called with the phase and the step before each sign: faults that are to happen. The time that it
-            takes counts as the process' own.
     """
 
     def __init__(self, folder: Path | None = None, rank: int = 0, *, device_seconds: Clock | None = None) -> None:
-        self.inject: Injector | None = None
         self._device_seconds = device_seconds
         self.watched = folder is not None
         self._cells = _cells(heart_file(folder, rank)) if folder is not None else memoryview(bytearray(SIZE)).cast("d")
@@ -119,11 +115,6 @@ class Heart:
             self._own += now - self._wall
         elif self._phase in STEP:
             self._own += self._device_seconds() if self._device_seconds else busy - self._busy
-        if self.inject is not None:
-            self.inject(phase, step)
-            after, busy = time.monotonic(), _busy()
-            self._own += after - now if phase in STEP else 0.0
-            now = after
         self._ended(now, phase)
         self._phase, self._step, self._wall, self._busy = phase, step, now, busy
         self._set("step", step)

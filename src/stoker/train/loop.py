@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from textwrap import shorten
@@ -29,7 +29,7 @@ from stoker.resilience.stop import STOPPING, handled_by
 from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.runs.goodput import Running
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.new_rows import NewRowsFirst
+from stoker.train.hooks import Hook
 from stoker.train.passed import next_span
 from stoker.train.passes import Passes
 from stoker.train.plan import Plan, Progress
@@ -38,7 +38,7 @@ from stoker.train.resume import check_none_lost
 from stoker.train.samples import Sampler
 from stoker.train.saving import Saving
 from stoker.train.schedule import Schedule
-from stoker.train.step import Spoil, Stepper, Taken, untouched
+from stoker.train.step import Stepper, Taken
 from stoker.train.task import Task
 from stoker.train.training_state import TrainingState
 from stoker.train.trouble import Trouble, in_event
@@ -73,18 +73,16 @@ class Loop:
         passes: Passes,
         replan: Replan,
         faults: FaultsBlock,
-        spoil: Spoil = untouched,
         sampler: Sampler | None = None,
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
-        on_step: Callable[[StepMetrics], None] = lambda _: None,
+        hooks: Sequence[Hook] = (),
         heart: Heart = UNWATCHED,
-        stage: NewRowsFirst | None = None,
     ) -> None:
         self.task, self.optimizer = task, optimizer
         self.device, self.folder, self.saver, self.display = device, folder, saver, display
         self.store, self.saving = saver.store, Saving(saver, self._event, display.note)
-        self.passes, self.sampler, self.on_step, self._replan = passes, sampler, on_step, replan
+        self.passes, self.sampler, self.hooks, self._replan = passes, sampler, list(hooks), replan
         self.progress = Progress()
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
@@ -98,8 +96,7 @@ class Loop:
             passes=passes,
             buffers=buffers,
             beat=heart.beat,
-            spoil=spoil,
-            stage=stage,
+            hooks=self.hooks,
         )
         self.trouble = Trouble(faults)
         self.heart, self.faults = heart, faults
@@ -164,7 +161,8 @@ class Loop:
                         continue
                     if self.writer is not None:
                         self.writer.write(metrics)
-                    self.on_step(metrics)
+                    for hook in self.hooks:
+                        hook.after_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
                 if self.progress.step:

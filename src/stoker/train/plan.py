@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from stoker.errors import UserError
 from stoker.job.schema import Job
+from stoker.train.new_rows import TwoStages
 from stoker.train.passed import end_of, steps_in
 from stoker.train.schedule import Schedule, warmup_steps
 from stoker.train.task import Task
@@ -107,5 +108,6 @@ def schedule_of(job: Job, plan: Plan) -> Schedule:
     lr = job.train.lr
     assert lr != "auto"
     first = min(job.tune.new_rows_first, plan.steps)
-    warmup = warmup_steps(job.train.warmup, plan.steps - first)
-    return Schedule(lr, plan.steps, warmup, job.train.schedule, job.train.min_lr, first)
+    rest = plan.steps - first
+    warmup = warmup_steps(job.train.warmup, rest)
+    return TwoStages(lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)

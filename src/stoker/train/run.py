@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
@@ -23,8 +24,9 @@ from stoker.job.schema import Job
 from stoker.parallel.exactly import arithmetic_of
 from stoker.resilience.chaos import Chaos
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.folder import RunFolder, StepMetrics
+from stoker.runs.folder import RunFolder
 from stoker.train.environment import environment
+from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, Outcome
 from stoker.train.new_rows import NewRowsFirst
 from stoker.train.optimizer import build_optimizer
@@ -45,7 +47,7 @@ def start(
     *,
     display: Display | None = None,
     quiet: bool = False,
-    on_step: Callable[[StepMetrics], None] = lambda _: None,
+    hooks: Sequence[Hook] = (),
     heart: Heart | None = None,
     began: float | None = None,
 ) -> tuple[Outcome, Loop]:
@@ -59,15 +61,18 @@ def start(
     saver = _saver(job, folder, base)
     check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
     display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
-    heart.inject = chaos = Chaos(folder, rank(), Path(saver.store.folder))
+    optimizer = build_optimizer(
+        task.model,
+        job.train,
+        on_host=job.parallel.offload == "optimizer",
+        loraplus_ratio=job.tune.loraplus_ratio,
+    )
+    chaos = Chaos(
+        folder, rank(), Path(saver.store.folder), [p for group in optimizer.param_groups for p in group["params"]]
+    )
     loop = Loop(
         task,
-        optimizer=build_optimizer(
-            task.model,
-            job.train,
-            on_host=job.parallel.offload == "optimizer",
-            loraplus_ratio=job.tune.loraplus_ratio,
-        ),
+        optimizer=optimizer,
         replan=partial(_replan, job, task),
         device=prepared.device,
         folder=folder,
@@ -75,13 +80,11 @@ def start(
         display=display,
         passes=prepared.passes,
         faults=job.faults,
-        spoil=chaos.spoil,
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
-        on_step=on_step,
+        hooks=[*_warmup(prepared, optimizer), Hook(chaos.before_passes, chaos.after_passes), *hooks],
         heart=heart,
-        stage=_first_stage(prepared),
     )
     heart.beat("restore")
     resumed = loop.resume()
@@ -108,7 +111,7 @@ def start(
     if job.train.tensorboard and prepared.passes.first:
         from stoker.train.tensorboard import tensorboard_writer
 
-        loop.on_step = tensorboard_writer(folder.path / "tensorboard", resumed)
+        loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
     try:
         with arithmetic_of(prepared.device):
             outcome = loop.run()
@@ -129,11 +132,12 @@ def start(
     return outcome, loop
 
 
-def _first_stage(prepared: Prepared) -> NewRowsFirst | None:
-    steps = prepared.job.tune.new_rows_first
-    if not steps or prepared.new_rows is None:
-        return None
-    return NewRowsFirst(prepared.task.model, prepared.new_rows, steps, prepared.pieces, prepared.aliases)
+def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
+    steps, new = prepared.job.tune.new_rows_first, prepared.new_rows
+    if not steps or new is None:
+        return []
+    model, names = prepared.task.model, (prepared.pieces, prepared.aliases)
+    return [NewRowsFirst(model, optimizer, new, steps, *names).hook()]
 
 
 def _sampler(prepared: Prepared) -> Sampler | None:

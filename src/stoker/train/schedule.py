@@ -18,7 +18,6 @@ class Schedule:
         warmup: steps of the warm-up.
         shape: ``linear``, ``cosine``, ``wsd`` or ``constant``.
         floor: where it ends, as a fraction of the peak.
-        first: steps of a stage before: a warm-up of its own, then the peak. All else begins behind them.
     """
 
     peak: float
@@ -26,16 +25,12 @@ class Schedule:
     warmup: int
     shape: str
     floor: float = 0.0
-    first: int = 0
 
     def lr(self, step: int) -> float:
         """The learning rate of optimizer step ``step``, counted from 1."""
-        if step <= self.first:
-            return self.peak * min(1.0, step / max(1, self.warmup))
-        step, steps = step - self.first, self.steps - self.first
         if step <= self.warmup:
             return self.peak * step / self.warmup
-        progress = (step - self.warmup - 1) / max(1, steps - self.warmup)  # in [0, 1)
+        progress = (step - self.warmup - 1) / max(1, self.steps - self.warmup)  # in [0, 1)
         return self.peak * (self.floor + (1.0 - self.floor) * SHAPES[self.shape](progress))
 
 

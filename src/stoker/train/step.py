@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from stoker.data.order import stream_key
 from stoker.train.finite import Found, Guard
-from stoker.train.new_rows import NewRowsFirst
+from stoker.train.hooks import Hook
 from stoker.train.optimizer import set_rate
 from stoker.train.passed import Span
 from stoker.train.passes import Counts, Passes
@@ -23,12 +23,6 @@ from stoker.train.plan import Plan
 from stoker.train.task import Task
 
 Beat = Callable[[str, int], None]
-Spoil = Callable[[int, Tensor, Sequence[nn.Parameter]], Tensor]
-
-
-def untouched(_step: int, loss: Tensor, _parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The loss as it is."""
-    return loss
 
 
 @dataclass(frozen=True)
@@ -68,8 +62,6 @@ class Stepper:
 
     Args:
         beat: called as a phase of a step begins.
-        stage: trains the rows of new tokens alone in the first steps.
-        spoil: what happens to a loss on purpose; see `stoker.resilience.chaos`.
     """
 
     def __init__(
@@ -81,12 +73,10 @@ class Stepper:
         passes: Passes,
         buffers: Sequence[Tensor] = (),
         beat: Beat = lambda _phase, _step: None,
-        spoil: Spoil = untouched,
-        stage: NewRowsFirst | None = None,
+        hooks: Sequence[Hook] = (),
     ) -> None:
-        self._stage = stage
         self._task, self._optimizer, self._scaler, self._passes = task, optimizer, scaler, passes
-        self._beat, self._spoil = beat, spoil
+        self._beat, self._hooks = beat, hooks
         self._guard = Guard(optimizer, scaler, passes, buffers)
 
     def take(self, step: int, span: Span, *, plan: Plan, lr: float, asked: Callable[[], bool]) -> Taken:
@@ -104,20 +94,18 @@ class Stepper:
         ]
         parts = [part for micro_batch in micro_batches for part in micro_batch]
         read = time.perf_counter()
+        for hook in self._hooks:
+            hook.before_passes(step)
         self._beat("train", step)
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
         counts = self._passes.count(parts)
         self._optimizer.zero_grad(set_to_none=True)
-        if self._stage is not None:
-            self._stage.begin(step, self._optimizer)
         self._guard.begin()
         total = self._passes.train(parts, counts, self._scaler)
-        if self._stage is not None:
-            self._stage.mask(step)
-        groups = self._optimizer.param_groups
-        total = self._spoil(step, total, [parameter for group in groups for parameter in group["params"]])
+        for hook in self._hooks:
+            total = hook.after_passes(step, total)
         self._beat("optimizer", step)
-        set_rate(groups, lr)
+        set_rate(self._optimizer.param_groups, lr)
         self._scaler.unscale_(self._optimizer)
         norm = self._passes.clip(plan.clip)
         found = self._guard.step(total, norm, asked=asked())

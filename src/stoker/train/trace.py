@@ -24,6 +24,7 @@ from stoker.parallel.pieces import Piece
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.folder import RunFolder, StepMetrics
 from stoker.train.difference import Computed, Difference, Key
+from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.replicas import difference_of_replicas
 from stoker.train.run import start
@@ -110,7 +111,9 @@ def trace(
         assert loaded.job.output is not None
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
-        _, loop = start(prepared, folder, path.parent, quiet=True, on_step=on_step, heart=_Listening(draws))
+        _, loop = start(
+            prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)], heart=_Listening(draws)
+        )
         weights = _whole_weights(*own)
         replicas = difference_of_replicas(loop.state.now(loop.progress).held)
         made = together(lambda: tuple(draws.made))

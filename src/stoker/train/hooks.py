@@ -1,0 +1,26 @@
+"""What else happens in a step: rehearsed faults, the warm-up of new embedding rows, a record for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from stoker.runs.folder import StepMetrics
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Functions that the loop calls in every step. Of several hooks the first is called first.
+
+    Attributes:
+        before_passes: takes the step, once its samples are there. Its time counts as this process' own.
+        after_passes: takes the step and the summed loss of this process; returns the loss to go on with. Gradients
+            are not clipped yet.
+        after_step: takes what was measured.
+    """
+
+    before_passes: Callable[[int], None] = lambda _step: None
+    after_passes: Callable[[int, Tensor], Tensor] = lambda _step, loss: loss
+    after_step: Callable[[StepMetrics], None] = lambda _metrics: None

@@ -1,0 +1,56 @@
+"""Hooks are called at their points of every step, and what they return is what training goes on with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import write_job
+from test_module import JOB
+from torch import Tensor
+
+from stoker.job.load import load_job
+from stoker.resilience.heartbeat import Heart, Listener
+from stoker.runs.folder import RunFolder, StepMetrics
+from stoker.train.hooks import Hook
+from stoker.train.prepare import prepare
+from stoker.train.run import start
+
+
+def test_the_points_of_a_step(base: Path) -> None:
+    seen: list[Any] = []
+
+    def doubled(step: int, loss: Tensor) -> Tensor:
+        seen.append(("after", step))
+        return 2 * loss
+
+    def plain(metrics: StepMetrics) -> None:
+        seen.append(("metrics", metrics.step))
+
+    prepared = prepare(load_job(write_job(base, {**JOB, "epochs": None, "steps": 2})), base)
+    folder = RunFolder(base / "run")
+    hooks = [
+        Hook(before_passes=lambda step: seen.append(("before", step)), after_passes=doubled),
+        Hook(after_step=plain),
+    ]
+    with folder.take():
+        start(prepared, folder, base, quiet=True, hooks=hooks)
+    assert seen == [(point, step) for step in (1, 2) for point in ("before", "after", "metrics")]
+    other = prepare(load_job(write_job(base, {**JOB, "epochs": None, "steps": 1, "output": "other"})), base)
+    with RunFolder(base / "other").take():
+        start(other, RunFolder(base / "other"), base, quiet=True)
+    losses = [RunFolder(base / name).read_metrics()[0]["loss"] for name in ("run", "other")]
+    assert losses[0] == pytest.approx(2 * losses[1], rel=1e-12)
+
+
+def test_the_time_of_a_hook_counts_as_the_process_own(base: Path, tmp_path: Path) -> None:
+    """So that a process that is slow on purpose is found to be slow."""
+    prepared = prepare(load_job(write_job(base, {**JOB, "epochs": None, "steps": 3})), base)
+    folder = RunFolder(base / "run")
+    with folder.take():
+        heart = Heart(tmp_path, 0)
+        start(prepared, folder, base, quiet=True, heart=heart, hooks=[Hook(before_passes=lambda _: time.sleep(0.1))])
+    pulse = Listener(tmp_path).pulse(0)
+    assert pulse is not None and pulse.own >= 0.3
