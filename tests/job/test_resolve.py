@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from stoker.job import LoadedJob, load_job
-from stoker.job.keys import dotted, leaves
+from stoker.job import LoadedJob, ResolvedJob, load_job
+from stoker.job.keys import block_of, choices, dotted, leaves, schema_paths
+from stoker.job.reasons import UNDECIDED
+from stoker.job.schema import Block
 
 SFT = "task: sft\nmodel: smollm2-135m\ndata: my.jsonl\n"
 SCRATCH = "task: pretrain\nmodel: llama-10m\ndata: sotu\n"
@@ -120,3 +124,26 @@ def test_auto_is_a_name_where_nothing_is_decided(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("task: pretrain\nmodel: auto\ndata: auto\noutput: auto\nsteps: 1\n")
     found = load_job(tmp_path / "job.yaml")
     assert (found.job.output, found.origins["output"].source) == ("auto", "file")
+
+
+def left_open(block: type[Block], parent: str = "") -> Iterator[str]:
+    """Keys that may be `auto` in a block, as `UNDECIDED` names them."""
+    for name, field in block.model_fields.items():
+        inner, _ = block_of(field.annotation)
+        if inner is not None:
+            yield from left_open(inner, "data." if name == "data" else f"{parent}{name}.")
+        elif "auto" in choices(field.annotation):
+            yield f"{parent}{name}"
+
+
+def test_a_resolved_job_leaves_open_what_is_decided_later_and_nothing_else() -> None:
+    assert {*left_open(ResolvedJob), "data.template"} == set(UNDECIDED)  # a template may be any text
+    assert list(schema_paths(ResolvedJob)) == list(schema_paths())
+
+
+def test_a_resolved_job_refuses_an_open_value(tmp_path: Path) -> None:
+    data = load(tmp_path, SFT).job.model_dump()
+    data["train"]["batch"] = data["parallel"]["data"] = "auto"
+    with pytest.raises(ValidationError) as error:
+        ResolvedJob.model_validate(data)
+    assert [found["loc"] for found in error.value.errors()] == [("train", "batch"), ("parallel", "data")]

@@ -41,7 +41,7 @@ def test_the_batch_stays(
     tmp_path: Path, parallel: str, overrides: list[str], left: int, now: str, micro_batch: int, accumulation: int
 ) -> None:
     job = load(tmp_path, parallel, *overrides)
-    fewer = with_fewer(job, job, devices=None, left=left)
+    fewer = with_fewer(job, job.document, devices=None, left=left)
     assert fewer is not None
     train = fewer.job.train
     assert layout_of(fewer.job).describe() == now
@@ -50,20 +50,20 @@ def test_the_batch_stays(
 
 def test_the_devices_that_are_left_are_named(tmp_path: Path) -> None:
     job = load(tmp_path, "{data: 2, tensor: 2, devices: [4, 5, 6, 7]}")
-    fewer = with_fewer(job, job, devices=[4, 6, 7], left=3)
+    fewer = with_fewer(job, job.document, devices=[4, 6, 7], left=3)
     assert fewer is not None and fewer.job.parallel.devices == [4, 6]
     assert layout_of(fewer.job).describe() == "tensor 2 + sequence"
 
 
 def test_nothing_is_left_to_shrink(tmp_path: Path) -> None:
     job = load(tmp_path, "{tensor: 4}")
-    assert with_fewer(job, job, devices=None, left=3) is None
+    assert with_fewer(job, job.document, devices=None, left=3) is None
 
 
 def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
     read = load(tmp_path, "auto")
     planned = with_plan(read, cluster=this_processor(4))
     assert layout_of(planned.job).world == 4
-    fewer = with_fewer(planned, read, devices=None, left=3)
+    fewer = with_fewer(planned, read.document, devices=None, left=3)
     assert fewer is not None and layout_of(fewer.job).world == 3
     assert fewer.job.train.batch == planned.job.train.batch and "planner" in fewer.plan

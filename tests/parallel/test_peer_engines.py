@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.data.corpus import open_corpus
 from stoker.job.load import load_job
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.launch.pool import Pool
 from stoker.models.text import open_text_side
 from stoker.parallel.exactly import in_float64
@@ -39,14 +39,13 @@ Documents = list[tuple[Tensor, Tensor]]
 # -- what runs in the processes ----------------------------------------------------------------------------
 
 
-def steps_of(job_file: str) -> tuple[Job, list[Documents]]:
+def steps_of(job_file: str) -> tuple[ResolvedJob, list[Documents]]:
     """A twin's job and the documents of each of its steps."""
     path = Path(job_file)
     loaded = load_job(path)
     text = open_text_side(loaded, path.parent)
     corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=path.parent, loaded=loaded)
     batch = loaded.job.train.batch
-    assert batch != "auto"
     steps = []
     for step in range(STEPS):
         rows = [d.row for i in range(step * batch, (step + 1) * batch) for d in corpus.sequences[i]]
@@ -67,7 +66,7 @@ def targets_of(documents: Documents) -> int:
     return sum(int(trained[1:].sum()) for _, trained in documents)
 
 
-def optimizer_of(model: nn.Module, job: Job) -> torch.optim.AdamW:
+def optimizer_of(model: nn.Module, job: ResolvedJob) -> torch.optim.AdamW:
     train = job.train
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -76,9 +75,8 @@ def optimizer_of(model: nn.Module, job: Job) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=train.lr, betas=betas, eps=train.eps, foreach=False)  # type: ignore[arg-type]
 
 
-def schedule_of(job: Job) -> Schedule:
+def schedule_of(job: ResolvedJob) -> Schedule:
     train = job.train
-    assert train.lr != "auto"
     return Schedule(train.lr, STEPS, warmup_steps(train.warmup, STEPS), train.schedule, train.min_lr)
 
 

@@ -68,7 +68,6 @@ def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prep
     loaded = load_job(write_job(base, job), overrides)
     prepared = prepare(loaded, base)
     before(prepared)
-    assert loaded.job.output is not None
     folder = RunFolder(base / loaded.job.output)
     with folder.take():
         outcome, loop = start(prepared, folder, base, quiet=True)

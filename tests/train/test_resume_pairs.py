@@ -65,7 +65,6 @@ def train(path: str, overrides: tuple[str, ...], breaks: bool) -> Seen:
     layout = layout_of(loaded.job)
     mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
     prepared = prepare(loaded, base, mesh=mesh)
-    assert loaded.job.output is not None
     folder = RunFolder(base / loaded.job.output)
     folder.path.mkdir(exist_ok=True)
     seen: Seen = {}

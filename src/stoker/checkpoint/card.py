@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.models import catalogue
 from stoker.models.source import locate
 
@@ -48,7 +48,7 @@ class BaseName:
         )
 
 
-def public_name(job: Job, base: Path) -> BaseName:
+def public_name(job: ResolvedJob, base: Path) -> BaseName:
     """The hub id of a job's base where it has one."""
     assert job.model is not None
     name = job.model.name
@@ -112,7 +112,7 @@ def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     yield from (f"| {name} | {version} |" for name, version in _versions(tuned).items() if version)
 
 
-def _method(job: Job) -> str:
+def _method(job: ResolvedJob) -> str:
     return "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
 
 

@@ -26,7 +26,7 @@ from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.tuned import TunedRun
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
 from stoker.models.form import saved_form
 from stoker.models.gguf import weights_of_gguf
@@ -153,7 +153,7 @@ def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     return folder
 
 
-def rows_of(base_name: str, job: Job) -> int:
+def rows_of(base_name: str, job: ResolvedJob) -> int:
     """Rows of the embedding of a model that transformers loads."""
     assert job.model is not None
     config = AutoConfig.from_pretrained(base_name, trust_remote_code=job.model.trust_remote_code)

@@ -14,7 +14,7 @@ from stoker.checkpoint.weights import restore_weights
 from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load import LoadedJob, load_job
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.job.trust import code_problems
 from stoker.models.adapters import keep_originals
 from stoker.models.build import build_model
@@ -47,7 +47,7 @@ class TunedRun:
     device: Device
 
     @property
-    def job(self) -> Job:
+    def job(self) -> ResolvedJob:
         return self.loaded.job
 
     @property
@@ -55,7 +55,7 @@ class TunedRun:
         return self.text.tokenizer
 
 
-def checkpoint_step(folder: RunFolder, job: Job, at: str, base: Path) -> tuple[Store, int]:
+def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> tuple[Store, int]:
     """The store and step of a checkpoint: ``last``, ``best``, or a step.
 
     Raises:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
-from stoker.job.load import JobError, place
+from stoker.job.load import JobError, ReadJob, place
 from stoker.job.schema import SourceBlock
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
@@ -27,16 +27,17 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     Raises:
         UserError: with the problems of the file and of what it names, all at once.
     """
+    read: ReadJob
+    problems: list[Problem] = []
     try:
-        loaded = load_job(path, overrides)
-        problems: list[Problem] = []
+        read = loaded = load_job(path, overrides)
         if is_of_run(Path(path)):
             problems = code_problems(loaded, lambda key: f"{key} on the command line")
     except JobError as error:
-        loaded, problems = error.sound, list(error.problems)
-    problems += preflight(loaded)
+        read, problems = error.sound, list(error.problems)
+    problems += preflight(read)
     if trains:
-        problems += _output_problems(loaded)
+        problems += _output_problems(read)
     if problems:
         raise UserError(*sorted(problems, key=place))
     return loaded
@@ -58,7 +59,7 @@ def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
     return with_plan(loaded, place)
 
 
-def _output_problems(loaded: LoadedJob) -> list[Problem]:
+def _output_problems(loaded: ReadJob) -> list[Problem]:
     from stoker.runs.output import output_problem
 
     output = loaded.job.output
@@ -66,7 +67,7 @@ def _output_problems(loaded: LoadedJob) -> list[Problem]:
     return [loaded.problem("output", *found)] if found else []
 
 
-def preflight(loaded: LoadedJob) -> list[Problem]:
+def preflight(loaded: ReadJob) -> list[Problem]:
     """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
     from stoker.data.sources import source_problem
     from stoker.models.source import model_problem, tokenizer_problem
@@ -98,7 +99,7 @@ def preflight(loaded: LoadedJob) -> list[Problem]:
     return problems
 
 
-def _template_problems(loaded: LoadedJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
+def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:
     from stoker.data.templates import template_of
 
     try:
@@ -108,7 +109,7 @@ def _template_problems(loaded: LoadedJob, key: str, block: SourceBlock, base: Pa
     return []
 
 
-def _context_problems(loaded: LoadedJob, base: Path) -> list[Problem]:
+def _context_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.models.context import context_problem, stated_context
 
     assert loaded.job.model is not None
@@ -117,7 +118,7 @@ def _context_problems(loaded: LoadedJob, base: Path) -> list[Problem]:
     return [] if problem is None else [problem]
 
 
-def _checkpoint_problems(loaded: LoadedJob, base: Path) -> list[Problem]:
+def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.runs.output import unwritable
 
     to = loaded.job.checkpoint.to

@@ -85,8 +85,7 @@ def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
 
     quiet_libraries()
     base = Path.cwd()
-    assert loaded.job.output is not None
-    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened)
+    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
     if place is not None:
         check_world(place, work.layout)
     return work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 
 TRUST = ("trust_remote_code", "allow_pickle")
 
@@ -20,7 +20,7 @@ def trusted(arguments: argparse.Namespace) -> list[str]:
     return [f"model.{name}=true" for name in TRUST if getattr(arguments, name)]
 
 
-def options_of(job: Job) -> str:
+def options_of(job: ResolvedJob) -> str:
     """The options, each behind a space, that other verbs need for a run of a user's own job."""
     given = [name for name in TRUST if job.model is not None and getattr(job.model, name)]
     return "".join(f" --{name.replace('_', '-')}" for name in given)

@@ -18,7 +18,7 @@ from stoker.data.sources import Source, open_source
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.load import LoadedJob
-from stoker.job.schema import Job, SourceBlock
+from stoker.job.resolved import ResolvedJob, ResolvedSource
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
 STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
@@ -28,7 +28,7 @@ STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
 class TokenisedSource:
     """One source with its tokens."""
 
-    block: SourceBlock
+    block: ResolvedSource
     source: Source
     format: str
     cache: TokenCache
@@ -76,7 +76,7 @@ class Corpus:
 
 
 def open_corpus(
-    job: Job,
+    job: ResolvedJob,
     codec: TextCodec,
     *,
     seq_len: int,
@@ -114,7 +114,6 @@ def open_corpus(
             source.cache.close()
         raise UserError(*problems)
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
-    assert job.evaluate.fraction != "auto", "the job is resolved before its data is opened"
     held_out = _held_out(sources, job.evaluate.fraction)
     capacity = seq_len if job.train.pack else None
     sequences = _sequences(job, sources, held_out, capacity)
@@ -148,8 +147,8 @@ def _held_out(sources: Sequence[TokenisedSource], fraction: float) -> tuple[np.n
 
 
 def tokenise_source(
-    block: SourceBlock,
-    job: Job,
+    block: ResolvedSource,
+    job: ResolvedJob,
     codec: TextCodec,
     seq_len: int,
     base: Path,
@@ -160,10 +159,8 @@ def tokenise_source(
     """One source as tokens."""
     source = open_source(block, base)
     found = find_format(source, block.columns) if block.format == "auto" else block.format
-    too_long = block.too_long
-    assert too_long != "auto", "the job is resolved before its data is opened"
     columns = tuple(sorted(block.columns.items()))
-    settings = RowSettings(found, columns, block.train_on, too_long, seq_len, special_tokens_of(block, found))
+    settings = RowSettings(found, columns, block.train_on, block.too_long, seq_len, special_tokens_of(block, found))
     wanted = source.size_bytes > STREAM_ABOVE if block.stream == "auto" else block.stream
     streams = bool(wanted) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
@@ -179,7 +176,7 @@ def tokenise_source(
     return TokenisedSource(block, source, found, cache, streams)
 
 
-def special_tokens_of(block: SourceBlock, found: str) -> Literal["text", "keep"]:
+def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:
     """What special tokens inside of content are; in formats that people render by hand they are meant as such."""
     if block.special_tokens == "auto":
         return "keep" if found in ("text", "prompt") else "text"
@@ -187,7 +184,7 @@ def special_tokens_of(block: SourceBlock, found: str) -> Literal["text", "keep"]
 
 
 def _sequences(
-    job: Job, sources: Sequence[TokenisedSource], held_out: Sequence[np.ndarray], capacity: int | None
+    job: ResolvedJob, sources: Sequence[TokenisedSource], held_out: Sequence[np.ndarray], capacity: int | None
 ) -> Sequences:
     rows = [
         Stream(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask))

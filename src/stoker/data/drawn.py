@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.data.corpus import Corpus
 from stoker.data.mix import pattern_counts
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Drawn:
         return asdict(self)
 
 
-def drawn(corpus: Corpus, job: Job) -> tuple[Drawn, ...]:
+def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
     """The parts of a resolved job's sources. Of packed rows it is not known beforehand how many fill a sequence:
     then as many as would without a gap."""
     kept = [
@@ -52,10 +52,9 @@ def drawn(corpus: Corpus, job: Job) -> tuple[Drawn, ...]:
     )
 
 
-def _draws(corpus: Corpus, job: Job, means: Sequence[float]) -> int:
+def _draws(corpus: Corpus, job: ResolvedJob, means: Sequence[float]) -> int:
     """Rows drawn in the whole run."""
     sequences, batch = corpus.sequences, job.train.batch
-    assert batch != "auto", "the job is resolved before its data is opened"
     if job.steps is None:
         assert sequences.epoch_rows is not None, "a stream has no epochs"
         return int(sequences.epoch_rows * (job.epochs or 1.0) + 1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker.job.load import LoadedJob, load_job
 from stoker.job.resolve import Origin
+from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
 
-__all__ = ["Job", "LoadedJob", "Origin", "load_job"]
+__all__ = ["Job", "LoadedJob", "Origin", "ResolvedJob", "load_job"]

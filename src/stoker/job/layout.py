@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from stoker.job.schema import Job
+    from stoker.job.resolved import ResolvedJob
 
 Shard = Literal["none", "zero1", "zero2", "zero3"]
 ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
@@ -117,11 +117,9 @@ class Layout:
         return ", ".join([" x ".join(parts), *more])
 
 
-def layout_of(job: Job) -> Layout:
+def layout_of(job: ResolvedJob) -> Layout:
     """The layout that a resolved job asks for."""
     parts = job.parallel
-    assert parts.data != "auto" and parts.shard_size != "auto" and parts.sequence != "auto"
-    assert parts.schedule != "auto" and parts.context_by != "auto"
     return Layout(
         data=parts.data,
         shard=parts.shard,

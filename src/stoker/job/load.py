@@ -17,6 +17,7 @@ from stoker.job.keys import KeyPath, block_at, parse_key
 from stoker.job.messages import Finding, findings
 from stoker.job.overrides import apply_overrides
 from stoker.job.resolve import Origin, resolve
+from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.view import View
 
@@ -24,27 +25,34 @@ ANY_TASK = "sft"  # stands in for a task that is missing or wrong, so that the r
 
 
 @dataclass(frozen=True)
-class LoadedJob:
-    """A resolved job, the origin of each of its leaves by dotted key, and the document it was read from.
-
-    Attributes:
-        plan: what the planner says of the layout, where it chose it.
-    """
+class ReadJob:
+    """A job as its author wrote it, and the document it was read from."""
 
     job: Job
-    origins: dict[str, Origin]
     document: Document
-    plan: str = ""
 
     def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
         """A problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""
         return self.document.problem(parse_key(key), message, suggestion)
 
 
-class JobError(UserError):
-    """A job with problems. ``sound`` is what is left of it without them, unresolved, for checks of other rooms."""
+@dataclass(frozen=True)
+class LoadedJob(ReadJob):
+    """A resolved job, and the origin of each of its leaves by dotted key.
 
-    def __init__(self, *problems: Problem | str, sound: LoadedJob) -> None:
+    Attributes:
+        plan: what the planner says of the layout, where it chose it.
+    """
+
+    job: ResolvedJob
+    origins: dict[str, Origin]
+    plan: str = ""
+
+
+class JobError(UserError):
+    """A job with problems. ``sound`` is what is left of it without them, for checks of other rooms."""
+
+    def __init__(self, *problems: Problem | str, sound: ReadJob) -> None:
         super().__init__(*problems)
         self.sound = sound
 
@@ -69,9 +77,9 @@ def check_document(document: Document, overrides: Sequence[str] = ()) -> LoadedJ
     if isinstance(document.data.get("version"), bool):  # true equals 1, but is no version
         problems.append(document.problem(("version",), "`version` must be 1, not true", "write 1"))
     if problems:
-        raise JobError(*sorted(problems, key=place), sound=LoadedJob(job, {}, document))
+        raise JobError(*sorted(problems, key=place), sound=ReadJob(job, document))
     resolved, origins = resolve(job, document)
-    return LoadedJob(resolved, origins, document)
+    return LoadedJob(resolved, document, origins)
 
 
 def _words(finding: Finding, document: Document) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from stoker.job.document import Document
 from stoker.job.keys import KeyPath, dotted, leaves, parse_key
 from stoker.job.reasons import REASONS, UNDECIDED
+from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
 from stoker.job.triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
 from stoker.job.tuning import VIRTUAL
@@ -42,7 +43,7 @@ class Decided:
     why: str
 
 
-def resolve(job: Job, document: Document) -> tuple[Job, dict[str, Origin]]:
+def resolve(job: Job, document: Document) -> tuple[ResolvedJob, dict[str, Origin]]:
     """The job with its ``auto`` values decided, and the origin of every leaf by dotted key.
 
     Raises BatchError where the batch triangle has no solution.
@@ -55,7 +56,7 @@ def resolve(job: Job, document: Document) -> tuple[Job, dict[str, Origin]]:
         for part in parents:
             block = block[part]
         block[last] = decision.value
-    resolved = Job.model_validate(data)
+    resolved = ResolvedJob.model_validate(data)
     origins = {dotted(path): _origin(path, value, decided, document) for path, value in leaves(resolved)}
     return resolved, origins
 

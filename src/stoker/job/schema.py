@@ -26,7 +26,8 @@ LONGEST = 1e7  # seconds, a third of a year: no timer of the operating system ta
 class Block(BaseModel):
     """A mapping of the job file: unknown keys are errors, values are not coerced, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Only whole jobs are validated: validators of the blocks alone would be built for nothing.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
 
 Text = Annotated[str, Field(min_length=1)]

@@ -16,7 +16,7 @@ from stoker.data.sources import open_source
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.resilience.account import RESTARTED, Account, accounts
 from stoker.resilience.chaos import KINDS, Fault, Kind, write_faults
 from stoker.resilience.equality import Equality, compare
@@ -64,7 +64,6 @@ class Rehearsal:
         self, loaded: LoadedJob, path: str, overrides: Sequence[str], *, base: Path, say: Callable[[str], None]
     ) -> None:
         self._loaded, self._path, self._overrides, self._say = loaded, path, list(overrides), say
-        assert loaded.job.output is not None
         self.folder = base / f"{loaded.job.output}-chaos"
         self._base = base
         self.world = layout_of(loaded.job).world
@@ -164,7 +163,7 @@ class Rehearsal:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _problem(job: Job, fault: Fault, world: int) -> tuple[str, str, str] | None:
+def _problem(job: ResolvedJob, fault: Fault, world: int) -> tuple[str, str, str] | None:
     """Why a job does not survive a fault by what it says itself: the key, the message, what to write instead."""
     if fault.rank >= world:
         there = f"the job has {world} process{'es' * (world > 1)}, and ranks count from 0"

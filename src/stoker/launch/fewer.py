@@ -17,7 +17,7 @@ from stoker.runs.shared import has_folder, shared_folder
 OUT = "left-out.json"
 
 
-def with_fewer(current: LoadedJob, read: LoadedJob, *, devices: list[int] | None, left: int) -> LoadedJob | None:
+def with_fewer(current: LoadedJob, read: Document, *, devices: list[int] | None, left: int) -> LoadedJob | None:
     """The job for at most ``left`` processes: with fewer data-parallel ones, or planned anew where it was planned.
 
     The batch stays what it is; passes and accumulation follow from it. None where no layout does.
@@ -30,13 +30,13 @@ def with_fewer(current: LoadedJob, read: LoadedJob, *, devices: list[int] | None
     Raises:
         CannotRun: the planner finds nothing that fits.
     """
-    if read.document.planned:
+    if read.planned:
         from stoker.launch.planned import with_plan
 
         values: dict[str, Any] = {"train.batch": current.job.train.batch}
         values |= {} if devices is None else {"parallel.devices": devices}
         cluster = this_processor(left) if devices is None else this_machine(len(devices))
-        return with_plan(check_document(_written(read.document, values, dropped=())), cluster=cluster)
+        return with_plan(check_document(_written(read, values, dropped=())), cluster=cluster)
     layout, batch = layout_of(current.job), current.job.train.batch
     unit = layout.world // layout.data
     sharded = layout.shard_size if layout.shard_size < layout.data else None

@@ -136,7 +136,7 @@ class _Supervisor:
         if self._nccl:
             named = self._work.devices or range(layout.world)
             devices = [device for rank, device in enumerate(named) if rank not in lost]
-        read = self._work.read or self._work.loaded
+        read = self._work.read or self._work.loaded.document
         fewer = with_fewer(self._work.loaded, read, devices=devices, left=layout.world - len(lost))
         if fewer is None:
             return False

@@ -119,7 +119,6 @@ class _Stated:
     def batch(self, loaded: LoadedJob, processes: int) -> int:
         """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""
         batch = loaded.job.train.batch
-        assert batch != "auto"
         if "batch" in self.corners:
             return batch
         unit = processes * self.corners.get("micro_batch", 1) * self.corners.get("accumulation", 1)
@@ -196,7 +195,7 @@ def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corne
     origins |= {key: Origin("default", "", "planner") for key in chosen}
     if checked.job.train.batch == loaded.job.train.batch:  # not the planner's choice
         origins["train.batch"] = loaded.origins["train.batch"]
-    return LoadedJob(checked.job, origins, document)
+    return replace(checked, origins=origins)
 
 
 def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem | None:

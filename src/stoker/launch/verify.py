@@ -265,9 +265,7 @@ def _only(run: Trace, key: tuple[int, str]) -> Computed:
 
 
 def _folder_of(job_file: Path) -> RunFolder:
-    output = load_job(job_file).job.output
-    assert output is not None
-    return RunFolder(job_file.parent / output)
+    return RunFolder(job_file.parent / load_job(job_file).job.output)
 
 
 def _forget_after(folder: RunFolder, step: int) -> None:

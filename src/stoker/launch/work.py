@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.job import LoadedJob
+from stoker.job.document import Document
 from stoker.job.layout import Layout, layout_of
 from stoker.launch.failure import Failure
 
@@ -30,7 +31,7 @@ class Work:
     base: Path
     output: Path
     quiet: bool = False
-    read: LoadedJob | None = None
+    read: Document | None = None
 
     @property
     def layout(self) -> Layout:

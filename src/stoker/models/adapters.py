@@ -13,15 +13,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from stoker.errors import UserError
-from stoker.job.schema import TuneBlock
+from stoker.job.resolved import ResolvedTune
 from stoker.models.meta import set_parameter
 from stoker.models.targets import Layer, layers_to_adapt, modules_trained_whole
 from stoker.models.virtual import without_virtual_tokens
 
 
-def lora_config(tune: TuneBlock, layers: Sequence[Layer]) -> LoraConfig:
+def lora_config(tune: ResolvedTune, layers: Sequence[Layer]) -> LoraConfig:
     """peft's configuration of a ``tune:`` block for these layers."""
-    assert tune.alpha != "auto", "the job is resolved before its model is built"
     return LoraConfig(
         r=tune.rank,
         lora_alpha=tune.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
@@ -35,7 +34,7 @@ def lora_config(tune: TuneBlock, layers: Sequence[Layer]) -> LoraConfig:
     )
 
 
-def add_adapter(model: PreTrainedModel, tune: TuneBlock) -> PeftModel:
+def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
     """Wraps the model with fresh LoRA matrices; everything else is frozen but the modules that are trained whole.
 
     Those stay where they are, with their names, so that every layout splits them as when all is trained; peft's

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.job.tuning import ADAPTERS
 from stoker.models.adapters import add_adapter
 from stoker.models.form import training_form
@@ -42,7 +42,7 @@ class Built:
 
 
 def build_meta(
-    job: Job, base: Path, device: Device, *, stop_id: int | None = None, text: Sequence[int] | None = None
+    job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None, text: Sequence[int] | None = None
 ) -> Built:
     """The job's model without memory: fused layers split, adapters inserted.
 
@@ -113,7 +113,7 @@ def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]
     return lora or {n: p for n, p in model.named_parameters() if p.requires_grad}
 
 
-def build_model(job: Job, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
+def build_model(job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
     """The job's whole model on its device. See `build_meta`."""
     built = build_meta(job, base, device, stop_id=stop_id)
     fill_whole(allocate(built.model, device.torch), built.weights)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import Problem
-from stoker.job.load import LoadedJob
+from stoker.job.load import ReadJob
 from stoker.job.schema import ModelBlock
 from stoker.job.tuning import virtual_tokens
 from stoker.models import catalogue
@@ -35,7 +35,7 @@ def stated_context(block: ModelBlock, base: Path) -> int | None:
     return values[0] if values and config.get("model_type") not in ENDLESS else None
 
 
-def context_problem(loaded: LoadedJob, context: int) -> Problem | None:
+def context_problem(loaded: ReadJob, context: int) -> Problem | None:
     """What a job asks beyond the model's context, by a sequence length that is written or by its virtual tokens."""
     job, front = loaded.job, virtual_tokens(loaded.job)
     assert job.model is not None
@@ -51,7 +51,7 @@ def context_problem(loaded: LoadedJob, context: int) -> Problem | None:
     return loaded.problem("train.seq_len", message, f"write {room} or less")
 
 
-def _is_written(loaded: LoadedJob) -> bool:
+def _is_written(loaded: ReadJob) -> bool:
     """Whether the job gives the sequence length itself; a default gives way to the model's context."""
     path = ("train", "seq_len")
     return bool(loaded.document.where(path)) and loaded.document.at(path) != "auto"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device, choose_device
 from stoker.job.layout import Layout
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 
 GROUP = 32  # inputs that share a scale in torchao's 4 bits
 # A forward and backward pass of a LLaMA of width 576 under LoRA, on a processor that has instructions for bfloat16:
@@ -110,12 +110,12 @@ def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = 
     return form.config(compute, storage)
 
 
-def is_quantised(job: Job) -> bool:
+def is_quantised(job: ResolvedJob) -> bool:
     """Whether the job's base is held in fewer bits."""
     return job.model is not None and job.model.quantise != "none"
 
 
-def device_for(job: Job, on: torch.device | None = None) -> Device:
+def device_for(job: ResolvedJob, on: torch.device | None = None) -> Device:
     """The device of this process and the precision of a job on it; a quantised base computes in float32 on a CPU."""
     device = choose_device(job.train.precision, on)
     if is_quantised(job) and device.type == "cpu" and job.train.precision == "auto":
@@ -123,12 +123,12 @@ def device_for(job: Job, on: torch.device | None = None) -> Device:
     return device
 
 
-def cut_by(job: Job) -> bool:
+def cut_by(job: ResolvedJob) -> bool:
     """Whether the job's layout cuts the packed weights of its base: zero3 does with 4 bits of bitsandbytes."""
     return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
-def fact(job: Job, device: Device, layout: Layout) -> str | None:
+def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
     """How the job's base is held and computed, in one line; None where it is not quantised."""
     if not is_quantised(job):
         return None

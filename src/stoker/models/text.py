@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.job.load import LoadedJob
-from stoker.job.schema import Job, ModelBlock
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import ModelBlock
 from stoker.job.tuning import virtual_tokens
 from stoker.models import catalogue
 from stoker.models.config import config_of
@@ -40,7 +41,7 @@ class TextSide:
     own_template: bool
     context: int | None = None
 
-    def prompt_ids(self, job: Job) -> list[int] | None:
+    def prompt_ids(self, job: ResolvedJob) -> list[int] | None:
         """Token ids of ``tune.text``, where there is one."""
         text = job.tune.text
         return None if text is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -63,8 +64,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     except UserError as error:
         located = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
         raise type(error)(*located) from error
-    assert job.train.seq_len != "auto"
-    seq_len: int = job.train.seq_len
+    seq_len = job.train.seq_len
     if context is not None:
         if problem := context_problem(loaded, context):
             raise UserError(problem)

@@ -14,7 +14,8 @@ from stoker.data.vocabulary import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, reading
 from stoker.job.extension import Extension, fingerprint, read_extension
 from stoker.job.paths import absolute, exists
-from stoker.job.schema import Job, ModelBlock
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import ModelBlock
 from stoker.models import catalogue
 from stoker.models.config import generation_config
 from stoker.models.folder import TOKENIZER_FILES, check_settings
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a language job with the special tokens that the job names.
 
     Raises:
@@ -39,7 +40,7 @@ def load_tokenizer(job: Job, base: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _tokenizer_without(job: Job, base: Path) -> PreTrainedTokenizerFast:
+def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a job's own choice, the model's, or one learnt from the job's data."""
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
@@ -53,7 +54,7 @@ def _tokenizer_without(job: Job, base: Path) -> PreTrainedTokenizerFast:
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
 
 
-def extension_of(job: Job, base: Path) -> Extension | None:
+def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
     """What the tokenizer of a job adds to that of its model; None where it adds nothing.
 
     Raises:
@@ -105,7 +106,7 @@ def load_tokenizer_from(
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
 
 
-def _learnt(job: Job, size: str, base: Path) -> PreTrainedTokenizerFast:
+def _learnt(job: ResolvedJob, size: str, base: Path) -> PreTrainedTokenizerFast:
     """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
     from transformers import AutoTokenizer
 

@@ -13,7 +13,8 @@ from stoker.job.extension import read_extension
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load import LoadedJob
 from stoker.job.paths import absolute
-from stoker.job.schema import Job, TuneBlock
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import TuneBlock
 from stoker.job.scratch import SCRATCH
 from stoker.job.tuning import ADAPTERS, block_numbers
 from stoker.plan.setting import Setting, Work
@@ -52,10 +53,9 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     return work_of_shape(job, shape, precision=precision_of(job, cluster))
 
 
-def work_of_shape(job: Job, shape: Shape, *, precision: str) -> Work:
+def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Work:
     """What a resolved job computes with a model of this shape."""
     train = job.train
-    assert train.seq_len != "auto" and train.batch != "auto"
     return Work(
         shape,
         train.seq_len,
@@ -112,7 +112,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
     return shape_of_model(name)
 
 
-def precision_of(job: Job, cluster: Cluster | None = None) -> str:
+def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
     """Of the matrix products: as the job says, else the fastest of the devices that needs no care.
 
     As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
@@ -128,17 +128,16 @@ def precision_of(job: Job, cluster: Cluster | None = None) -> str:
     return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
 
 
-def software_of_job(job: Job) -> Software:
+def software_of_job(job: ResolvedJob) -> Software:
     """Stoker, with the states of the job's optimizer."""
     states = STATES[job.train.optimizer]
     return STOKER if states == STOKER.states else replace(STOKER, states=states)
 
 
-def setting_of_job(job: Job, cluster: Cluster, work: Work) -> Setting:
+def setting_of_job(job: ResolvedJob, cluster: Cluster, work: Work) -> Setting:
     """The layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
-    layout, micro_batch = layout_of(job), job.train.micro_batch
-    assert micro_batch != "auto"
-    return Setting(work, cluster, layout, micro_batch, chunks=layout.stages_per_process, software=software_of_job(job))
+    layout, chunks = layout_of(job), layout_of(job).stages_per_process
+    return Setting(work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job))
 
 
 def parallel_block(layout: Layout) -> dict[str, Any]:

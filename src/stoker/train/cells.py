@@ -103,12 +103,11 @@ def planned(loaded: LoadedJob) -> Cell:
     parallel = dict(written) if isinstance(written, dict) else {}
     for key in ("devices", "compile"):  # where it runs and how fast, not what it computes
         parallel.pop(key, None)
-    if isinstance(job.parallel.data, int) and job.parallel.data > 1:
+    if job.parallel.data > 1:
         parallel["data"] = job.parallel.data
     stages = parallel.get("stages")
     if isinstance(stages, list):
         parallel["stages"] = [1 if n == min(stages) else 2 for n in stages]
-    assert job.train.accumulation != "auto" and job.train.micro_batch != "auto"
     micro_batch = min(job.train.micro_batch, MICRO_BATCH)
     return Cell("the job's own", parallel, accumulation=job.train.accumulation, micro_batch=micro_batch)
 

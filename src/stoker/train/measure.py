@@ -18,7 +18,7 @@ from stoker.data.corpus import open_corpus, tokenise_source
 from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
-from stoker.job.schema import SourceBlock
+from stoker.job.resolved import ResolvedSource
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build import build_model
 from stoker.models.form import training_form
@@ -136,9 +136,9 @@ def _documents(
     return _documents_of(tuned, [_block(tuned, data, form)], base, report)
 
 
-def _block(tuned: TunedRun, data: str, form: str) -> SourceBlock:
+def _block(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
     like = tuned.job.data[0]
-    return SourceBlock(
+    return ResolvedSource(
         path=data,
         format=form,  # type: ignore[arg-type]
         template=like.template,
@@ -150,7 +150,7 @@ def _block(tuned: TunedRun, data: str, form: str) -> SourceBlock:
 
 
 def _documents_of(
-    tuned: TunedRun, blocks: Sequence[SourceBlock], base: Path, report: Report | None
+    tuned: TunedRun, blocks: Sequence[ResolvedSource], base: Path, report: Report | None
 ) -> tuple[list[Document], int, int]:
     documents: list[Document] = []
     used = dropped = 0

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from stoker.checkpoint.chunks import Chunk, chunk_of
 from stoker.checkpoint.store import Saved
 from stoker.checkpoint.weights import NONE, stepped, trainable
-from stoker.job.schema import TrainBlock
+from stoker.job.resolved import ResolvedTrain
 from stoker.parallel.offload import Groups, HostOptimizer
 from stoker.parallel.pieces import Piece
 
@@ -21,7 +21,7 @@ SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA m
 
 
 def build_optimizer(
-    model: nn.Module, train: TrainBlock, *, on_host: bool = False, loraplus_ratio: float = 1.0
+    model: nn.Module, train: ResolvedTrain, *, on_host: bool = False, loraplus_ratio: float = 1.0
 ) -> Optimizer:
     """The job's optimizer over the trained parameters.
 
@@ -32,7 +32,6 @@ def build_optimizer(
         loraplus_ratio: how many times as fast the second LoRA matrices learn (LoRA+: Hayou et al., 2024). Each
             group says its own as ``lr_ratio``.
     """
-    assert train.lr != "auto" and train.weight_decay != "auto" and train.beta2 != "auto"
     kinds: dict[tuple[float, float], list[nn.Parameter]] = {(train.weight_decay, 1.0): [], (0.0, 1.0): []}
     for name, parameter in trainable(model).items():
         decay = train.weight_decay if parameter.dim() >= 2 else 0.0
@@ -53,8 +52,7 @@ def set_rate(groups: Groups, lr: float) -> None:
         group["lr"] = lr * group["lr_ratio"]
 
 
-def _optimizer(train: TrainBlock, groups: Groups) -> Optimizer:
-    assert train.lr != "auto" and train.weight_decay != "auto" and train.beta2 != "auto"
+def _optimizer(train: ResolvedTrain, groups: Groups) -> Optimizer:
     if train.optimizer == "adamw":
         parameters = [p for group in groups for p in group["params"]]
         fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in parameters)

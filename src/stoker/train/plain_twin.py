@@ -9,7 +9,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from stoker.job.schema import Job, TuneBlock
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import TuneBlock
 from stoker.job.tuning import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of
 from stoker.parallel.exactly import in_float64
@@ -46,7 +47,7 @@ def in_other_form(twin: Twin) -> tuple[str, ...]:
     return tuple(f".{path}." for path in (*family.transposed, *(layer.path for layer in family.fused)))
 
 
-def why_not(twin: Twin, job: Job, reference: Trace) -> str | None:
+def why_not(twin: Twin, job: ResolvedJob, reference: Trace) -> str | None:
     """Why a job is not run by the plain loop; None where it is."""
     if twin.config is None:
         return "a module of one's own has no plain loop beside its own"
@@ -60,7 +61,7 @@ def why_not(twin: Twin, job: Job, reference: Trace) -> str | None:
     return None
 
 
-def plain_job(twin: Twin, cell: Cell, job: Job, reference: Trace) -> PlainJob:
+def plain_job(twin: Twin, cell: Cell, job: ResolvedJob, reference: Trace) -> PlainJob:
     """The plain loop's part in verifying a layout.
 
     Args:

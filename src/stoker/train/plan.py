@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stoker.errors import UserError
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.train.new_rows import TwoStages
 from stoker.train.passed import end_of, steps_in
 from stoker.train.schedule import Schedule, warmup_steps
@@ -65,7 +65,7 @@ class Progress:
     recent: list[float] = field(default_factory=list)
 
 
-def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
+def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> Plan:
     """Every number of the run, derived from the resolved job and the size of its data.
 
     Args:
@@ -76,7 +76,6 @@ def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
         UserError: the data gives not even one sample.
     """
     train = job.train
-    assert train.batch != "auto" and train.micro_batch != "auto"
     done = done or Progress()
     if job.steps is not None:
         steps = job.steps
@@ -103,11 +102,9 @@ def plan_of(job: Job, task: Task, done: Progress | None = None) -> Plan:
     )
 
 
-def schedule_of(job: Job, plan: Plan) -> Schedule:
+def schedule_of(job: ResolvedJob, plan: Plan) -> Schedule:
     """The learning rate of each of the plan's steps."""
-    lr = job.train.lr
-    assert lr != "auto"
     first = min(job.tune.new_rows_first, plan.steps)
     rest = plan.steps - first
     warmup = warmup_steps(job.train.warmup, rest)
-    return TwoStages(lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)
+    return TwoStages(job.train.lr, rest, warmup, job.train.schedule, job.train.min_lr, first=first)

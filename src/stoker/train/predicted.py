@@ -17,7 +17,7 @@ from stoker.hardware.detect import machines
 from stoker.hardware.device import Device
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.job.tuning import virtual_tokens
 from stoker.models.adapters import unwrap
 from stoker.plan.eager import FLOAT
@@ -94,7 +94,7 @@ def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicte
     )
 
 
-def _copies(setting: Setting, job: Job) -> float:
+def _copies(setting: Setting, job: ResolvedJob) -> float:
     """Bytes of this process' two copies of the training state, which lie in the memory that a processor trains in.
 
     They are made where there is room for them, so whether a job fits does not hang on them.
@@ -120,7 +120,6 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
     """
     train, audit, corpus, language = prepared.job.train, prepared.audit, prepared.corpus, prepared.task.language
     assert audit is not None and corpus is not None and language is not None
-    assert train.seq_len != "auto" and train.micro_batch != "auto"
     size = train.micro_batch
     totals: list[np.ndarray] = []
     passes: list[np.ndarray] = []

@@ -21,7 +21,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load import LoadedJob
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
 from stoker.models.build import build_meta
 from stoker.models.families import family_of
@@ -64,7 +64,7 @@ class Prepared:
         new_rows: of tokens that the model did not have.
     """
 
-    job: Job
+    job: ResolvedJob
     task: Task
     device: Device
     facts: dict[str, str]
@@ -144,7 +144,7 @@ def _prepare_language(
         task = LanguageTask(model, language, corpus, device.torch, root=partial(language.loss, objective=objective))
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
-        compiled = job.train.compile is True
+        compiled = job.train.compile
         compute = device.autocast_dtype
         spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
         assert spread_out.language is not None
@@ -171,7 +171,7 @@ def _prepare_language(
     )
 
 
-def router_coefficient(job: Job, model: PreTrainedModel) -> float:
+def router_coefficient(job: ResolvedJob, model: PreTrainedModel) -> float:
     """The factor of the routers' auxiliary loss: the job's, or the model's own where its routers are trained."""
     given = job.train.router_aux_loss
     if given != "auto":
@@ -181,7 +181,7 @@ def router_coefficient(job: Job, model: PreTrainedModel) -> float:
     return float(own or 0.0) if trained else 0.0
 
 
-def _describe_new_rows(job: Job, tokens: int) -> str:
+def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
     words = f"{tokens:,}, whose rows begin as the mean of those that they consisted of"
     first = job.tune.new_rows_first
     return f"{words}; for {first} steps only they are trained" if first else words
@@ -211,7 +211,7 @@ def _prepare_module(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Pre
 
 
 def prepare_module(
-    job: Job, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device, mesh: Mesh | None = None
+    job: ResolvedJob, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device, mesh: Mesh | None = None
 ) -> Prepared:
     """The same for a module that is at hand; with a mesh it must be the same on every process."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
@@ -225,14 +225,14 @@ def prepare_module(
     if mesh is None:
         apply_to_blocks(job, model)
     else:
-        parts = spread_module(model, mesh, compiled=job.train.compile is True, compute=device.autocast_dtype)
+        parts = spread_module(model, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
         assert parts.root is not None
         task.root = parts.root
     fingerprints = {"data": fingerprint_of(task.data)}
     return Prepared(job, task, device, facts, fingerprints, _passes(task, device, mesh, parts))
 
 
-def apply_to_blocks(job: Job, model: nn.Module, family: Family | None = None) -> None:
+def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:
     """Compile, then recompute what is compiled; for one process."""
     if job.train.compile:
         compile_blocks(model)

@@ -9,7 +9,7 @@ from typing import Any
 from stoker.checkpoint.together import by_first
 from stoker.errors import RunFailed, UserError
 from stoker.job.load import load_job
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.runs.folder import RunFolder
 
 # How long, how often and in which layout: none of these changes what a step computes.
@@ -36,7 +36,7 @@ MAY_CHANGE = (
 )
 
 
-def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
+def check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, *, resuming: bool) -> None:
     """Compares the job and its data with those that the folder's checkpoints come from. A collective.
 
     Raises:
@@ -45,7 +45,7 @@ def check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, *,
     by_first(lambda: _check_same_job(job, fingerprints, folder, resuming))
 
 
-def _check_same_job(job: Job, fingerprints: dict[str, str], folder: RunFolder, resuming: bool) -> None:
+def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, resuming: bool) -> None:
     how = "give another `output`, or --fresh to put the old run aside and start anew"
     if not folder.job.is_file():
         if resuming:

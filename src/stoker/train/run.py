@@ -20,7 +20,7 @@ from stoker.checkpoint.together import rank
 from stoker.data.drawn import in_words
 from stoker.errors import RunFailed
 from stoker.job.render import dump_job
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.parallel.exactly import arithmetic_of
 from stoker.resilience.chaos import Chaos
 from stoker.resilience.heartbeat import Heart
@@ -147,7 +147,7 @@ def _sampler(prepared: Prepared) -> Sampler | None:
     return sampler_for(corpus.evaluation_documents(), count, text.codec, text.context)
 
 
-def _saver(job: Job, folder: RunFolder, base: Path) -> Saver:
+def _saver(job: ResolvedJob, folder: RunFolder, base: Path) -> Saver:
     wanted = job.checkpoint
     store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
     store.clean()
@@ -156,7 +156,7 @@ def _saver(job: Job, folder: RunFolder, base: Path) -> Saver:
     return Saver(store, staging, background=wanted.background, memory=memory)
 
 
-def _replan(job: Job, task: Task, progress: Progress) -> tuple[Plan, Schedule]:
+def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[Plan, Schedule]:
     plan = plan_of(job, task, progress)
     return plan, schedule_of(job, plan)
 
@@ -185,7 +185,7 @@ def _record(
         folder.event("started", **common, plan=asdict(plan))
 
 
-def _model_name(job: Job) -> str:
+def _model_name(job: ResolvedJob) -> str:
     if job.model is not None:
         return job.model.name
     assert job.module is not None

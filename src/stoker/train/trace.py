@@ -108,7 +108,6 @@ def trace(
                 whole = gather_whole(held_gradients(*own))
                 gradients.update({(metrics.step, name): gradient for name, gradient in whole.items()})
 
-        assert loaded.job.output is not None
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
         _, loop = start(

@@ -16,7 +16,7 @@ from stoker.hardware.device import choose_device
 from stoker.job.document import Document, Mark
 from stoker.job.keys import KeyPath, parse_key
 from stoker.job.load import check_document
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.parallel.exactly import arithmetic_of
 from stoker.runs.folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
@@ -87,7 +87,7 @@ class Trainer:
         keys: dict[str, Any] = {"task": "module", "output": str(output)}
         keys |= {f"module.{name}": _name_of(value) for name, value in objects.items() if value is not None}
         keys |= {key: value for key, value in given.items() if value is not None}
-        self.job: Job = check_document(_document({**keys, **more})).job
+        self.job: ResolvedJob = check_document(_document({**keys, **more})).job
         self.quiet = quiet
         self._base = Path.cwd()
         torch.manual_seed(self.job.seed)
@@ -104,7 +104,6 @@ class Trainer:
             UserError: another process trains in the folder, or it holds a run of another job.
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
-        assert self.job.output is not None
         folder = RunFolder(self._base / self.job.output)
         with folder.take():
             outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)

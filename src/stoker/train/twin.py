@@ -19,7 +19,7 @@ from stoker.errors import UserError
 from stoker.job.extension import Extension
 from stoker.job.load import LoadedJob
 from stoker.job.render import scalar
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.job.tuning import ADAPTERS, keys_of
 from stoker.train.cells import Cell
 from stoker.train.imports import import_path
@@ -232,7 +232,7 @@ def make_twin(
     return Twin(folder, common | {"tune": tune}, steps, config, None, clips, _dropout(job, config), facts)
 
 
-def _train(job: Job) -> dict[str, Any]:
+def _train(job: ResolvedJob) -> dict[str, Any]:
     """The job's training with a rate that is felt within a few steps."""
     train = job.train
     values: dict[str, Any] = {
@@ -252,7 +252,7 @@ def _train(job: Job) -> dict[str, Any]:
     return values
 
 
-def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _tune(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The job's ``tune:`` block with a small rank, and what else was changed in it."""
     tune = job.tune
     if tune.method == "full":
@@ -262,7 +262,6 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
         facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
     method = "lora" if tune.method in ADAPTERS else tune.method
-    assert tune.alpha != "auto"
     rank = min(tune.rank, RANK)
     small: dict[str, Any] = {"rank": rank, "alpha": tune.alpha * rank / tune.rank, "width": WIDTH}
     small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
@@ -274,7 +273,7 @@ def _tune(job: Job) -> tuple[dict[str, Any], tuple[str, ...]]:
     return {"method": method, **values}, tuple(facts)
 
 
-def _dropout(job: Job, config: PreTrainedConfig) -> frozenset[float]:
+def _dropout(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
     """The rates at which the job drops."""
     rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
     rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()

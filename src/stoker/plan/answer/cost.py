@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import inf
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.schema import Job
+from stoker.job.resolved import ResolvedJob
 from stoker.plan.reliability import HOUR, FailureRate, Forecast, Saving, forecast
 from stoker.plan.search import Plan
 from stoker.plan.setting import Setting
@@ -30,7 +30,7 @@ class Length:
     save_every: int | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Length:
+    def of(cls, job: ResolvedJob) -> Length:
         """Of a resolved job."""
         every = job.checkpoint.every
         return cls(job.steps, None if job.steps else job.epochs, every if isinstance(every, int) else None)

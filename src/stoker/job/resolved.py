@@ -1,0 +1,56 @@
+"""The job that is run: every ``auto`` that neither the machine, the model nor the data decides has become a value.
+
+Only types are narrowed here: names, meanings, bounds and order of the keys are those of `stoker.job.schema`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stoker.job.layout import ContextBy, ScheduleName
+from stoker.job.schema import EvaluateBlock, Job, ParallelBlock, SourceBlock, TrainBlock, TuneBlock
+
+
+class ResolvedSource(SourceBlock):
+    too_long: Literal["cut", "drop", "split"]
+
+
+class ResolvedTune(TuneBlock):
+    alpha: float
+
+
+class ResolvedTrain(TrainBlock):
+    lr: float
+    batch: int
+    micro_batch: int
+    accumulation: int
+    seq_len: int
+    pack: bool
+    beta2: float
+    weight_decay: float
+    compile: bool
+
+
+class ResolvedEvaluate(EvaluateBlock):
+    data: list[ResolvedSource]  # type: ignore[assignment]  # no list is ever appended to
+    fraction: float
+    rows: int | Literal["all"]
+
+
+class ResolvedParallel(ParallelBlock):
+    data: int
+    shard_size: int
+    sequence: bool
+    schedule: ScheduleName
+    context_by: ContextBy
+    expert: int
+    compile: bool
+
+
+class ResolvedJob(Job):
+    data: list[ResolvedSource]  # type: ignore[assignment]
+    tune: ResolvedTune
+    output: str
+    train: ResolvedTrain
+    evaluate: ResolvedEvaluate
+    parallel: ResolvedParallel
