@@ -74,6 +74,7 @@ IMPOSSIBLE = [
      "mean the same", "keep one"),
     (SFT, "evaluate: {samples: 2, fraction: 0}", ["evaluate.samples", "evaluate.fraction"],
      "nothing is held out", "remove `fraction: 0`"),
+    (MODULE, "train: {router_aux_loss: 0.1}", ["train.router_aux_loss"], "no effect in `task: module`", "remove it"),
     (MODULE, "evaluate: {samples: 2}", ["evaluate.samples"], "no effect in `task: module`", "remove it"),
     (SFT, "parallel: {tensor: 0, shard_size: 3, context_by: ring}", ["tensor", "shard_size", "context_by"], "", ""),
     (SFT, "parallel: {devices: []}", ["devices"], "is empty", "a list of whole numbers of at least 0 or auto"),

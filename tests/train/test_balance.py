@@ -10,6 +10,8 @@ import torch
 from running import write_job
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from stoker.cli.preflight import open_job
+from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load import load_job
 from stoker.launch.pool import Pool
@@ -112,6 +114,18 @@ def test_by_default_it_is_weighted_as_the_model_has_it(job: Path, sft: dict[str,
     assert prepared.task.language.balance.coefficient == 0.02
     off = prepared_of(job, "train.router_aux_loss=0")
     assert off.task.language is not None and off.task.language.balance is None
+
+
+def test_a_dense_model_has_none_to_balance(sft: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(base)
+    path = write_job(base, {**sft, "steps": 3, "train": {"router_aux_loss": WEIGHT}})
+    for refuse in (lambda: prepared_of(base), lambda: open_job(str(path), ())):
+        with pytest.raises(UserError, match="balances the experts of a mixture") as refused:
+            refuse()
+        (problem,) = refused.value.problems
+        assert (problem.file, problem.key, problem.suggestion) == (str(path), "train.router_aux_loss", "remove it")
+        assert (problem.line, problem.column) == (6, 26)
+    prepared_of(base, "train.router_aux_loss=0")
 
 
 def test_the_held_out_loss_is_without_it(job: Path) -> None:

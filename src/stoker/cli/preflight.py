@@ -80,7 +80,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         if found is not None:
             problems.append(loaded.problem("model.name", *found))
         else:
-            problems += _context_problems(loaded, base)
+            problems += _shape_problems(loaded, base)
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
@@ -109,13 +109,14 @@ def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path
     return []
 
 
-def _context_problems(loaded: ReadJob, base: Path) -> list[Problem]:
+def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.models.context import context_problem, stated_context
+    from stoker.models.dense import router_problem
 
     assert loaded.job.model is not None
     context = stated_context(loaded.job.model, base)
     problem = context_problem(loaded, context) if context is not None else None
-    return [] if problem is None else [problem]
+    return [found for found in (problem, router_problem(loaded, base)) if found is not None]
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:

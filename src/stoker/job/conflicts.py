@@ -15,7 +15,8 @@ from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tuning import keys_of
 from stoker.job.view import CannotTellError, View
 
-WITHOUT_TEXT = ("model", "data", "train.seq_len", "train.pack", "evaluate.data", "evaluate.samples")
+LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
+WITHOUT_TEXT = ("model", "data", *LANGUAGE, "evaluate.data", "evaluate.samples")
 
 
 def conflicts(view: View) -> list[Problem]:

@@ -24,6 +24,7 @@ from stoker.job.load import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
 from stoker.models.build import build_meta
+from stoker.models.dense import no_routers
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.layout import lay_out_for
@@ -31,7 +32,7 @@ from stoker.models.meta import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
 from stoker.models.resize import NewRows
-from stoker.models.router_balance import routers_of, watch_routers
+from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weights import fill_whole
 from stoker.parallel.check import layout_problem
@@ -132,7 +133,7 @@ def _prepare_language(
         hint = "remove it, or name a tokenizer of `stoker tokenizer extend` in model.tokenizer, or model.special_tokens"
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
-    balance = watch_routers(unwrap(model), router_coefficient(job, unwrap(model)))
+    balance = _balance(loaded, unwrap(model))
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
@@ -169,6 +170,13 @@ def _prepare_language(
     return Prepared(
         job, task, device, facts, fingerprints, passes, pieces, aliases, checked, corpus, text, built.new_rows
     )
+
+
+def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:
+    balance = watch_routers(model, router_coefficient(loaded.job, model))
+    if balance is None and loaded.job.train.router_aux_loss not in ("auto", 0.0):
+        raise UserError(no_routers(loaded))
+    return balance
 
 
 def router_coefficient(job: ResolvedJob, model: PreTrainedModel) -> float:

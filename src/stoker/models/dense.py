@@ -1,0 +1,30 @@
+"""Jobs that balance the routers of a model that has none. No heavy import here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.job.load import ReadJob
+from stoker.models.source import locate
+from stoker.plan.of_job import shape_of_name
+
+
+def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
+    """What is wrong where a job balances the routers of a local model without any; None where it cannot be told yet."""
+    assert loaded.job.model is not None
+    source = locate(loaded.job.model.name, base)
+    if loaded.job.train.router_aux_loss in ("auto", 0.0) or source is None or source.kind == "hub":
+        return None
+    try:
+        shape = shape_of_name(source.where, base)
+    except UserError:  # of a family that only transformers can build
+        return None
+    return no_routers(loaded) if shape.mixture is None else None
+
+
+def no_routers(loaded: ReadJob) -> Problem:
+    """That the job's model has no routers."""
+    assert loaded.job.model is not None
+    message = f"`train.router_aux_loss` balances the experts of a mixture, and {loaded.job.model.name} has none"
+    return loaded.problem("train.router_aux_loss", message, "remove it")
