@@ -12,7 +12,6 @@ from stoker.job.load import LoadedJob, check_document
 
 LLAMA_FACTORY = """
 model_name_or_path: org/base-4b
-trust_remote_code: true
 stage: sft
 do_train: true
 finetuning_type: lora

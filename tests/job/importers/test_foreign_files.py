@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign import ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TORCHTUNE, TRL, ZERO3, checked, why, written
+from foreign import ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, TORCHTUNE, TRL, ZERO3, checked, lost, why, written
 
 from stoker.errors import UserError
 from stoker.job.document import parse_document
@@ -45,6 +45,15 @@ def test_files_are_merged_the_trainer_s_words_win() -> None:
     assert "bf16 of TRL wins" in why(explicit, "mixed_precision")
     with pytest.raises(UserError, match="both say what is trained"):
         import_files([trl, written(AXOLOTL, "ax.yaml")])
+
+
+@pytest.mark.parametrize("text", [LLAMA_FACTORY, AXOLOTL, TRL])
+def test_whose_code_runs_is_not_for_the_file_s_author_to_say(text: str) -> None:
+    given = written(text + "trust_remote_code: true\n")
+    for overrides, trusted in ([], False), (["model.trust_remote_code=true"], True):
+        imported = import_files([given], overrides=overrides)
+        model = checked(imported).job.model
+        assert "trust_remote_code" in lost(imported) and model is not None and model.trust_remote_code == trusted
 
 
 @pytest.mark.parametrize("format", ["llama-factory", "trl"])

@@ -15,7 +15,7 @@ def test_llama_factory_s_values_and_defaults() -> None:
     imported = import_files([written(LLAMA_FACTORY)])
     job = checked(imported).job
     assert job.model is not None
-    assert (job.task, job.model.name, job.model.trust_remote_code) == ("sft", "org/base-4b", True)
+    assert (job.task, job.model.name) == ("sft", "org/base-4b")
     assert (job.tune.method, job.tune.rank, job.tune.alpha, job.tune.targets) == ("lora", 8, 16, "all-linear")
     assert (job.train.lr, job.train.micro_batch, job.train.accumulation, job.train.batch) == (1e-4, 1, 8, 8)
     assert (job.train.schedule, job.train.warmup, job.train.weight_decay) == ("cosine", 0.1, 0.0)
@@ -93,7 +93,7 @@ def test_wrong_values_are_told_all_at_once_with_their_places() -> None:
 
 def test_unknown_keys_are_listed_with_the_nearest() -> None:
     (unknown,) = import_files([written(LLAMA_FACTORY, lerning_rate="1")]).unknown
-    assert (unknown.key, unknown.near, unknown.where) == ("lerning_rate", "learning_rate", "given.yaml:27:15")
+    assert (unknown.key, unknown.near, unknown.where) == ("lerning_rate", "learning_rate", "given.yaml:26:15")
 
 
 def test_numbers_that_yaml_1_1_reads_as_text_and_its_words_for_truth() -> None:

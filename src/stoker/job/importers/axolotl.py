@@ -11,7 +11,7 @@ from stoker.job.importers.names import carry_schedule, task_of, tuning_of
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
-from stoker.job.importers.trainer_arguments import read_optimizer
+from stoker.job.importers.trainer_arguments import leave_trust, read_optimizer
 from stoker.job.importers.trl import PEFT_TARGETS
 
 OF_EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
@@ -107,7 +107,7 @@ def read_axolotl(document: Document) -> Ledger:
     ledger.text_to("tokenizer_config", "model.tokenizer")
     ledger.text_to("revision_of_model", "model.revision")
     ledger.text_to("output_dir", "output")
-    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+    leave_trust(ledger)
     _tuning(ledger)
     carry_stop(ledger, "special_tokens.eos_token", "eot_tokens")
     for role in ("bos", "unk"):

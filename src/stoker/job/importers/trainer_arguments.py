@@ -82,7 +82,14 @@ def read_model(ledger: Ledger) -> None:
         ledger.carry("model_revision", "model.revision", revision)
     elif revision is not None:
         ledger.drop("model_revision", "main is the default")
-    ledger.flag_to("trust_remote_code", "model.trust_remote_code")
+    leave_trust(ledger)
+
+
+def leave_trust(ledger: Ledger) -> None:
+    """Whether a model's own code may run is for whoever runs the job to say, not for whoever wrote the file."""
+    if (trusted := ledger.flag("trust_remote_code")) is not None:
+        why = "add `model.trust_remote_code=true` if you trust the model" if trusted else "the default"
+        ledger.drop("trust_remote_code", why, matters=trusted)
 
 
 def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
