@@ -19,6 +19,9 @@ from stoker.checkpoint.index import read_index
 from stoker.checkpoint.storage import LocalStorage, read_state, write_state
 from stoker.cli.main import main
 from stoker.data.chat import CHATML
+from stoker.errors import UserError
+from stoker.job.schema import ModelBlock
+from stoker.models.config import config_of
 
 RUN = Path("runs/received")
 MARK = Path("it-ran")
@@ -42,6 +45,8 @@ VERBS = {
     "check": ["check", str(RUN / "job.yaml")],
     "data": ["data", str(RUN / "job.yaml")],
     "train": ["train", str(RUN / "job.yaml"), "steps=3"],
+    "verify": ["verify", str(RUN / "job.yaml")],
+    "chaos": ["chaos", str(RUN / "job.yaml"), "--kill", "0@1"],
 }
 
 
@@ -225,9 +230,42 @@ def test_a_module_of_a_run_is_not_imported(base: Path, capsys: pytest.CaptureFix
     code = {"model": "evil:model", "loss": "evil:loss", "data": "evil:data"}
     (RUN / "job.yaml").write_text(f"task: module\nmodule: {json.dumps(code)}\nsteps: 2\noutput: {RUN}\n")
     (base / "evil.py").write_text(f"open({str(base / MARK)!r}, 'w')\n")
-    said = attack(capsys, "chat", "check", "train")
+    said = attack(capsys, "chat", "check", "train", "verify", "chaos")
     assert all(code == 2 for code, _ in said.values())
     assert "write task=module on the command line" in said["train"][1]
+
+
+@pytest.mark.parametrize("left", ["events.jsonl", "plan.json", ".lock", "checkpoints/step-00000002", "logs/rank-0.log"])
+def test_a_run_without_its_records_is_still_a_run(left: str, base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever made it can leave out most of what tells that a run wrote its job.yaml."""
+    shutil.rmtree(RUN)
+    (RUN / left).parent.mkdir(parents=True, exist_ok=True)
+    (RUN / left).symlink_to("nowhere")
+    code = {"model": "evil:model", "loss": "evil:loss", "data": "evil:data"}
+    (RUN / "job.yaml").write_text(f"task: module\nmodule: {json.dumps(code)}\nsteps: 2\noutput: runs/other\n")
+    (base / "evil.py").write_text(f"open({str(base / MARK)!r}, 'w')\n")
+    (base / "job.yaml").unlink()
+    (base / "job.yaml").symlink_to(RUN / "job.yaml")
+    for verb in ("check", "train", "verify", "chaos"):
+        assert attack(capsys, verb)[verb][0] == 2
+        assert main([verb, "job.yaml", *VERBS[verb][2:]]) == 2 and not MARK.exists()
+
+
+def test_faults_that_come_with_a_run_write_through_no_link(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = base / "mine"
+    mine.write_bytes(bytes(range(256)) * 1000)
+    (checkpoint() / "large").symlink_to(mine)
+    state = read_state(LocalStorage(RUN / "checkpoints"), 2)
+    state["files"]["large"] = {}
+    (checkpoint() / "state.json").write_bytes(write_state(state))
+    sign()
+    (RUN / "chaos").mkdir()
+    faults = [{"kind": "slow", "step": 3, "factor": 1.0}, {"kind": "corrupt", "step": 3}]
+    (RUN / "chaos" / "faults.json").write_text(json.dumps(faults))
+    (RUN / "chaos" / "happened-0").symlink_to(base / "made")
+    main([*VERBS["train"], "faults.restarts=1"])
+    assert "chaos" in (RUN / "events.jsonl").read_text()
+    assert mine.read_bytes() == bytes(range(256)) * 1000 and not (base / "made").exists()
 
 
 def test_a_template_of_a_run_is_in_a_sandbox(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,6 +293,14 @@ def test_a_configuration_that_names_a_kernel_of_the_hub_is_refused(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_implementation": "somebody/kernel"}))
     code, words = attack(capsys, "chat")["chat"]
     assert code == 2 and "asks for code from the hub, somebody/kernel" in words
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config"])
+def test_a_configuration_that_names_a_kernel_for_a_part_is_refused(part: str, tmp_path: Path) -> None:
+    content = {"model_type": "gemma3", "attn_implementation": {part: "somebody/kernel"}}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="asks for code from the hub, somebody/kernel"):
+        config_of(str(tmp_path), ModelBlock(name="gemma"))
 
 
 @pytest.mark.parametrize("name", ["load", "os.system", "Size.__class__"])

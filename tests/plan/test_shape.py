@@ -265,6 +265,16 @@ def test_a_family_that_only_transformers_knows() -> None:
     assert (shape.layers, shape.width, shape.kv_heads) == (3, 48, 2)
 
 
+def test_a_kernel_that_a_configuration_names_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(
+        "transformers.modeling_utils.lazy_import_flash_attention", lambda name, **_: loaded.append(name)
+    )
+    config = {"model_type": "stablelm", **LLAMA}
+    assert shape_of_config(config | {"attn_implementation": "somebody/kernel"}) == shape_of_config(config)
+    assert not loaded
+
+
 def test_a_shape_is_plain_numbers() -> None:
     """The closed form of GPT: 12 L h^2 (1 + 13 / (12 h) + (V + s) / (12 L h)) (Narayanan et al., 2021, equation 2)."""
     shape = Shape(

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 
+from stoker.files import no_link
 from stoker.launch.failure import failure_of_hang
 from stoker.launch.work import Work
 from stoker.resilience.heartbeat import Heart
@@ -39,7 +40,7 @@ def _look(heart: Heart, work: Work, rank: int) -> None:
     failure = failure_of_hang(rank, os.getpid(), phase=found.phase, step=found.step, silent=found.silent)
     if work.output.is_dir():
         work.logs.mkdir(exist_ok=True)
-        with stack_file(work.logs, rank).open("a") as file:
+        with open(stack_file(work.logs, rank), "a", opener=no_link) as file:
             faulthandler.dump_traceback(file, all_threads=True)
         failure.write(work.failure_of(rank))
     print(

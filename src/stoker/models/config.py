@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,9 @@ def config_of(where: str, block: ModelBlock) -> PreTrainedConfig:
         read_config(Path(where))
     with reading(f"the configuration of the model {block.name}"):
         config = AutoConfig.from_pretrained(where, revision=block.revision, trust_remote_code=block.trust_remote_code)
-    for name in ("_attn_implementation", "_experts_implementation"):
-        kernel = getattr(config, name, None)
+    parts = (config, *(getattr(config, name, None) for name in config.sub_configs))
+    for part, name in product(parts, ("_attn_implementation", "_experts_implementation")):
+        kernel = getattr(part, name, None)
         if isinstance(kernel, str) and "/" in kernel and not block.trust_remote_code:
             message = f"the configuration of the model {block.name} asks for code from the hub, {kernel}"
             raise UserError(Problem(message, "write model.trust_remote_code: true if you trust it"))

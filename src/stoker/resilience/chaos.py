@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from stoker.checkpoint.slots import copies_in, forget_copies
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import UserError
+from stoker.files import no_link
 from stoker.resilience.watchdog import WINDOW
 from stoker.runs.folder import RunFolder
 from stoker.runs.shared import shared_folder
@@ -132,7 +133,8 @@ class Chaos:
         return self._folder.chaos / f"happened-{number}"
 
     def _happens(self, number: int, fault: Fault) -> None:
-        self._mark(number).touch()
+        with open(self._mark(number), "ab", opener=no_link):
+            pass
         self._folder.event("chaos", number=number, kind=fault.kind, rank=fault.rank, step=fault.step)
 
     def _kill(self, _: Fault) -> None:
@@ -159,7 +161,7 @@ class Chaos:
             time.sleep(POLL)
         *others, newest = [0, *storage.steps()]
         if others[1:]:  # no run survives the loss of its only checkpoint
-            flip(max(storage.path(newest).iterdir(), key=lambda path: path.stat().st_size))
+            flip(max(storage.path(newest).iterdir(), key=lambda path: path.lstat().st_size))
         forget_copies(copies_in(shared_folder(self._folder.path)))
         self._kill(fault)
 
@@ -180,7 +182,7 @@ class Chaos:
 
 def flip(path: Path) -> None:
     """Changes some bytes in the middle of a file; its size stays."""
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=no_link) as file:
         file.seek(path.stat().st_size // 2)
         old = file.read(FLIPPED)
         file.seek(-len(old), os.SEEK_CUR)

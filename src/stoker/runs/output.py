@@ -6,20 +6,9 @@ import os
 from pathlib import Path
 
 LOCK = ".lock"
-# What a run writes into its folder.
-WRITTEN = (
-    LOCK,
-    "job.yaml",
-    "environment.json",
-    "plan.json",
-    "metrics.jsonl",
-    "repeated.jsonl",
-    "events.jsonl",
-    "checkpoints",
-    "logs",
-    "tensorboard",
-    "chaos",
-)
+# What a run writes into its folder. Nobody else writes the records.
+RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl")
+WRITTEN = (*RECORDS, "job.yaml", "checkpoints", "logs", "tensorboard", "chaos")
 
 
 def is_run(folder: Path) -> bool:
@@ -33,8 +22,11 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_run(job: Path) -> bool:
-    """Whether a job file lies in a run's folder, where a run and not a user has written it."""
-    return any((job.parent / name).is_file() for name in ("events.jsonl", "metrics.jsonl", "environment.json"))
+    """Whether a job file, or what it links to, lies beside anything that only a run writes."""
+    folders = {job.parent, job.resolve().parent}
+    return any(os.path.lexists(folder / name) for folder in folders for name in RECORDS) or any(
+        any(folder.glob(pattern)) for folder in folders for pattern in ("checkpoints/*step-*", "logs/rank-*")
+    )
 
 
 def output_problem(folder: Path) -> tuple[str, str] | None:

@@ -73,7 +73,8 @@ def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str
     try:
         read = transformers.AutoConfig.for_model(**config)
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(read, trust_remote_code=False)
+            plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # no kernel that it names
+            model = transformers.AutoModelForCausalLM.from_config(read, trust_remote_code=False, **plain)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         text = f"transformers cannot build a model of family `{family}`: {error}".splitlines()[0]
         raise UserError(Problem(text, file=place)) from error
