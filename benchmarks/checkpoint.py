@@ -34,7 +34,7 @@ from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
-from stoker.runs.shared import shared_memory
+from stoker.runs.shm_folder import shared_memory
 
 MODELS = {
     "tiny": {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 192, "vocab_size": 4096},

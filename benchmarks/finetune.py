@@ -47,10 +47,10 @@ def rows(folder: Path, steps: int) -> tuple[Path, Path]:
     """The training and held-out rows as JSON lines, made once."""
     train, held_out = folder / "train.jsonl", folder / "held_out.jsonl"
     if not train.exists():
-        from stoker.data.catalogue import files
-        from stoker.data.catalogue import rows as corpus_rows
+        from stoker.data.offline_corpora import files
+        from stoker.data.offline_corpora import rows as corpus_rows
         from stoker.data.order import permute
-        from stoker.data.record import Raw
+        from stoker.data.rows import Raw
 
         found = []
         for raw in corpus_rows("chatterbot-corpus", files("chatterbot-corpus")):
@@ -101,7 +101,7 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], int, int, Any, Any]:
 
     quiet_libraries()
     from stoker.job import load_job
-    from stoker.runs.folder import RunFolder
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
     from stoker.train.run import start
 

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import save_file
 
 from stoker.checkpoint.export import Export, write_export
-from stoker.checkpoint.tuned import TunedRun, open_run
+from stoker.checkpoint.load_run import TunedRun, open_run
 from stoker.models.adapters import unwrap
 
 PACKAGES = ("torch", "transformers", "peft")

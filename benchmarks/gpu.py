@@ -146,7 +146,7 @@ def stoker(folder: Path, shape: Shape, arguments: argparse.Namespace) -> tuple[f
 
     quiet_libraries()
     from stoker.job import load_job
-    from stoker.runs.folder import RunFolder
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import prepare
     from stoker.train.run import start
 

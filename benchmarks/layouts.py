@@ -29,13 +29,13 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.cli.report import quiet_libraries
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.models.rows import Inputs
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.models.collate import Inputs
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch
-from stoker.runs.folder import RunFolder, StepMetrics
-from stoker.train.passes import Together
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.train.engine import Distributed
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
 
@@ -89,7 +89,7 @@ class Bare:
 
     def step(self) -> None:
         """Forward and backward passes, clipping at 1, and the optimizer."""
-        together = self.passes if isinstance(self.passes, Together) else None
+        together = self.passes if isinstance(self.passes, Distributed) else None
         if together is not None and together._pipeline is not None:
             rows = [part.inputs for part in self.parts]
             assert all(isinstance(row, Inputs) for row in rows)

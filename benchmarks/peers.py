@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from stoker.data.mix import proportional, shuffled_epochs
-from stoker.models.gguf import tokenizer_of_gguf, weights_of_gguf
-from stoker.models.source import locate
+from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
+from stoker.models.model_source import locate
 
 Times = tuple[list[float], int, int, Any, Any]
 

@@ -26,8 +26,8 @@ from stoker.errors import UserError
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.plan.search import search
-from stoker.plan.setting import Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.setting import TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 
 
 def measured_seconds(row: dict[str, Any]) -> float | None:
@@ -173,7 +173,7 @@ def failed(path: Path) -> None:
 
 def searched() -> None:
     """A search for 1,024 GPUs."""
-    work = Work(shape_named("llama3-70b"), 8192, 1024)
+    work = TrainingWork(shape_named("llama3-70b"), 8192, 1024)
     begin = time.process_time()
     found = search(work, cluster_of(device_kind("H100"), gpus=1024))
     seconds = time.process_time() - begin

@@ -87,8 +87,8 @@ def write_inputs(folder: Path) -> None:
 
     from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-    from stoker.models.catalogue import PACKAGED
-    from stoker.models.gguf import tokenizer_of_gguf
+    from stoker.models.gguf_model import tokenizer_of_gguf
+    from stoker.models.offline_models import PACKAGED
 
     draw = random.Random(0)
     texts = (" ".join(draw.choices(WORDS, k=1500)) for _ in range(100))
@@ -104,8 +104,8 @@ def write_inputs(folder: Path) -> None:
 def train(job: Path, steps: int) -> dict[str, Any]:
     """Trains a job in this process; seconds of each step by the clock and by the processor, the peak in GiB."""
     from stoker.hardware.device import peak_resident
-    from stoker.job.load import load_job
-    from stoker.runs.folder import RunFolder, StepMetrics
+    from stoker.job.load_job import load_job
+    from stoker.runs.run_folder import RunFolder, StepMetrics
     from stoker.train.prepare import prepare
     from stoker.train.run import start
 
@@ -152,17 +152,17 @@ calibrate({seconds}, threads={threads}).save(Path({str(path)!r}))
 def predicted(case: Case, folder: Path, calibration: Path) -> tuple[dict[str, float], dict[str, float]]:
     """(bytes by component, seconds of a step by what they are spent on)."""
     from stoker.hardware.calibration import read_calibration
-    from stoker.hardware.detect import this_processor
+    from stoker.hardware.detect_machine import this_processor
     from stoker.job.layout import Layout
     from stoker.plan.memory import stage_memory
-    from stoker.plan.of_job import shape_of_name
-    from stoker.plan.setting import Setting, Work
+    from stoker.plan.planned_job import shape_of_name
+    from stoker.plan.setting import Setting, TrainingWork
     from stoker.plan.step_time import step_time
 
     found = read_calibration(calibration)
     cluster = replace(this_processor(), calibration=found, corrections=())
     shape = shape_of_name(case.model, folder)
-    work = Work(shape, case.seq_len, case.batch, precision="fp32", tuning=case.tune)  # type: ignore[arg-type]
+    work = TrainingWork(shape, case.seq_len, case.batch, precision="fp32", tuning=case.tune)  # type: ignore[arg-type]
     setting = Setting(work, cluster, Layout(recompute=case.recompute), case.micro_batch)  # type: ignore[arg-type]
     return dict(stage_memory(setting, 0).parts), dict(step_time(setting).parts)
 

@@ -23,8 +23,8 @@ PROCESSES = 2
 
 def write_rows(path: Path, count: int) -> None:
     """So many chat rows, no two of them equal."""
-    from stoker.data.catalogue import files, rows
-    from stoker.data.record import Raw
+    from stoker.data.offline_corpora import files, rows
+    from stoker.data.rows import Raw
 
     found = [
         raw.value["messages"]
@@ -41,7 +41,7 @@ def write_rows(path: Path, count: int) -> None:
 def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
     """(seconds, tokens) of building a token cache."""
     os.environ["STOKER_CACHE"] = str(folder / "cache")
-    from stoker.data.build import open_cache
+    from stoker.data.build_cache import open_cache
     from stoker.data.sources import open_source
     from stoker.data.tokenise import RowSettings
     from stoker.job.schema import SourceBlock
@@ -56,7 +56,7 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 
 def _codec(folder: Path) -> Any:
-    from stoker.models.source import locate
+    from stoker.models.model_source import locate
     from stoker.models.tokenizer import codec_of, load_tokenizer_from, stop_ids
 
     source = locate("smollm2-135m", folder)
@@ -71,8 +71,8 @@ def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
     from datasets import disable_progress_bars, load_dataset
     from transformers import AutoTokenizer
 
-    from stoker.models.gguf import tokenizer_of_gguf
-    from stoker.models.source import locate
+    from stoker.models.gguf_model import tokenizer_of_gguf
+    from stoker.models.model_source import locate
 
     disable_progress_bars()
     source = locate("smollm2-135m", folder)

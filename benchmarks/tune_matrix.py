@@ -30,19 +30,19 @@ import transformers
 from peft import PeftModel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from stoker.checkpoint.adapter import save_adapter
+from stoker.checkpoint.adapter_export import save_adapter
 from stoker.checkpoint.export import base_of, merged_model
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.report import quiet_libraries
 from stoker.data.sources import open_source
-from stoker.data.vocabulary import learn_vocabulary
-from stoker.job.load import load_job
+from stoker.data.train_tokenizer import learn_vocabulary
+from stoker.job.load_job import load_job
 from stoker.job.schema import SourceBlock
-from stoker.models.virtual import virtual_ids
-from stoker.runs.folder import RunFolder
+from stoker.models.virtual_tokens import virtual_ids
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import start
-from stoker.train.shrink import Shape, shrunk
+from stoker.verify.toy_config import ToyShape, shrunk
 
 FAMILIES = ("gpt2", "bloom", "opt", "gpt_neo", "gptj", "gpt_neox", "llama", "glm", "glm4", "qwen3", "mistral")
 # Each with a rate for a model this small.
@@ -123,7 +123,7 @@ def make_base(family: str, folder: Path) -> Path:
     full = AutoConfig.for_model(family)
     if getattr(full, "num_key_value_heads", None) is not None:
         full = AutoConfig.for_model(family, **sizes)
-    config = shrunk(full, Shape(blocks=3))
+    config = shrunk(full, ToyShape(blocks=3))
     config.vocab_size = len(tokenizer)
     config.eos_token_id, config.bos_token_id, config.pad_token_id = tokenizer.eos_token_id, None, None
     for name, value in vars(config).items():

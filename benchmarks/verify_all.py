@@ -19,13 +19,13 @@ import transformers
 from transformers import AutoConfig
 
 from stoker.cli.report import quiet_libraries
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.launch.verdict import Verdict
-from stoker.launch.verify import Verifier
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
 from stoker.models.families import FAMILIES
-from stoker.train.cells import MATRIX
-from stoker.train.twin import make_twin
+from stoker.verify.layout_cases import MATRIX
+from stoker.verify.toy_job import make_twin
+from stoker.verify.verdict import Verdict
+from stoker.verify.verifier import Verifier
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 2}  # fewer key-value heads than `tensor 4` has processes
 WITHOUT_FACTS = ("falcon",)  # data-parallel layouts only

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker.data.chat import BUILT_IN, ChatTemplate
+from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.tokenise import TextCodec
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 
 LEARNT_FROM = [
     "What is the capital of France? The capital of France is Paris.",
@@ -47,7 +47,7 @@ def pool(stoker_cache: None) -> Iterator[Pool]:
 
     ``pool.run(function, *arguments, world=4)`` calls a function of a test module (not a nested one) on ranks 0 to
     3, in a gloo group of their own, and gives the list of their results. An exception of a rank is raised here:
-    a `UserError` as itself, any other as `stoker.launch.failure.RankFailed` with the rank's traceback. With
+    a `UserError` as itself, any other as `stoker.launch.first_failure.RankFailed` with the rank's traceback. With
     ``world=1`` there is no process group: what one process computes. Rank and size: `torch.distributed`.
     """
     with Pool(8) as pool:

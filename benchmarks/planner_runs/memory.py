@@ -8,8 +8,14 @@ from __future__ import annotations
 
 from planner_runs.program import LateFrees, Program
 from stoker.plan.eager import HALF
-from stoker.plan.held import Held, block_parameters, held_parameters, packed_parameters, trained_parameters
 from stoker.plan.in_flight import in_flight
+from stoker.plan.param_placement import (
+    ParamPlacement,
+    block_parameters,
+    held_parameters,
+    packed_parameters,
+    trained_parameters,
+)
 from stoker.plan.setting import PACKED_BYTES, Setting
 from stoker.plan.shape import Layer, Shape
 
@@ -30,7 +36,7 @@ def fused_parts(setting: Setting, stage: int) -> dict[str, float]:
     shape, layout, software, work = setting.shape, setting.layout, program_of(setting), setting.work
     held = held_parameters(setting, stage)
 
-    def share(parameters: Held, at: int) -> float:
+    def share(parameters: ParamPlacement, at: int) -> float:
         return parameters.share(layout.sharers if layout.zero >= at else 1, expert=setting.expert)
 
     trained = trained_parameters(setting, held)
@@ -38,8 +44,8 @@ def fused_parts(setting: Setting, stage: int) -> dict[str, float]:
     if work.tuning != "full":
         packed = packed_parameters(setting, stage)
         frozen = HALF if packed else software.frozen
-        rest = Held(held.dense - packed, held.experts)
-        weights = share(Held(packed), 3) * PACKED_BYTES.get(work.base, 0.0) + share(rest, 3) * frozen
+        rest = ParamPlacement(held.dense - packed, held.experts)
+        weights = share(ParamPlacement(packed), 3) * PACKED_BYTES.get(work.base, 0.0) + share(rest, 3) * frozen
         weights += share(trained, 3) * 4
     parts: dict[str, float] = {
         "weights": weights,

@@ -16,7 +16,7 @@ from stoker.hardware.devices import DeviceKind, device_kind
 from stoker.hardware.network import describes_node, parse_network
 from stoker.job.layout import SHARDS, Layout, Offload, Shard
 from stoker.plan.memory import peak_memory, room
-from stoker.plan.setting import Setting, Tuning, Work
+from stoker.plan.setting import Setting, TrainingWork, Tuning
 
 GPU = "A100-80GB"  # where a row names none
 _RECOMPUTED: tuple[Recomputed, ...] = ("none", "selective", "full")
@@ -88,7 +88,7 @@ def reading_of(row: Row) -> Reading:
         stages=balanced(shape, pipeline * chunks) if program.balanced and pipeline > 1 else None,
     )
     layout = replace(layout, shard_size=_shard_size(row, data, shared.group, cluster) if layout.zero else 1)
-    work = Work(
+    work = TrainingWork(
         shape,
         seq_len=row.get("seq_len") or program.seq_len,
         global_batch=row.get("global_batch") or micro_batch * data,

@@ -21,8 +21,8 @@ from math import log
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.plan.shape import Layer, Mixture, Shape
-from stoker.plan.shapes.names import known_shape
+from stoker.plan.shape import ExpertMixture, Layer, Shape
+from stoker.plan.shapes.model_names import known_shape
 
 VOCABULARY = 51200  # of a model whose vocabulary is not stated: GPT-2's, padded as Megatron-LM does for 8 ways
 HEAD_SIZE = 128
@@ -148,7 +148,7 @@ def _sparse(shape: Shape, parameters: float, active: float) -> Shape:
     width = max(round((active - rest) / shape.layers / (per_token * matrices * shape.width)), 1)
     each = shape.layers * matrices * shape.width * width
     experts = max(round((parameters - rest) / each), per_token)
-    return replace(shape, mixture=Mixture(experts, per_token, width))
+    return replace(shape, mixture=ExpertMixture(experts, per_token, width))
 
 
 @lru_cache(maxsize=4096)

@@ -12,16 +12,16 @@ from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout, Shard
 from stoker.plan.memory import model_states, peak_memory, stage_memory
-from stoker.plan.setting import Setting, Work
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 
 
 def setting(shape: Shape, layout: Layout, **more: object) -> Setting:
-    work = Work(shape, 1024, 64 * layout.data)
+    work = TrainingWork(shape, 1024, 64 * layout.data)
     cluster = cluster_of(device_kind("A100"), gpus=layout.world)
     return replace(Setting(work, cluster, layout, 1, software=COMPOSER), **more)  # type: ignore[arg-type]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from states import assert_saved, state
 
-from stoker.checkpoint.room import SPARE, make_room
+from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.storage import Keep, LocalStorage
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed
-from stoker.runs.folder import RunFolder
-from stoker.runs.shared import is_kept, shared_folder, shared_memory
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import is_kept, shared_folder, shared_memory
 
 TWO = Keep(2)
 Disk = Callable[[float], None]
@@ -52,7 +52,7 @@ def disk(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     monkeypatch.setattr(LocalStorage, "room", lambda _: room[0] - size_of(run))
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr("stoker.checkpoint.room.SPARE", one // 10)
+    monkeypatch.setattr("stoker.checkpoint.disk_space.SPARE", one // 10)
 
     def holds(checkpoints: float) -> None:
         room[0] = int(checkpoints * one)

@@ -8,10 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Chunk
+from stoker.checkpoint.collective import by_first, together
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.together import by_first, together
 from stoker.errors import RunFailed
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 
 WHOLE = {
     "columns": torch.arange(12.0).view(3, 4).to(torch.bfloat16),

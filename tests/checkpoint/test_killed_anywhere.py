@@ -18,8 +18,8 @@ from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import Restored, State
 from stoker.checkpoint.storage import Keep, LocalStorage
 from stoker.checkpoint.store import Store
-from stoker.runs.folder import RunFolder
-from stoker.runs.shared import shared_memory
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_memory
 
 TWO = Keep(2)
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate")
@@ -117,7 +117,7 @@ def test_killed_anywhere(
             if small_disk:  # with what is there it is nearly full
                 most = size_of(run) + 1000
                 monkeypatch.setattr(LocalStorage, "room", lambda _, most=most, run=run: most - size_of(run))
-                monkeypatch.setattr("stoker.checkpoint.room.SPARE", 500)
+                monkeypatch.setattr("stoker.checkpoint.disk_space.SPARE", 500)
             comes_so_far = killed_before(change, lambda run=run: act(run))  # type: ignore[misc]
             monkeypatch.undo()
             again = saver_of(run)

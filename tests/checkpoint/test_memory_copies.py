@@ -14,19 +14,19 @@ import torch
 import torch.distributed as dist
 from states import assert_saved, state
 
-from stoker.checkpoint.cadence import Cadence
 from stoker.checkpoint.chunks import Chunk, Held
+from stoker.checkpoint.collective import rank
+from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.memory import remembered
+from stoker.checkpoint.memory_restore import remembered
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.slots import copies_in, forget_copies
+from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
-from stoker.checkpoint.together import rank
-from stoker.launch.pool import Pool
-from stoker.runs.shared import shared_folder, shared_memory
+from stoker.launch.process_pool import Pool
+from stoker.runs.shm_folder import shared_folder, shared_memory
 
 SHAPE = (8, 12)
 # How many processes cut the rows, and how many the columns.

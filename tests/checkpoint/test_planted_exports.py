@@ -18,13 +18,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stoker.checkpoint import export as exporting
-from stoker.checkpoint import replay, verify
+from stoker.checkpoint import export_check, replay
 from stoker.checkpoint.export import Export
+from stoker.checkpoint.export_check import Exported, export_run
+from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.rounding import check_stored
-from stoker.checkpoint.tuned import open_run
-from stoker.checkpoint.verify import Exported, export_run
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 from stoker.errors import RunFailed
 from stoker.models.quantise import FORMS, packed_parameters, quantised_copy, unpacker
 
@@ -255,7 +255,7 @@ def test_a_fault_in_fewer_bits_is_refused(fault: str, base: Path, monkeypatch: p
             layers[0].mlp.up_proj, layers[1].mlp.up_proj = layers[1].mlp.up_proj, layers[0].mlp.up_proj
         return held
 
-    monkeypatch.setattr(verify, "quantised_copy", broken)
+    monkeypatch.setattr(export_check, "quantised_copy", broken)
     with pytest.raises(RunFailed, match="differs: model"):
         export_run(open_run("lora", base), Export("merged", base / "out" / fault, None, "4bit"), base)
 

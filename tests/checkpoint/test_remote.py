@@ -10,14 +10,14 @@ import pytest
 import torch.distributed as dist
 from states import assert_saved, state
 
+from stoker.checkpoint.collective import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, Keep, attempt_name
 from stoker.checkpoint.store import Store, place_of
-from stoker.checkpoint.together import rank
 from stoker.errors import UserError
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 
 ALL = Keep(9)
 

@@ -21,7 +21,7 @@ from stoker.checkpoint.state import Saved
 from stoker.checkpoint.storage import Keep, attempt_name
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
-from stoker.runs.shared import PREFIX
+from stoker.runs.shm_folder import PREFIX
 
 ALL = Keep(9)
 OWN = f"{PREFIX}????????"  # of a process without a run, as tempfile names it
@@ -89,9 +89,9 @@ def test_a_step_that_is_there_is_not_written_again(saver: Saver) -> None:
 
 
 def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.checkpoint import agreement
+    from stoker.checkpoint import save_plan
 
-    monkeypatch.setattr(agreement, "SPARE", 0.0)
+    monkeypatch.setattr(save_plan, "SPARE", 0.0)
     saver.save_in_background(state(1), ALL)
     (outcome,) = saver.finished()  # it is there at once
     assert outcome.stall == outcome.seconds

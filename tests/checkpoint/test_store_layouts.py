@@ -16,15 +16,15 @@ from torch.distributed.fsdp import fully_shard
 
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
-from stoker.checkpoint.weights import held_gradients, held_weights
 from stoker.errors import RunFailed
 from stoker.job.layout import Layout
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.pieces import Piece, chunk
+from stoker.parallel.shard_spec import Piece, chunk
 from stoker.train.optimizer import empty_moments, held_moments
 
 # (whole shape, the dimension that tensor processes split, part of the model: first, middle or last)

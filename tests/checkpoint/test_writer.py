@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoint.background import Background
 from stoker.checkpoint.envelope import Envelope
 from stoker.checkpoint.storage import Keep, LocalStorage
-from stoker.checkpoint.writer import Request, Written
+from stoker.checkpoint.writer import WriteRequest, Written
+from stoker.checkpoint.writer_process import Background
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def background() -> Iterator[Background]:
     background.close(wait=False)
 
 
-def request(tmp_path: Path, background: Background, *, world: int) -> tuple[LocalStorage, Request]:
+def request(tmp_path: Path, background: Background, *, world: int) -> tuple[LocalStorage, WriteRequest]:
     """Rank 0's part of a checkpoint of step 3, without any tensor."""
     Envelope("__0_0.distcp", (), b"words").keep(tmp_path / "envelope")
     for name in ("data", "metadata"):
@@ -35,7 +35,7 @@ def request(tmp_path: Path, background: Background, *, world: int) -> tuple[Loca
     attempt = storage.begin(3, background.pid)
     assert attempt is not None
     data, envelope, metadata = (str(tmp_path / name) for name in ("data", "envelope", "metadata"))
-    asked = Request(
+    asked = WriteRequest(
         str(storage.folder), False, attempt, 3, 0, world, data, envelope, metadata, {"progress": {}}, Keep(2)
     )
     return storage, asked

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from stoker.cli.data import visible
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 
 JOB = "task: sft\nmodel: tiny\ndata: my.jsonl\nsteps: 10\ntrain: {seq_len: 128}\n"
 GOOD = [{"instruction": f"Where is number {i}?", "output": f"At {i}."} for i in range(20)]

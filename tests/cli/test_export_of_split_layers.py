@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stoker.checkpoint.export import Export, write_export
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 
 CHINESE = ["今天天气很好，我们去公园散步。", "我们今天去公园，天气很好！", "公园里的天气今天很好。", "你好，世界。"]
 ENGLISH = ["The stoker feeds the furnace.", "The furnace heats the sea.", "How are you today?"]

@@ -11,9 +11,9 @@ from peft import AutoPeftModelForCausalLM
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 from stoker.models.quantise import FORMS, compute_exactly, packed_parameters, quantisation
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is blue."), ("Who is cold?", "The wind.")]

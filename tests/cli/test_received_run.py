@@ -18,10 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from stoker.checkpoint.index import read_index
 from stoker.checkpoint.storage import LocalStorage, read_state, write_state
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
-from stoker.models.config import config_of
+from stoker.models.hf_config import config_of
 
 RUN = Path("runs/received")
 MARK = Path("it-ran")

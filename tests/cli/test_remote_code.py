@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 
 CODE = Path(__file__).parent / "remote"
 JOB = """task: sft

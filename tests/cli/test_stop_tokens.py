@@ -13,14 +13,14 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stoker.checkpoint.export import Export, write_export
-from stoker.checkpoint.reference import take_reference
+from stoker.checkpoint.export_check import distance
+from stoker.checkpoint.load_run import open_run
+from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
-from stoker.checkpoint.tuned import open_run
-from stoker.checkpoint.verify import distance
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
-from stoker.job.load import load_job
-from stoker.models.build import build_meta
+from stoker.data.chat_template import CHATML
+from stoker.job.load_job import load_job
+from stoker.models.build_model import build_meta
 from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
 

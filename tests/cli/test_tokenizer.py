@@ -13,11 +13,11 @@ from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedTokenizerFa
 
 from stoker.cli.main import main
 from stoker.data.token_bytes import byte_lengths
-from stoker.job.extension import fingerprint, read_extension
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.job.schema import Job, ModelBlock
+from stoker.job.tokenizer_extension import fingerprint, read_extension
 from stoker.models.tokenizer import extension_of
-from stoker.plan.of_job import work_of
+from stoker.plan.planned_job import work_of
 
 CHINESE = "今天天气很好，我们去公园散步。\n我们今天去公园，天气很好！\n公园里的天气今天很好。\n你好，世界。\n"
 ENGLISH = "The stoker feeds the furnace, and the furnace heats the sea.\nHow are you today? I am well.\n"

@@ -14,14 +14,14 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 
 from stoker.cli.main import main
-from stoker.job.load import load_job
-from stoker.launch.verify import Verifier, between
-from stoker.train.cells import Cell
-from stoker.train.difference import Computed, Difference
-from stoker.train.plain_twin import run_plain
-from stoker.train.trace import Trace
-from stoker.train.twin import Twin, make_twin
-from stoker.train.twin_rows import tokenizer
+from stoker.job.load_job import load_job
+from stoker.verify.difference import Computed, Difference
+from stoker.verify.layout_cases import Cell
+from stoker.verify.plain_run import run_plain
+from stoker.verify.toy_job import Twin, make_twin
+from stoker.verify.toy_rows import tokenizer
+from stoker.verify.verifier import Verifier, between
+from stoker.verify.verify_run import Trace
 
 DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff", "max_evaluation_diff"}
 CHECKS = [

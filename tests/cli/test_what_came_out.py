@@ -21,9 +21,9 @@ from transformers import (
 
 from stoker.checkpoint import export as exporting
 from stoker.checkpoint.export import Export, check_export
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.data.chat import CHATML
+from stoker.data.chat_template import CHATML
 
 ROWS = [
     ("How are you?", "I am well, thank you."),
@@ -209,8 +209,8 @@ def test_an_export_that_answers_otherwise_is_not_called_done(
 
 def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The head's row of the stop token swapped for another: the logits of one token only."""
-    from stoker.checkpoint.reference import take_reference
-    from stoker.checkpoint.verify import verify
+    from stoker.checkpoint.export_check import verify
+    from stoker.checkpoint.reference_answers import take_reference
     from stoker.errors import RunFailed
 
     assert main(["export", "full", "--format", "merged", "--to", "out/stop"]) == 0

@@ -22,7 +22,7 @@ from tokenizers import (
 
 from stoker.data import encode
 from stoker.data.encode import Encoder
-from stoker.data.patterns import PATTERNS, cuts_at_words
+from stoker.data.word_tokenizers import PATTERNS, cuts_at_words
 
 LEARNT_FROM = [
     "The quick brown fox jumps over 1234 lazy dogs, isn't it?  Two  spaces. x = {\n    y: 2\n}\n\n\n### End",

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data.detect import NEEDED, detect
+from stoker.data.detect_format import NEEDED, detect
 from stoker.data.formats import parse, read
-from stoker.data.record import Conversation, Message, Preference, Text
+from stoker.data.rows import Conversation, Message, Preference, Text
 from stoker.errors import UserError
 
 NAN = float("nan")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stoker.data import readers, streams
+from stoker.data import byte_streams, readers
 from stoker.data.readers import data_suffix, decode, read_rows
-from stoker.data.record import Raw, Rejected
+from stoker.data.rows import Raw, Rejected
 from stoker.errors import UserError
 
 ROWS = [{"instruction": f"Say {i} in “words”", "output": f"It is\n{i}, über {i - 1}"} for i in range(700)]
@@ -80,7 +80,7 @@ def test_a_row_of_nan_is_left_to_the_format(tmp_path: Path) -> None:
 def test_a_line_over_the_limit_is_refused_and_the_next_one_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (readers, streams):
+    for module in (readers, byte_streams):
         monkeypatch.setattr(module, "LONGEST_LINE", 1000)
     path = tmp_path / "long.jsonl"
     fits = b'{"a": "' + b"x" * 990 + b'"}'
@@ -256,7 +256,7 @@ def test_empty_lines_are_counted_in_runs(tmp_path: Path, end: bytes) -> None:
     path = tmp_path / "gaps.jsonl"
     path.write_bytes(b'{"a": 1}' + end + empty + b'{"a": 2}' + end + end + b'{"a": 3}')
     assert outcome(path) == [(1, {"a": 1}), (1_000_002, {"a": 2}), (1_000_004, {"a": 3})]
-    with streams.Stream(path) as stream:
+    with byte_streams.ByteStream(path) as stream:
         assert len(list(stream.lines())) < 100
     path = tmp_path / "gaps.csv"
     path.write_bytes(b"a" + end + b"1" + end + empty + b'"x' + end + end + end + b'y"' + end + end + b'"2')

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data import pack, sequences
-from stoker.data.batch import Columns
-from stoker.data.cache import ShardWriter, TokenCache, write_json
 from stoker.data.mix import proportional, weighted
-from stoker.data.sequences import Selection, Sequences, Stream, hold_out
-from stoker.data.tokenise import Batch
+from stoker.data.row_batch import Columns
+from stoker.data.sequences import GrowingSource, Selection, Sequences, hold_out
+from stoker.data.token_cache import ShardWriter, TokenCache, write_json
+from stoker.data.tokenise import EncodedBatch
 
 NUMBER = itertools.count()
 
@@ -34,7 +34,7 @@ def cache_of(folder: Path, lengths: list[int], shards: int = 1, *, complete: boo
 def grow(folder: Path, lengths: list[int], first: int, shards: int) -> None:
     writer = ShardWriter(folder, 1000, first)
     for part in np.array_split(np.arange(len(lengths)), shards):
-        batch, columns = Batch(rows_in=len(part)), Columns()
+        batch, columns = EncodedBatch(rows_in=len(part)), Columns()
         for i in part.tolist():
             ids = [i % 1000] * lengths[i]
             columns.add(ids, [(0, len(ids))], ("f", i), stops=True, cut=False, continues=False, exact=True)
@@ -139,7 +139,7 @@ def test_a_stream_replays_what_it_gave_while_it_grew(
     monkeypatch.setattr(sequences, "WINDOW", 16)
     monkeypatch.setattr(sequences, "BLOCK", 16)
     growing = cache_of(tmp_path, LENGTHS[:100], complete=False)
-    mixture = weighted([Stream(growing)], [1.0], 3, 32)
+    mixture = weighted([GrowingSource(growing)], [1.0], 3, 32)
     some = Sequences([growing], mixture, capacity, endless=True)
     early = rows_of(some, 0, 10)
     assert {index for sequence in early for _, index in sequence} <= set(range(100))
@@ -147,7 +147,7 @@ def test_a_stream_replays_what_it_gave_while_it_grew(
     write_json(growing.folder / "complete.json", {})
     went_on = early + rows_of(some, 10, 500)
     whole = TokenCache(growing.folder)
-    replay = Sequences([whole], weighted([Stream(whole)], [1.0], 3, 32), capacity, endless=True)
+    replay = Sequences([whole], weighted([GrowingSource(whole)], [1.0], 3, 32), capacity, endless=True)
     assert rows_of(replay, 0, 500) == went_on
     drawn = [index for sequence in went_on for _, index in sequence]
     if capacity is None:  # in order, so the passes are visible: each row once, then each once more

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stoker.data import fingerprints
+from stoker.data import file_digests
 from stoker.data.readers import decode
-from stoker.data.record import Raw, Rejected
+from stoker.data.rows import Raw, Rejected
 from stoker.data.sources import Source, cache_folder, open_source, source_problem
 from stoker.data.splits import Slice, parse_split
 from stoker.errors import UserError
@@ -284,13 +284,13 @@ def test_the_fingerprint_is_the_contents_and_the_names(tmp_path: Path) -> None:
 def test_an_unchanged_file_is_not_read_twice(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "a.jsonl", "b.jsonl")
     read: list[str] = []
-    real = fingerprints._digest
+    real = file_digests._digest
 
     def digest(file: Path, size: int) -> str:
         read.append(file.name)
         return real(file, size)
 
-    monkeypatch.setattr(fingerprints, "_digest", digest)
+    monkeypatch.setattr(file_digests, "_digest", digest)
     first = opened(tmp_path, "*.jsonl").fingerprint()
     assert opened(tmp_path, "*.jsonl").fingerprint() == first and read == ["a.jsonl", "b.jsonl"]
     os.utime(tmp_path / "b.jsonl", ns=(1, 1))
@@ -300,14 +300,14 @@ def test_an_unchanged_file_is_not_read_twice(tmp_path: Path, own_cache: Path, mo
 
 
 def test_a_large_file_is_known_by_its_size_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprints, "LARGE", 10_000)
-    monkeypatch.setattr(fingerprints, "BLOCK", 10)
+    monkeypatch.setattr(file_digests, "LARGE", 10_000)
+    monkeypatch.setattr(file_digests, "BLOCK", 10)
     path = tmp_path / "large.txt"
     data = bytearray(b"a" * 20_000)
 
     def digest() -> str:
         path.write_bytes(data)
-        return fingerprints._digest(path, len(data))
+        return file_digests._digest(path, len(data))
 
     first = digest()
     data[5000] = 0  # between two samples

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from stoker.cli.main import main
-from stoker.data.chat import BUILT_IN, ChatTemplate
+from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.corpus import special_tokens_of
-from stoker.data.record import Raw
+from stoker.data.rows import Raw
 from stoker.data.special_text import MARK, Inseparable, SpecialText
 from stoker.data.tokenise import RowSettings, TextCodec, encode_prompt, tokenise
 from stoker.job.schema import SourceBlock

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from stoker.cli.main import main
-from stoker.data.chat import CHATML, ChatTemplate
-from stoker.data.record import Raw
+from stoker.data.chat_template import CHATML, ChatTemplate
+from stoker.data.rows import Raw
 from stoker.data.templates import arguments_of, with_arguments
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import UserError
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.job.schema import SourceBlock, TemplateBlock
 
 CodecOf = Callable[..., TextCodec]
@@ -64,7 +64,7 @@ def test_the_tokenizers_own_template_may_be_wrong_too(codec_of: CodecOf, tmp_pat
 
 def test_regex_is_what_the_tokenizers_library_takes() -> None:
     """The patterns that words are parted by are ones that it compiles."""
-    from stoker.data.patterns import PATTERNS
+    from stoker.data.word_tokenizers import PATTERNS
 
     for pattern in PATTERNS:
         split = pre_tokenizers.Split(Regex(pattern), "isolated")
@@ -133,7 +133,7 @@ def test_a_wrong_text_is_named_at_its_place(
 
 
 def test_a_template_as_texts_survives_the_run_folder(tmp_path: Path) -> None:
-    from stoker.job.render import dump_job
+    from stoker.job.job_to_yaml import dump_job
 
     block = {"user": "Q: {content}\n\t“x”", "stop": "{eos}\n"}
     job = {"task": "sft", "model": "llama-3m", "data": [{"path": "a", "template": block}]}

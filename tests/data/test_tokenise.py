@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker.data.record import Raw, Rejected
+from stoker.data.rows import Raw, Rejected
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 
 CodecOf = Callable[..., TextCodec]
@@ -194,7 +194,7 @@ def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
 
 
 def chatml_source() -> str:
-    from stoker.data.chat import CHATML
+    from stoker.data.chat_template import CHATML
 
     return CHATML
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.data.batch import Span
-from stoker.data.record import Raw
+from stoker.data.row_batch import Span
+from stoker.data.rows import Raw
 from stoker.data.tokenise import RowSettings, TextCodec, fit, tokenise
 
 

@@ -64,7 +64,7 @@ def _prepare(folder: Path) -> None:
     import transformers.models.auto.tokenization_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import stoker.checkpoint.tuned
+    import stoker.checkpoint.load_run
     import stoker.cli.check
     import stoker.cli.report
     import stoker.train.run

@@ -43,7 +43,7 @@ def write_models(folder: Path) -> None:
     )
 
     from stoker.checkpoint.gguf_writer import write_gguf
-    from stoker.data.chat import BUILT_IN
+    from stoker.data.chat_template import BUILT_IN
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.hardware import detect
+from stoker.hardware import detect_machine
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import Cluster, cluster_of, failures_of, network_of
 from stoker.hardware.cluster_file import load_cluster
@@ -153,7 +153,7 @@ def test_availability_and_rate_say_the_same() -> None:
 
 def test_a_processor_is_divided_among_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
-    one, two = detect.this_processor(), detect.this_processor(2)
+    one, two = detect_machine.this_processor(), detect_machine.this_processor(2)
     assert (one.gpus, two.gpus) == (1, 2)
     assert two.device.memory_gib == one.device.memory_gib / 2
     assert two.device.peak("fp32") == one.device.peak("fp32") / 2
@@ -162,30 +162,30 @@ def test_a_processor_is_divided_among_processes(monkeypatch: pytest.MonkeyPatch,
 
 def test_what_was_measured_is_what_this_machine_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
-    monkeypatch.setattr(detect, "available_cores", lambda: 2)
-    monkeypatch.setattr(detect, "processor_name", lambda: "Slow")
-    monkeypatch.setattr(detect, "_visible_gpus", list)
+    monkeypatch.setattr(detect_machine, "available_cores", lambda: 2)
+    monkeypatch.setattr(detect_machine, "processor_name", lambda: "Slow")
+    monkeypatch.setattr(detect_machine, "_visible_gpus", list)
     calibration = _calibration("Slow", threads=2)
     calibration.save()
-    cluster: Cluster = detect.this_machine()
+    cluster: Cluster = detect_machine.this_machine()
     assert cluster.calibration == calibration
     (note,) = cluster.notes
     assert "calibrated on" in note
     assert cluster.device.peak("fp32") == pytest.approx(2 * 64**3 / 1e-4)
     assert cluster.device.memory_gbs == pytest.approx(2.0)
-    assert detect.this_processor(2).calibration is None  # with one thread each, which was not measured
+    assert detect_machine.this_processor(2).calibration is None  # with one thread each, which was not measured
 
 
 def test_a_known_gpu_is_the_catalogues_with_the_memory_that_is_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path))
-    monkeypatch.setattr(detect, "_visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.19)] * 4)
-    cluster = detect.this_machine()
+    monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [("NVIDIA H100 80GB HBM3", 79.19)] * 4)
+    cluster = detect_machine.this_machine()
     assert (cluster.device.name, cluster.device.memory_gib, cluster.gpus) == ("H100-80GB-SXM", 79.19, 4)
-    monkeypatch.setattr(detect, "_visible_gpus", lambda: [("NVIDIA Z9", 10.0)])
+    monkeypatch.setattr(detect_machine, "_visible_gpus", lambda: [("NVIDIA Z9", 10.0)])
     with pytest.raises(UserError, match="NVIDIA Z9, is not in the catalogue and has not been measured"):
-        detect.this_machine()
+        detect_machine.this_machine()
 
 
 def _calibration(device: str, *, threads: int) -> Calibration:

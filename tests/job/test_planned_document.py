@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 
 SFT = "task: sft\nmodel: m\ndata: d.jsonl\n"
 

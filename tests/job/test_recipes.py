@@ -9,10 +9,10 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.document import parse_document
-from stoker.job.keys import describe, field_at, schema_paths
+from stoker.job.key_paths import describe, field_at, schema_paths
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
-from stoker.job.tuning import KEYS
+from stoker.job.tune_keys import KEYS
+from stoker.job.yaml_document import parse_document
 
 SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 

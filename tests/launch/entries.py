@@ -16,22 +16,22 @@ from rich.console import Console
 
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job import load_job
-from stoker.launch import server
-from stoker.launch.failure import Interrupted
-from stoker.launch.fewer import leave_out
-from stoker.launch.group import process_group, share_cores
-from stoker.launch.join import Place
-from stoker.launch.local import train_here
-from stoker.launch.work import Ending, Work
+from stoker.launch import forkserver
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.first_failure import Interrupted
+from stoker.launch.process_group import process_group, share_cores
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.shrink import leave_out
+from stoker.launch.supervisor import train_here
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.shared import shared_folder
+from stoker.runs.shm_folder import shared_folder
 
 
-def ending(state: str, step: int, number: int | None = None) -> Ending:
-    return Ending(state, step, 10, number, 2.0, 1.0, None, None, None, None, True, "token")
+def ending(state: str, step: int, number: int | None = None) -> RunResult:
+    return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True, "token")
 
 
-def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
+def answer(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Talks to the others, prints to the log and to the display, and gives the sum of the ranks as the step."""
     share_cores(place.local_world)
     total = torch.tensor(place.rank)
@@ -44,7 +44,7 @@ def answer(work: Work, *, place: Place, console: Console | None) -> Ending:
     return ending("done", int(total))
 
 
-def wait_together(work: Work, *, place: Place, console: Console | None) -> Ending:
+def wait_together(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Says that it is there, then waits for the others in a collective until the step that never comes."""
     with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
@@ -54,7 +54,7 @@ def wait_together(work: Work, *, place: Place, console: Console | None) -> Endin
     raise AssertionError
 
 
-def wait_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
+def wait_deaf(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Waits where no signal but SIGKILL reaches it, as in a collective."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
     (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
@@ -62,7 +62,7 @@ def wait_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
     raise AssertionError
 
 
-def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
+def hang_deaf(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 fails while rank 0 waits so."""
     if place.rank == 0:
         return wait_deaf(work, place=place, console=console)
@@ -72,7 +72,7 @@ def hang_deaf(work: Work, *, place: Place, console: Console | None) -> Ending:
     raise ZeroDivisionError("a bug")
 
 
-def stop_when_asked(work: Work, *, place: Place, console: Console | None) -> Ending:
+def stop_when_asked(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Stops as the loop does: after a step, with an outcome."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -85,7 +85,7 @@ def stop_when_asked(work: Work, *, place: Place, console: Console | None) -> End
     return ending("stopped", 3, asked[0])
 
 
-def refuse_together(work: Work, *, place: Place, console: Console | None) -> Ending:
+def refuse_together(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Every rank finds the same mistake, one of them later than the other."""
     with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=60):
         dist.barrier()
@@ -93,7 +93,7 @@ def refuse_together(work: Work, *, place: Place, console: Console | None) -> End
     raise UserError(Problem("no such thing", "write another", key="train.lr", file="job.yaml", line=2, column=1))
 
 
-def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> Ending:
+def fail_after_a_peer(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 cannot go on; what the others say when it has gone is no news."""
     with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         if place.rank == 1:
@@ -102,7 +102,7 @@ def fail_after_a_peer(work: Work, *, place: Place, console: Console | None) -> E
     raise AssertionError
 
 
-def step_to(work: Work, *, place: Place, last: int, at: int) -> Heart:
+def step_to(work: RunSpec, *, place: RankInfo, last: int, at: int) -> Heart:
     """Steps with signs of life, from the one after the last of an earlier start to ``at``."""
     heart = Heart(shared_folder(work.output), place.rank)
     kept = work.base / f"steps-{place.rank}"
@@ -117,7 +117,7 @@ def step_to(work: Work, *, place: Place, last: int, at: int) -> Heart:
     return heart
 
 
-def die_once_and_again(work: Work, *, place: Place, console: Console | None) -> Ending:
+def die_once_and_again(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 dies at steps 3 and 6, each time once, when rank 0 is there too."""
     for at in (3, 6):
         step_to(work, place=place, last=10, at=at)
@@ -134,7 +134,7 @@ def die_once_and_again(work: Work, *, place: Place, console: Console | None) -> 
     return ending("done", 10)
 
 
-def lose_the_memory(work: Work, *, place: Place, console: Console | None) -> Ending:
+def lose_the_memory(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Something removes what lies in shared memory while a step is done; then a bug comes up, once."""
     first = work.base / f"first-{place.rank}"
     if first.exists():
@@ -150,7 +150,7 @@ def lose_the_memory(work: Work, *, place: Place, console: Console | None) -> End
     raise AssertionError
 
 
-def die_always(work: Work, *, place: Place, console: Console | None) -> Ending:
+def die_always(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """The second process dies as soon as it is there; with one process all is well."""
     with (work.base / "starts").open("a") as file:
         file.write(f"{place.rank} of {place.world}\n")
@@ -161,7 +161,7 @@ def die_always(work: Work, *, place: Place, console: Console | None) -> Ending:
     return ending("done", 2)
 
 
-def fail_at_a_step(work: Work, *, place: Place, console: Console | None) -> Ending:
+def fail_at_a_step(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """The same bug whenever step 4 comes."""
     with (work.base / f"starts-{place.rank}").open("a") as file:
         file.write("x")
@@ -169,7 +169,7 @@ def fail_at_a_step(work: Work, *, place: Place, console: Console | None) -> Endi
     raise ZeroDivisionError("a bug")
 
 
-def hang_once(work: Work, *, place: Place, console: Console | None) -> Ending:
+def hang_once(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 stops in its own work in step 4, while the others wait in a collective."""
     with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
         heart = step_to(work, place=place, last=10, at=3)
@@ -188,7 +188,7 @@ def its_own_work() -> None:
     time.sleep(600)
 
 
-def bad_device(work: Work, *, place: Place, console: Console | None) -> Ending:
+def bad_device(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
     """The second device does not pass its test."""
     if place.world == 2:
         if place.rank == 0:
@@ -197,7 +197,7 @@ def bad_device(work: Work, *, place: Place, console: Console | None) -> Ending:
     return ending("done", 2)
 
 
-ENTRIES: dict[str, Callable[..., Ending]] = {
+ENTRIES: dict[str, Callable[..., RunResult]] = {
     entry.__name__: entry
     for entry in (
         answer,
@@ -219,8 +219,8 @@ ENTRIES: dict[str, Callable[..., Ending]] = {
 
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
-    server.PRELOADED[1:] = ["stoker.launch.child"]  # the entries need no more
-    work = Work(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
+    forkserver.PRELOADED[1:] = ["stoker.launch.worker_main"]  # the entries need no more
+    work = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
         got = train_here(work, ENTRIES[name])
     except UserError as error:

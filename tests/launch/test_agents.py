@@ -15,10 +15,10 @@ import psutil
 import pytest
 import torch
 from starting import assert_gone
-from test_member import free_port
+from test_external_worker import free_port
 
 from stoker.checkpoint.store import Store
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.pool, pytest.mark.slow]
 

@@ -19,8 +19,8 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from stoker.launch.join import Place
-from stoker.launch.pool import Pool
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.process_pool import Pool
 
 pytestmark = pytest.mark.pool
 LOOPBACK = "127.0.0.1"
@@ -170,6 +170,6 @@ def test_objects_of_a_process_without_the_secret_are_not_unpickled(pool: Pool, t
 def test_the_store_of_processes_that_srun_started_on_one_machine_is_on_loopback() -> None:
     with socket.create_server((LOOPBACK, 0)) as free:
         port = free.getsockname()[1]
-    store = Place(0, 1, 0, 1, ("a-host-that-nobody-looks-up", port)).store()
+    store = RankInfo(0, 1, 0, 1, ("a-host-that-nobody-looks-up", port)).store()
     assert (LOOPBACK, port) in listening(psutil.Process()) and {h for h, _ in listening(psutil.Process())} == {LOOPBACK}
     del store

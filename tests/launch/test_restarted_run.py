@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from stoker.checkpoint.store import Store
-from stoker.resilience.chaos import Fault, write_faults
-from stoker.runs.folder import RunFolder
+from stoker.resilience.fault_injection import Fault, write_faults
+from stoker.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.pool, pytest.mark.slow]
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starting import assert_gone, begin, end_all, process_ids
 
-from stoker.runs.folder import RunFolder
-from stoker.runs.shared import shared_folder
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_folder
 
 pytestmark = pytest.mark.pool
 

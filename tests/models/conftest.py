@@ -9,7 +9,7 @@ import pytest
 import torch
 from families import VOCABULARY
 
-from stoker.models.rows import Row
+from stoker.models.collate import Row
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,14 +15,14 @@ from families import deep
 from torch import nn
 
 from stoker.job.schema import TuneBlock
-from stoker.models import packed
+from stoker.models import packed_attention
 from stoker.models.adapters import add_adapter, unwrap
+from stoker.models.collate import Inputs, pack
 from stoker.models.families import FAMILIES
-from stoker.models.families.check import placement_problem
 from stoker.models.families.facts import Family, find, regions_of
-from stoker.models.form import training_form
-from stoker.models.rows import Inputs, pack
-from stoker.parallel.cut import cut
+from stoker.models.families.facts_check import placement_problem
+from stoker.models.prepare_architecture import training_form
+from stoker.parallel.pipeline_split import cut
 
 # What a configuration may leave out, and what that configuration is.
 OPTIONAL: dict[str, dict[str, Any]] = {"phi": {"qk_layernorm": True}}
@@ -127,12 +127,12 @@ def row() -> Inputs:
 @pytest.mark.usefixtures("no_float32")
 def test_two_stages_are_the_whole(name: str, changes: dict[str, Any], after: int, row: Inputs) -> None:
     family, model = FAMILIES[name], built(name, **changes)
-    packed.register()
-    model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
     cut(first, family, range(after), first=True, last=False)
     cut(last, family, range(after, 4), first=False, last=True)
-    with packed.segments(row.segments), torch.no_grad():
+    with packed_attention.segments(row.segments), torch.no_grad():
         expected = hidden(model, row, input_ids=row.ids)
         handed = hidden(first, row, input_ids=row.ids)
         given = hidden(last, row, inputs_embeds=handed)
@@ -150,12 +150,12 @@ def hidden(model: Any, row: Inputs, **what: torch.Tensor) -> torch.Tensor:
 @pytest.mark.usefixtures("no_float32")
 def test_granite_is_refused_because_its_stages_differ(row: Inputs) -> None:
     model = built("granite", embedding_multiplier=3.0)
-    packed.register()
-    model.set_attn_implementation(packed.NAME)  # type: ignore[operator]
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.NAME)  # type: ignore[operator]
     first, last = copy.deepcopy(model), copy.deepcopy(model)
     cut(first, FAMILIES["granite"], range(2), first=True, last=False)
     cut(last, FAMILIES["granite"], range(2, 4), first=False, last=True)
-    with packed.segments(row.segments), torch.no_grad():
+    with packed_attention.segments(row.segments), torch.no_grad():
         given = hidden(last, row, inputs_embeds=hidden(first, row, input_ids=row.ids))
         expected = hidden(model, row, input_ids=row.ids)
     assert not torch.allclose(given, expected, atol=1e-2)

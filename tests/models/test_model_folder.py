@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
-from stoker.models.config import generation_config
-from stoker.models.load import load_model
-from stoker.models.source import model_problem
+from stoker.models.hf_config import generation_config
+from stoker.models.load_model import load_model
+from stoker.models.model_source import model_problem
 
 INDEX = "model.safetensors.index.json"
 

@@ -13,16 +13,16 @@ from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from stoker.checkpoint.adapter import save_adapter
+from stoker.checkpoint.adapter_export import save_adapter
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.job.schema import Job, ModelBlock
-from stoker.models import packed, quantise
+from stoker.models import packed_attention, quantise
 from stoker.models.adapters import unwrap
-from stoker.models.build import build_model
-from stoker.models.layout import lay_out_for
-from stoker.models.load import load_model
+from stoker.models.build_model import build_model
+from stoker.models.language_model import lay_out_for
+from stoker.models.load_model import load_model
 from stoker.models.quantise import compute_exactly, device_for, elements, packed_parameters, quantisation
 
 FAMILIES = (
@@ -68,7 +68,7 @@ def train(model: nn.Module, steps: int = 6) -> list[float]:
         parts = language.lay_out([(np.arange(2, 34, dtype=np.uint32), np.ones(32, bool))], CPU)
         total = torch.zeros(())
         for inputs in parts:
-            with packed.segments(inputs.segments):
+            with packed_attention.segments(inputs.segments):
                 total = total + language.loss(inputs)[0]
         total.backward()
         optimizer.step()

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from stoker.errors import UserError
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.tokenizer import chat_template, stop_ids
 

@@ -16,23 +16,23 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig
 
 from stoker.job.layout import Layout, layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
 from stoker.models.adapters import unwrap
 from stoker.models.families import family_of
-from stoker.parallel.cut import stages_of_process
-from stoker.parallel.exactly import in_float64
+from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.pipeline_split import stages_of_process
 from stoker.parallel.traffic import Traffic
-from stoker.plan.communication import Held, ModelShape, StepShape, communication
-from stoker.plan.volume import Flow, Volumes, added
-from stoker.runs.folder import RunFolder, StepMetrics
-from stoker.train.cells import MATRIX, Cell
+from stoker.plan.collective_volume import Flow, Volumes, added
+from stoker.plan.communication import HeldParameter, ModelShape, StepShape, communication
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.train.engine import Distributed
 from stoker.train.loop import Loop
-from stoker.train.passes import Together
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
-from stoker.train.twin import Variant, make_twin
+from stoker.verify.layout_cases import MATRIX, Cell
+from stoker.verify.toy_job import Variant, make_twin
 
 DOUBLE = 8  # bytes: twins train in float64
 STEP = 3  # is counted: in the second one DDP orders its buckets anew
@@ -66,20 +66,20 @@ class Meter:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        take_step, lay_out = Loop._step, Together._laid_out
+        take_step, lay_out = Loop._step, Distributed._laid_out
 
         def counted_step(loop: Loop, step: int) -> StepMetrics:
             with self.traffic if step == STEP else nullcontext():
                 return take_step(loop, step)
 
-        def noted_rows(together: Together, *arguments: Any, **options: Any) -> Any:
+        def noted_rows(together: Distributed, *arguments: Any, **options: Any) -> Any:
             parts = lay_out(together, *arguments, **options)
             if together._task.model.training:  # else they are evaluated
                 self.tokens = tuple(part.inputs.ids.numel() for part in parts)  # type: ignore[attr-defined]
                 self.targets = tuple(len(part.inputs.targets) for part in parts)  # type: ignore[attr-defined]
             return parts
 
-        with patch.object(Loop, "_step", counted_step), patch.object(Together, "_laid_out", noted_rows):
+        with patch.object(Loop, "_step", counted_step), patch.object(Distributed, "_laid_out", noted_rows):
             yield
 
 
@@ -114,12 +114,12 @@ def shape_of(prepared: Prepared, mesh: Mesh) -> ModelShape:
     parts = list(prepared.task.model) if layout.pipeline > 1 else [prepared.task.model]  # type: ignore[call-overload]
     config = unwrap(parts[0]).config
     family = family_of(config)
-    assert family is not None and isinstance(prepared.passes, Together)
+    assert family is not None and isinstance(prepared.passes, Distributed)
     partial = {id(t.parameter) for t in prepared.passes._gradients._trained if t.partial}
     tied = [t.parameter for t in prepared.passes._gradients._trained if t.tied]
 
-    def held(parameters: Any) -> tuple[Held, ...]:
-        return tuple(Held(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)
+    def held(parameters: Any) -> tuple[HeldParameter, ...]:
+        return tuple(HeldParameter(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)
 
     blocks = [list(block.parameters()) for part in parts for block in unwrap(part).get_submodule(family.blocks)]  # type: ignore[union-attr]
     inside = {id(p) for block in blocks for p in block}

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 from stoker.parallel.batch_norm import synchronise_batch_norms
 
 SHARES = (5, 2, 3)  # samples of each process

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.launch.verify import Verifier
-from stoker.train.cells import Cell
-from stoker.train.twin import make_twin
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.verify.layout_cases import Cell
+from stoker.verify.toy_job import make_twin
+from stoker.verify.verifier import Verifier
 
 SOME: dict[str, Any] = {
     "targets": ["*.self_attn.*", "mlp.down_proj"],

@@ -15,10 +15,10 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from stoker.job.schema import ModelBlock
-from stoker.launch.pool import Pool
-from stoker.models.load import blank_model
+from stoker.launch.process_pool import Pool
+from stoker.models.load_model import blank_model
 from stoker.parallel.materialise import materialise
-from stoker.parallel.pieces import Piece, chunk
+from stoker.parallel.shard_spec import Piece, chunk
 
 CPU = torch.device("cpu")
 # Three processes divide none of these, and the last of seven gets no row of the key-value layers.
@@ -93,7 +93,7 @@ import sys
 from pathlib import Path
 import torch
 from stoker.job.schema import ModelBlock
-from stoker.models.load import blank_model
+from stoker.models.load_model import blank_model
 from stoker.parallel.materialise import materialise
 sys.path.insert(0, sys.argv[1])
 from test_materialise import split

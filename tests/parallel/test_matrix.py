@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.launch.verify import Verifier
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
 from stoker.models.families import FAMILIES
-from stoker.train.cells import MATRIX
-from stoker.train.twin import make_twin
+from stoker.verify.layout_cases import MATRIX
+from stoker.verify.toy_job import make_twin
+from stoker.verify.verifier import Verifier
 
 GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
 STEP = 5  # coprime to the number of layouts: families meet them in different order

@@ -11,21 +11,21 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from stoker.checkpoint.gather import gather_whole
-from stoker.checkpoint.weights import held_gradients
+from stoker.checkpoint.run_weights import held_gradients
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss
-from stoker.models.rows import Inputs
-from stoker.parallel.exactly import in_float64
+from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.train.cells import MATRIX, Cell, reference_of
-from stoker.train.passes import Counts, Totals
+from stoker.train.engine import Counts, Totals
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.task import Part
 from stoker.train.tasks.language import LanguageTask
-from stoker.train.twin import Twin, make_twin
+from stoker.verify.layout_cases import MATRIX, Cell, reference_of
+from stoker.verify.toy_job import Twin, make_twin
 
 PAIRS, PAIRS_A_PASS = 8, 2
 ENTROPY = 0.1  # its weight in the loss

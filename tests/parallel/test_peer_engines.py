@@ -17,16 +17,16 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.data.corpus import open_corpus
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 from stoker.models.text import open_text_side
-from stoker.parallel.exactly import in_float64
-from stoker.train.cells import Cell
-from stoker.train.schedule import Schedule, warmup_steps
-from stoker.train.shrink import SIZES
-from stoker.train.trace import trace
-from stoker.train.twin import Twin, Variant, make_twin
+from stoker.parallel.float64_mode import in_float64
+from stoker.train.lr_schedule import Schedule, warmup_steps
+from stoker.verify.layout_cases import Cell
+from stoker.verify.toy_config import SIZES
+from stoker.verify.toy_job import Twin, Variant, make_twin
+from stoker.verify.verify_run import trace
 
 STEPS = 5
 RUN = Variant(clip=0.1, by_steps=True)

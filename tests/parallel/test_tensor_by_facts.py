@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from stoker.job.layout import Layout
-from stoker.launch.pool import Pool
-from stoker.models import packed
+from stoker.launch.process_pool import Pool
+from stoker.models import packed_attention
+from stoker.models.collate import pack
 from stoker.models.families import FAMILIES
-from stoker.models.form import training_form
-from stoker.models.rows import pack
-from stoker.parallel.exactly import in_float64
+from stoker.models.prepare_architecture import training_form
+from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.tensor import split_tensors
 
@@ -33,8 +33,8 @@ def largest_difference(name: str, tensor: int, sequence: bool) -> float:
     torch.set_num_threads(1)
     model: Any = deep(name)
     training_form(model)
-    packed.register()
-    model.set_attn_implementation(packed.NAME)
+    packed_attention.register()
+    model.set_attn_implementation(packed_attention.NAME)
     whole = copy.deepcopy(model)
     generator = np.random.default_rng(1)
     documents = [generator.integers(2, 128, length).astype(np.uint32) for length in LENGTHS]
@@ -44,7 +44,7 @@ def largest_difference(name: str, tensor: int, sequence: bool) -> float:
     def own(x: torch.Tensor) -> torch.Tensor:
         return x.chunk(tensor, dim=1)[mesh.at("tensor")] if sequence else x
 
-    with in_float64(), packed.segments(row.segments):
+    with in_float64(), packed_attention.segments(row.segments):
         expected = whole.base_model(input_ids=row.ids, position_ids=row.positions, use_cache=False).last_hidden_state
         weights = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         (expected * weights).sum().backward()

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.job.layout import ScheduleName
 from stoker.plan.pipeline.bubble import bubble_seconds, bubble_share, step_seconds
-from stoker.plan.pipeline.schedule import order
+from stoker.plan.pipeline.schedule_order import order
 from stoker.plan.pipeline.timeline import StageTime, simulate
 
 LOOPED: list[tuple[ScheduleName, int]] = [("interleaved", 2), ("interleaved", 4), ("zero-bubble", 2), ("zbv", 2)]

@@ -9,8 +9,8 @@ import pytest
 from stoker.hardware.cluster_file import load_cluster
 from stoker.plan.answer.changes import SEQ_STEP, changes, least_number
 from stoker.plan.search import search
-from stoker.plan.setting import Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.setting import TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 
 JOBS = [
     ("llama3-70b", "8xA100-40GB", 65536, 8),
@@ -22,7 +22,7 @@ JOBS = [
 
 @pytest.mark.parametrize(("model", "on", "seq_len", "batch"), JOBS)
 def test_every_change_fits_and_none_smaller_does(model: str, on: str, seq_len: int, batch: int) -> None:
-    work, cluster = Work(shape_named(model), seq_len, batch), load_cluster(on)
+    work, cluster = TrainingWork(shape_named(model), seq_len, batch), load_cluster(on)
     assert not search(work, cluster).plans
     given = changes(work, cluster, on=on)
     assert given and [change.factor for change in given] == sorted(change.factor for change in given)
@@ -44,7 +44,7 @@ def test_every_change_fits_and_none_smaller_does(model: str, on: str, seq_len: i
 
 def test_a_batch_that_the_devices_do_not_divide() -> None:
     """Seven rows of 512 tokens over 13 devices: neither rows, nor heads, nor blocks can be divided by 13."""
-    work, cluster = Work(shape_named("gpt2"), 512, 7), replace(load_cluster("8xH100"), per_node=13)
+    work, cluster = TrainingWork(shape_named("gpt2"), 512, 7), replace(load_cluster("8xH100"), per_node=13)
     assert not search(work, cluster).plans
     given = changes(work, cluster, on="13xH100")
     (batch,) = [change for change in given if change.words.startswith("train.batch=")]

@@ -12,15 +12,15 @@ from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.cost import SAMPLE_STEPS, Length, checkpoint_bytes, cost_of, price_of, saving_of
 from stoker.plan.answer.explain import plan_of
-from stoker.plan.search import Plan
-from stoker.plan.setting import Setting, Tuning, Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.search import LayoutPlan
+from stoker.plan.setting import Setting, TrainingWork, Tuning
+from stoker.plan.shapes.model_names import shape_named
 
 LLAMA = shape_named("llama3-8b")
 
 
-def plan_on(cluster: Cluster, tuning: Tuning = "full") -> Plan:
-    work = Work(LLAMA, 2048, 4 * cluster.gpus, tuning=tuning)
+def plan_on(cluster: Cluster, tuning: Tuning = "full") -> LayoutPlan:
+    work = TrainingWork(LLAMA, 2048, 4 * cluster.gpus, tuning=tuning)
     return plan_of(Setting(work, cluster, Layout(data=cluster.gpus, shard="zero3", shard_size=cluster.gpus), 2))
 
 

@@ -13,16 +13,16 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.job.schema import TuneBlock
-from stoker.models import packed
+from stoker.models import packed_attention
 from stoker.models.adapters import add_adapter
 from stoker.models.families import family_of
-from stoker.models.form import training_form
-from stoker.models.layout import lay_out_for
+from stoker.models.language_model import lay_out_for
 from stoker.models.lora import fuse_lora
+from stoker.models.prepare_architecture import training_form
 from stoker.parallel.recompute import recompute_blocks
 from stoker.plan.eager import arithmetic, cast_weights, eager_bytes, row_bytes
 from stoker.plan.shape import Shape
-from stoker.plan.shapes.config import shape_of_config
+from stoker.plan.shapes.shape_of_config import shape_of_config
 
 TOKENS = 64
 GPT: dict[str, Any] = {"n_embd": 64, "n_head": 8, "n_positions": 128, "n_inner": 160}
@@ -92,7 +92,7 @@ def _saved(model: Any, low: torch.dtype | None, recompute: str) -> int:
 
     arithmetic = torch.autocast("cpu", low) if low else nullcontext()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with packed.segments(inputs.segments), arithmetic, hooks:
+    with packed_attention.segments(inputs.segments), arithmetic, hooks:
         kept = language.hidden(inputs)
     del kept
     return sum(storage.nbytes() for storage in storages.values())

@@ -13,8 +13,8 @@ from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout
 from stoker.plan.eager_memory import PROCESS
 from stoker.plan.memory import stage_memory
-from stoker.plan.of_job import shape_of_name
-from stoker.plan.setting import Setting, Work
+from stoker.plan.planned_job import shape_of_name
+from stoker.plan.setting import Setting, TrainingWork
 
 # VmHWM in GiB after three steps (PyTorch 2.13, transformers 5.23, glibc, one thread, 2026-11-21).
 MEASURED = (
@@ -38,7 +38,7 @@ def _cluster(processes: int = 1) -> Cluster:
 def _setting(
     model: str, seq_len: int, batch: int, micro_batch: int, recompute: Any = "none", tuning: Any = "full", **layout: Any
 ) -> Setting:
-    work = Work(shape_of_name(model, Path.cwd()), seq_len, batch, precision="fp32", tuning=tuning)
+    work = TrainingWork(shape_of_name(model, Path.cwd()), seq_len, batch, precision="fp32", tuning=tuning)
     parallel = Layout(recompute=recompute, **layout)
     return Setting(work, _cluster(parallel.world), parallel, micro_batch)
 

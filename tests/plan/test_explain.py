@@ -10,15 +10,15 @@ from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout
 from stoker.plan.answer.alternatives import alternatives, kind_of, misfit
-from stoker.plan.answer.causes import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
 from stoker.plan.answer.explain import MEMORY, TWICE_MEMORY, binds, helps, plan_of
-from stoker.plan.search import Found, search
-from stoker.plan.setting import Setting, Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.answer.time_breakdown import BUBBLE, CONTEXT, DATA, LAUNCH, RECOMPUTE, TENSOR, causes_of
+from stoker.plan.search import SearchResult, search
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.step_time import step_time
 
 GIB = 2**30
-LLAMA = Work(shape_named("llama3-8b"), 4096, 64)
+LLAMA = TrainingWork(shape_named("llama3-8b"), 4096, 64)
 LAYOUTS = [
     Layout(data=32, shard="zero3", shard_size=32, recompute="full"),
     Layout(data=4, tensor=8, sequence=True),
@@ -32,7 +32,7 @@ def setting_of(layout: Layout, words: str = "4x8xH100") -> Setting:
     return Setting(LLAMA, load_cluster(words), layout, 1, chunks=layout.stages_per_process)
 
 
-def found_on(words: str, work: Work = LLAMA) -> Found:
+def found_on(words: str, work: TrainingWork = LLAMA) -> SearchResult:
     return search(work, load_cluster(words))
 
 
@@ -184,6 +184,6 @@ def test_the_jobs_own_layout_is_among_them() -> None:
 
 def test_one_device_has_few_alternatives() -> None:
     cluster: Cluster = load_cluster("1xH100")
-    found = search(Work(shape_named("gpt2"), 1024, 8), cluster)
+    found = search(TrainingWork(shape_named("gpt2"), 1024, 8), cluster)
     assert all(other.plan.setting.layout.world == 1 for other in alternatives(found))
     assert all(other.called != "plain data parallel (DDP)" for other in alternatives(found))

@@ -9,18 +9,18 @@ import pytest
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout, Shard
-from stoker.plan.held import Held, held_parameters
 from stoker.plan.in_flight import in_flight
 from stoker.plan.memory import model_states, peak_memory, stage_memory, verdict_of
-from stoker.plan.setting import Setting, Work
+from stoker.plan.param_placement import ParamPlacement, held_parameters
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.shapes.model_names import shape_named
 
 GPT = Shape("gpt", 24, 1024, 16, 16, 64, 4096, 50257, norm_bias=True, qkv_bias=True, output_bias=True, mlp_bias=True)
 
 
 def setting(shape: Shape, layout: Layout, **more: object) -> Setting:
-    work = Work(shape, 1024, 64 * layout.data)
+    work = TrainingWork(shape, 1024, 64 * layout.data)
     cluster = cluster_of(device_kind("A100"), gpus=layout.world)
     return replace(Setting(work, cluster, layout, 1), **more)  # type: ignore[arg-type]
 
@@ -43,7 +43,7 @@ def test_the_stages_hold_the_whole_model(tensor: int, pipeline: int) -> None:
 
 
 def test_experts_are_sharded_by_those_who_hold_the_same() -> None:
-    assert Held(800.0, 800.0).share(8, expert=4) == 800 / 8 + 800 / 2
+    assert ParamPlacement(800.0, 800.0).share(8, expert=4) == 800 / 8 + 800 / 2
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from stoker.plan.answer.picture import (
     ticks,
     timeline_svg,
 )
-from stoker.plan.answer.terminal import memory_text, timeline_text
-from stoker.plan.pipeline.schedule import order
+from stoker.plan.answer.terminal_picture import memory_text, timeline_text
+from stoker.plan.pipeline.schedule_order import order
 from stoker.plan.pipeline.timeline import StageTime, Timeline, simulate
 
 GIB = 2**30

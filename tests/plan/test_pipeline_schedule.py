@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.pipelining import schedules as peer
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline.schedule import Action, Kind, Order, in_flight, order, round_size
+from stoker.plan.pipeline.schedule_order import Action, Kind, Order, in_flight, order, round_size
 
 LETTERS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "input", "W": "weight"}
 

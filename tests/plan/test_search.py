@@ -10,8 +10,8 @@ from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import KEPT, TIE, divisors, search, settings
-from stoker.plan.setting import Setting, Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
 from stoker.plan.step_time import step_time
 
@@ -26,7 +26,7 @@ from stoker.plan.step_time import step_time
     ],
 )
 def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: int) -> None:
-    work = Work(shape_named(model), 1024, batch)
+    work = TrainingWork(shape_named(model), 1024, batch)
     cluster = cluster_of(device_kind(device), gpus=gpus)
     found = search(work, cluster)
     brute: dict[Setting, float] = {}
@@ -44,7 +44,7 @@ def test_no_plan_that_fits_is_faster(model: str, device: str, gpus: int, batch: 
 
 
 def test_what_cannot_fit_names_the_nearest() -> None:
-    work = Work(shape_named("llama3-70b"), 4096, 8)
+    work = TrainingWork(shape_named("llama3-70b"), 4096, 8)
     found = search(work, cluster_of(device_kind("T4"), gpus=1))
     assert not found.plans and found.nearest is not None and not found.nearest.fits
     layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)

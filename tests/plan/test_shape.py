@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from stoker.plan.flop import attended_tokens, forward_flop_per_token, model_flop_per_token
 from stoker.plan.shape import Shape
 from stoker.plan.shapes import shape_named, shape_of_config
-from stoker.plan.shapes.catalogue import CATALOGUE
 from stoker.plan.shapes.families import FAMILIES
+from stoker.plan.shapes.known_models import CATALOGUE
 from stoker.plan.shapes.settings import DEFAULTS, NAMES
 
 

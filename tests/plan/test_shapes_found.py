@@ -11,7 +11,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.plan.shapes import shape_named, shape_of_config, shape_of_model
-from stoker.plan.shapes.catalogue import CATALOGUE
+from stoker.plan.shapes.known_models import CATALOGUE
 
 SAME = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama3-8b", "Meta-Llama-3-70B": "llama3-70b", "LLAMA3.1_405B": "llama3.1-405b",

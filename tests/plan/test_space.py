@@ -7,8 +7,8 @@ import pytest
 from stoker.hardware.cluster_file import load_cluster
 from stoker.models.families import FAMILIES
 from stoker.plan.search import search
-from stoker.plan.setting import Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.setting import TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.space import SPLIT, WHOLE, splits
 
 
@@ -28,5 +28,5 @@ def test_axes_of_families(family: str, axis: str, can: bool) -> None:
 def test_a_pipeline_is_never_short_of_micro_batches() -> None:
     for words in ("16x8xH100", "1x8xH100"):
         for model in ("gpt2-xl", "llama3-8b"):
-            for plan in search(Work(shape_named(model), 1024, 128), load_cluster(words)).plans:
+            for plan in search(TrainingWork(shape_named(model), 1024, 128), load_cluster(words)).plans:
                 assert plan.setting.micro_batches >= plan.setting.layout.pipeline

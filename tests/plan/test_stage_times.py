@@ -7,14 +7,14 @@ import pytest
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job.layout import Layout, ScheduleName
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
-from stoker.plan.setting import Setting, Work
-from stoker.plan.shapes.names import shape_named
-from stoker.plan.step_time import Passes, step_time
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
+from stoker.plan.step_time import PassTimes, step_time
 
 
 def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Setting:
     layout = Layout(pipeline=pipeline, schedule=schedule)
-    work = Work(shape_named("llama2-7b"), 4096, batch)
+    work = TrainingWork(shape_named("llama2-7b"), 4096, batch)
     return Setting(work, load_cluster(f"{pipeline}xA100-80GB"), layout, 1, chunks=layout.stages_per_process)
 
 
@@ -37,10 +37,10 @@ def test_one_process_does_nothing_but_its_passes() -> None:
 def test_a_v_has_its_first_and_last_stage_on_one_process() -> None:
     """Stages 0 and 7 are the first one's, and with the last the head."""
     setting = setting_of("zbv", 4)
-    times = Passes().stages(setting)
+    times = PassTimes().stages(setting)
     assert setting.homes[0] == (0, 7) and setting.last == 0
     assert len(times) == 8 and times[0] == times[6] and times[7].total > times[0].total
-    whole = Passes().stages(setting_of("1f1b", 4))
+    whole = PassTimes().stages(setting_of("1f1b", 4))
     assert sum(time.total for time in times) == pytest.approx(sum(time.total for time in whole))
 
 

@@ -12,11 +12,11 @@ from stoker.hardware.network import parse_network
 from stoker.job.layout import Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.network import Group, collective_seconds
-from stoker.plan.setting import Setting, Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.network_cost import Group, collective_seconds
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.step_time import Passes, step_time
+from stoker.plan.step_time import PassTimes, step_time
 
 SHAPE = shape_named("llama3-8b")
 CLUSTER = cluster_of(device_kind("A100"), gpus=64)
@@ -27,7 +27,7 @@ FREE = replace(STOKER, launch=0.0, launch_tensor=0.0)
 
 
 def setting(layout: Layout, *, micro_batch: int = 1, cluster: Cluster = CLUSTER) -> Setting:
-    return Setting(Work(SHAPE, 4096, 64), cluster, layout, micro_batch, software=FREE)
+    return Setting(TrainingWork(SHAPE, 4096, 64), cluster, layout, micro_batch, software=FREE)
 
 
 def test_at_best_it_is_the_arithmetic() -> None:
@@ -41,7 +41,7 @@ def test_at_best_it_is_the_arithmetic() -> None:
 def test_the_bubble(pipeline: int) -> None:
     """(K - 1) / (K + M - 1) of the time, where stages are equal and nothing else takes time."""
     shape = replace(SHAPE, vocabulary=1)
-    found = replace(setting(Layout(data=64 // pipeline, pipeline=pipeline)), work=Work(shape, 4096, 1024))
+    found = replace(setting(Layout(data=64 // pipeline, pipeline=pipeline)), work=TrainingWork(shape, 4096, 1024))
     parts = step_time(found, PERFECT).parts
     count = found.micro_batches
     expected = (pipeline - 1) / (pipeline + count - 1)
@@ -82,7 +82,7 @@ def test_what_costs_time() -> None:
 
 
 def test_passes_that_are_kept_change_nothing() -> None:
-    passes = Passes()
+    passes = PassTimes()
     for layout in (Layout(data=64), Layout(data=32, tensor=2), Layout(data=16, pipeline=4), Layout(data=32, context=2)):
         assert step_time(setting(layout), passes=passes).total == step_time(setting(layout)).total
         assert passes.least(setting(layout)) <= step_time(setting(layout)).total

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline.schedule import chunks_of, order
+from stoker.plan.pipeline.schedule_order import chunks_of, order
 from stoker.plan.pipeline.timeline import Span, StageTime, Timeline, first_with_weights, simulate
 
 SCHEDULES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]

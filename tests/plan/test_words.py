@@ -8,16 +8,16 @@ import pytest
 
 from stoker.hardware.cluster_file import load_cluster
 from stoker.job import load_job
-from stoker.job.document import parse_document
 from stoker.job.layout import Layout, layout_of
-from stoker.job.load import check_document
-from stoker.plan.answer.words import cluster_words, fuller_nodes, job_yaml
+from stoker.job.load_job import check_document
+from stoker.job.yaml_document import parse_document
+from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search, settings
-from stoker.plan.setting import Setting, Work
-from stoker.plan.shapes.names import shape_named
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
 from stoker.plan.space import EVERYTHING, trainable
-from stoker.plan.trained import Adapters
+from stoker.plan.trainable_params import Adapters
 
 HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 
@@ -25,7 +25,7 @@ HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"
 def sample() -> list[Setting]:
     """Every kind of setting that is searched on two nodes, of each hundredth one."""
     cluster = load_cluster("2x4xA100-80GB")
-    found = settings(Work(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
+    found = settings(TrainingWork(shape_named("gpt2"), 4096, 16), cluster, software=STOKER)
     return list(found)[::29]
 
 
@@ -42,14 +42,18 @@ def test_a_job_accepts_the_plan_and_has_its_layout(setting: Setting) -> None:
 def test_what_a_job_refuses_is_not_looked_at(name: str) -> None:
     """Each of Stoker's rules once: the job with the words is refused, and the search leaves it out."""
     shape, cluster = shape_named("gpt2"), load_cluster("2x4xA100-80GB")
-    work = Work(shape, 1024, 16)
+    work = TrainingWork(shape, 1024, 16)
     layout, more = Layout(data=4, pipeline=2, recompute="full", schedule="zbv"), ""
     if name == "fp16":
-        work, layout, more = Work(shape, 1024, 16, precision="fp16"), Layout(data=4, pipeline=2), "precision: fp16"
+        work, layout, more = (
+            TrainingWork(shape, 1024, 16, precision="fp16"),
+            Layout(data=4, pipeline=2),
+            "precision: fp16",
+        )
     if name == "qlora":
-        work, layout = Work(shape, 1024, 16, tuning="qlora"), Layout(data=4, tensor=2)
+        work, layout = TrainingWork(shape, 1024, 16, tuning="qlora"), Layout(data=4, tensor=2)
     if name == "prompt":
-        work = Work(shape, 1024, 16, tuning="prompt", adapters=Adapters(tokens=20))
+        work = TrainingWork(shape, 1024, 16, tuning="prompt", adapters=Adapters(tokens=20))
         layout = Layout(data=4, context=2)
     setting = Setting(work, cluster, layout, 1)
     assert not trainable(setting) and not EVERYTHING.has(setting)

@@ -16,8 +16,8 @@ import torch
 
 from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.store import Store
-from stoker.resilience.chaos import SLOW_STEPS, Chaos, Fault, flip, read_faults, write_faults
-from stoker.runs.folder import RunFolder
+from stoker.resilience.fault_injection import SLOW_STEPS, Chaos, Fault, flip, read_faults, write_faults
+from stoker.runs.run_folder import RunFolder
 
 
 @pytest.fixture

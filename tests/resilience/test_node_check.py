@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stoker.launch.pool import Pool
+from stoker.launch.process_pool import Pool
 from stoker.resilience.node_check import (
     Report,
     check_device,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stoker.runs.comparison import GIB, Comparison, Measured, Predicted, measured_of, read_comparison
-from stoker.runs.folder import RunFolder
+from stoker.runs.comparison import GIB, MeasuredRun, Predicted, PredictionRecord, measured_of, read_comparison
+from stoker.runs.run_folder import RunFolder
 
 
 def predicted(**changes: Any) -> Predicted:
@@ -27,28 +27,28 @@ def metrics(*seconds: float) -> list[dict[str, float]]:
 
 
 def test_the_line() -> None:
-    both = Comparison(predicted(), measured=Measured(10, 2.4, 39.8 * GIB))
+    both = PredictionRecord(predicted(), measured=MeasuredRun(10, 2.4, 39.8 * GIB))
     measured = "predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.4 s"
     assert both.line() == f"{measured} (+4 %); calibrated on 2026-11-21"
     assert (
-        Comparison(predicted()).line()
+        PredictionRecord(predicted()).line()
         == "predicted  41.20 GiB (45.30 at most), 2.31 s a step; calibrated on 2026-11-21"
     )
     # The catalogue's rates of any processor say nothing about this one, so no error of them is given.
-    catalogue = Comparison(predicted(calibration=None), measured=Measured(10, 13.0, 39.8 * GIB)).line()
+    catalogue = PredictionRecord(predicted(calibration=None), measured=MeasuredRun(10, 13.0, 39.8 * GIB)).line()
     assert "13 s; this machine was not calibrated: `stoker plan --calibrate`" in catalogue and "+4" not in catalogue
-    learnt = Comparison(predicted(calibration=None, corrected_by="runs/a"), measured=both.measured).line()
+    learnt = PredictionRecord(predicted(calibration=None, corrected_by="runs/a"), measured=both.measured).line()
     assert learnt == f"{measured} (+4 %); corrected by the run runs/a"
-    assert Comparison(None, "a module").line() == "predicted  nothing: a module"
+    assert PredictionRecord(None, "a module").line() == "predicted  nothing: a module"
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     assert read_comparison(folder) is None  # a run of an earlier Stoker
     for comparison in (
-        Comparison(predicted(), measured=Measured(10, 2.4, 39.8 * GIB)),
-        Comparison(predicted()),
-        Comparison(None, "a module"),
+        PredictionRecord(predicted(), measured=MeasuredRun(10, 2.4, 39.8 * GIB)),
+        PredictionRecord(predicted()),
+        PredictionRecord(None, "a module"),
     ):
         comparison.write(folder)
         assert read_comparison(folder) == comparison
@@ -65,9 +65,9 @@ def test_the_first_two_steps_do_not_count_where_there_are_more(
     seconds: tuple[float, ...], steps: int, median: float
 ) -> None:
     found = measured_of(metrics(*seconds))
-    assert found == Measured(steps, median, (1.0 + len(seconds) / 8) * GIB)
+    assert found == MeasuredRun(steps, median, (1.0 + len(seconds) / 8) * GIB)
 
 
 def test_memory_is_that_of_the_fullest_process() -> None:
-    assert measured_of(metrics(1.0), memory=7.0) == Measured(1, 1.0, 7.0)
+    assert measured_of(metrics(1.0), memory=7.0) == MeasuredRun(1, 1.0, 7.0)
     assert measured_of([]) is None

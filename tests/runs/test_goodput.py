@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.runs.folder import RunFolder
 from stoker.runs.goodput import WORDS, Running, goodput
+from stoker.runs.run_folder import RunFolder
 
 
 class History:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.runs.listing import list_runs, summarise
+from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 
 
 def run_at(path: Path, *ends: str, steps: int = 2) -> RunFolder:

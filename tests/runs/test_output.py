@@ -13,8 +13,8 @@ from filelock import Timeout
 
 from stoker.cli.main import main
 from stoker.errors import RunFailed, UserError
-from stoker.runs import folder as folder_module
-from stoker.runs.folder import MetricsWriter, RunFolder, put_aside
+from stoker.runs import run_folder as folder_module
+from stoker.runs.run_folder import MetricsWriter, RunFolder, put_aside
 
 JOB = """
 task: module
@@ -100,8 +100,8 @@ def never(*_: object) -> Any:
 
 
 def start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.launch.inputs.check_data", lambda *_: None)
-    monkeypatch.setattr("stoker.launch.local.train_here", never)
+    monkeypatch.setattr("stoker.launch.data_gate.check_data", lambda *_: None)
+    monkeypatch.setattr("stoker.launch.supervisor.train_here", never)
 
 
 def test_a_job_that_is_refused_leaves_no_folder_behind(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from stoker.checkpoint.store import State, Store
-from stoker.job.load import LoadedJob, load_job
-from stoker.job.render import scalar
-from stoker.runs.folder import RunFolder
-from stoker.train.loop import Loop, Outcome
+from stoker.job.job_to_yaml import scalar
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.runs.run_folder import RunFolder
+from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
 from stoker.train.task import Part
@@ -39,7 +39,7 @@ class Ran:
 
     loaded: LoadedJob
     prepared: Prepared
-    outcome: Outcome
+    outcome: LoopOutcome
     loop: Loop
     folder: RunFolder
 

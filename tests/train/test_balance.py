@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from stoker.cli.preflight import open_job
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import evaluate
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start

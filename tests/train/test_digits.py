@@ -15,7 +15,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.examples import digits
 from stoker.job.recipes import write_recipe
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 

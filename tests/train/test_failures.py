@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
-from stoker.runs.folder import RunFolder
 from stoker.runs.listing import summarise
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import Prepared
 
 MODULE = {
@@ -131,7 +131,7 @@ def test_a_disk_that_fills_while_metrics_are_written(base: Path, monkeypatch: py
     folder = RunFolder(base / "run")
 
     def fill() -> None:
-        monkeypatch.setattr("stoker.runs.folder.no_link", lambda _, flags: os.open("/dev/full", flags))
+        monkeypatch.setattr("stoker.runs.run_folder.no_link", lambda _, flags: os.open("/dev/full", flags))
 
     with pytest.raises(RunFailed, match=r"events\.jsonl cannot be written \(No space left on device\)"):
         run(base, MODULE, before=at_sample(5 * 8, fill))

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
 
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.examples import digits
-from stoker.train.measure import measure
-from stoker.train.shrink import Shape, shrunk
+from stoker.train.evaluate_run import measure
 from stoker.train.task import Part
 from stoker.train.trainer import Trainer
+from stoker.verify.toy_config import ToyShape, shrunk
 
 FAMILIES = (  # noqa: SIM905
     "gpt2 bloom opt gpt_neo gptj gpt_neox falcon llama qwen2 qwen3 mistral gemma2 gemma3_text glm glm4 phi phi3 "
@@ -42,7 +42,7 @@ def model_in(folder: Path, tiny_model: Path, family: str, **changes: Any) -> Pat
     """A random model of a family with the tokenizer of the tests."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model)
     tokenizer.save_pretrained(folder)
-    config = shrunk(AutoConfig.for_model(family, **changes), Shape(blocks=2))
+    config = shrunk(AutoConfig.for_model(family, **changes), ToyShape(blocks=2))
     config.vocab_size, config.eos_token_id = len(tokenizer), tokenizer.eos_token_id
     torch.manual_seed(3)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)

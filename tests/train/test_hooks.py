@@ -11,9 +11,9 @@ from running import write_job
 from test_module import JOB
 from torch import Tensor
 
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.resilience.heartbeat import Heart, Listener
-from stoker.runs.folder import RunFolder, StepMetrics
+from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import start

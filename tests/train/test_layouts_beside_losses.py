@@ -16,12 +16,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.checkpoint.chunks import chunk_of
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.parallel.exactly import in_float64
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.randomness import Apart
-from stoker.runs.folder import RunFolder
+from stoker.parallel.tensor_rng import Apart
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import start
 

@@ -15,9 +15,9 @@ from running import Ran, run
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from stoker.models.initial import initial_adapter
+from stoker.models.init_weights import initial_adapter
+from stoker.train.lr_schedule import Schedule
 from stoker.train.prepare import Prepared
-from stoker.train.schedule import Schedule
 
 LR, STEPS, BATCH = 1e-2, 10, 4
 

@@ -12,7 +12,7 @@ import termios
 import pytest
 from rich.console import Console
 
-from stoker.runs.folder import StepMetrics
+from stoker.runs.run_folder import StepMetrics
 from stoker.train.evaluate import Evaluation
 from stoker.train.progress import Display, KeptConsole
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from running import run, write_job
 
-from stoker.checkpoint.tuned import open_run
+from stoker.checkpoint.load_run import open_run
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
 from stoker.parallel.mesh import Mesh
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
 from stoker.train.run import start
 

@@ -16,9 +16,9 @@ from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write
 
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import DiskFailed, RunFailed, UserError
-from stoker.runs.folder import RunFolder
 from stoker.runs.listing import summarise
-from stoker.runs.shared import shared_memory
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_memory
 from stoker.train.resume import check_none_lost
 
 BATCH = 4

@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from stoker.checkpoint.state import State
 from stoker.checkpoint.store import Store
 from stoker.job.layout import layout_of
-from stoker.job.load import load_job
-from stoker.launch.pool import Pool
-from stoker.parallel.exactly import in_float64
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
-from stoker.runs.folder import RunFolder, StepMetrics
-from stoker.runs.shared import shared_memory
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.runs.shm_folder import shared_memory
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import start

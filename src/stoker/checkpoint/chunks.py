@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from stoker.parallel.pieces import Piece, chunk
+from stoker.parallel.shard_spec import Piece, chunk
 
 
 @dataclass(frozen=True, eq=False)

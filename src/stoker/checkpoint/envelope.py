@@ -17,7 +17,7 @@ BLOCK = 8 << 20  # bytes written and summed at a time: what fits into a processo
 
 
 @dataclass(frozen=True)
-class Part:
+class EnvelopePart:
     """So many bytes from the envelope, then so many of a tensor's.
 
     Attributes:
@@ -42,7 +42,7 @@ class Envelope:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[EnvelopePart, ...]
     words: bytes
 
     @property
@@ -50,7 +50,7 @@ class Envelope:
         """Of the file, in bytes."""
         return len(self.words) + sum(part.length for part in self.parts)
 
-    def write(self, file: IO[bytes], data: Callable[[Part], memoryview]) -> str:
+    def write(self, file: IO[bytes], data: Callable[[EnvelopePart], memoryview]) -> str:
         """Writes the file; gives its SHA-256.
 
         Args:
@@ -74,7 +74,9 @@ class Envelope:
     def read(cls, path: Path) -> Envelope:
         """What `keep` wrote."""
         kept = json.loads(path.read_text())
-        return cls(kept["name"], tuple(Part(**part) for part in kept["parts"]), path.with_suffix(".words").read_bytes())
+        return cls(
+            kept["name"], tuple(EnvelopePart(**part) for part in kept["parts"]), path.with_suffix(".words").read_bytes()
+        )
 
 
 def _write(file: IO[bytes], data: memoryview, summed: hashlib._Hash) -> None:

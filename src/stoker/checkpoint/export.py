@@ -1,7 +1,7 @@
 """Exports: what peft, transformers and llama.cpp load, with the template and the stop tokens inside.
 
 An export is written under another name, read back, replayed in a fresh process by the program that will serve it,
-and gets its own name only when it holds and answers what was trained; see `stoker.checkpoint.verify`.
+and gets its own name only when it holds and answers what was trained; see `stoker.checkpoint.export_check`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoConfig, GenerationConfig
 
-from stoker.checkpoint.adapter import keep_rows, save_adapter
-from stoker.checkpoint.card import public_name, write_card
+from stoker.checkpoint.adapter_export import keep_rows, save_adapter
 from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
-from stoker.checkpoint.tuned import TunedRun
+from stoker.checkpoint.load_run import TunedRun
+from stoker.checkpoint.model_card import public_name, write_card
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
-from stoker.models.form import saved_form
-from stoker.models.gguf import weights_of_gguf
+from stoker.models.gguf_model import weights_of_gguf
+from stoker.models.model_source import locate
+from stoker.models.prepare_architecture import saved_form
 from stoker.models.quantise import quantisation, quantised_copy
-from stoker.models.source import locate
 from stoker.models.tokenizer import extension_of
-from stoker.models.virtual import virtual_of
+from stoker.models.virtual_tokens import virtual_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

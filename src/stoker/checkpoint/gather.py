@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.together import rank, together
+from stoker.checkpoint.collective import rank, together
 
 
 def gather_whole(held: Held) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ _ROPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True)
-class Family:
+class GgufFamily:
     """How one architecture is laid out in a GGUF.
 
     Attributes:
@@ -36,10 +36,10 @@ class Family:
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", permute=True),
-    "MistralForCausalLM": Family("llama", permute=True),
-    "Qwen2ForCausalLM": Family("qwen2", extra=("attn_q.bias", "attn_k.bias", "attn_v.bias")),
-    "Qwen3ForCausalLM": Family("qwen3", extra=("attn_q_norm.weight", "attn_k_norm.weight")),
+    "LlamaForCausalLM": GgufFamily("llama", permute=True),
+    "MistralForCausalLM": GgufFamily("llama", permute=True),
+    "Qwen2ForCausalLM": GgufFamily("qwen2", extra=("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    "Qwen3ForCausalLM": GgufFamily("qwen3", extra=("attn_q_norm.weight", "attn_k_norm.weight")),
 }
 
 
@@ -65,7 +65,7 @@ def head_size(config: Any) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def expected_tensors(config: Any, family: Family) -> list[str]:
+def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
     """The GGUF names of every tensor of a model, in the order in which they are written."""
     head = [] if config.tie_word_embeddings else ["output.weight"]
     block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from stoker.checkpoint.gguf_layout import FAMILIES, Family, expected_tensors, gguf_problem, head_size
+from stoker.checkpoint.gguf_layout import FAMILIES, GgufFamily, expected_tensors, gguf_problem, head_size
 from stoker.errors import Problem, RunFailed, UserError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -
         writer.add_rope_scaling_factor(rope["factor"])
 
 
-def _sources(folder: Path, config: Any, family: Family, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
+def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
     """Every tensor of the GGUF by name, in file order.
 
     Raises:
@@ -165,7 +165,7 @@ def _kind(shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
     return GGMLQuantizationType.F16
 
 
-def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: Family) -> None:
+def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: GgufFamily) -> None:
     """Header, keys and tensors; one tensor in memory at a time."""
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
@@ -188,7 +188,7 @@ def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any,
         os.fsync(stream.fileno())
 
 
-def _encoded(sources: dict[str, _Source], config: Any, family: Family) -> Iterator[np.ndarray]:
+def _encoded(sources: dict[str, _Source], config: Any, family: GgufFamily) -> Iterator[np.ndarray]:
     import torch
     from gguf.quants import quantize
 

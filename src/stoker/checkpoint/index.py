@@ -63,7 +63,7 @@ def read_index(data: bytes, files: Collection[str]) -> Metadata:
     return index
 
 
-class Reader(dcp.FileSystemReader):
+class RestrictedReader(dcp.FileSystemReader):
     """Reads a checkpoint's files by such an index.
 
     Args:

@@ -22,14 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stoker.errors import RunFailed
-from stoker.models.virtual import virtual_ids
+from stoker.models.virtual_tokens import virtual_ids
 
 NEW_TOKENS = 24
 Conversation = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Question:
+class ReplayRow:
     """One row.
 
     Attributes:
@@ -49,7 +49,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReplayAnswer:
     """What a model says to a question.
 
     Attributes:
@@ -60,7 +60,7 @@ class Answer:
     logits: Tensor
     tokens: tuple[int, ...]
 
-    def scores(self, question: Question) -> Tensor:
+    def scores(self, question: ReplayRow) -> Tensor:
         """Log-probabilities of the question's targets, shape (N,)."""
         return self.logits.log_softmax(-1).gather(1, question.targets[:, None]).squeeze(1)
 
@@ -83,7 +83,7 @@ class TextAnswers:
 
 
 @dataclass(frozen=True)
-class Request:
+class ReplayRequest:
     """What the fresh process is asked.
 
     Attributes:
@@ -94,7 +94,7 @@ class Request:
         dtype: that the weights are read in, before they are computed in float32; None for what they are stored in.
     """
 
-    questions: Sequence[Question]
+    questions: Sequence[ReplayRow]
     stop_ids: Sequence[int]
     texts: Sequence[str]
     conversations: Sequence[Conversation] = ()
@@ -105,7 +105,7 @@ class Request:
 
 
 @torch.inference_mode()
-def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[int]) -> list[Answer]:
+def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[int]) -> list[ReplayAnswer]:
     """Asks a model in this process."""
     device = next(model.parameters()).device
     front = virtual_ids(model)
@@ -123,7 +123,7 @@ def answer(model: nn.Module, questions: Sequence[Question], stop_ids: Sequence[i
             eos_token_id=list(stop_ids) or None,
             pad_token_id=min(stop_ids, default=0),
         )
-        answers.append(Answer(scored, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
+        answers.append(ReplayAnswer(scored, tuple(int(t) for t in generated[0, prompt.shape[1] :])))
     return answers
 
 
@@ -139,7 +139,7 @@ def vocabulary_of(tokens: Mapping[str, int]) -> str:
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
-def answer_afresh(folder: Path, request: Request) -> tuple[list[Answer], TextAnswers]:
+def answer_afresh(folder: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
     """Asks the artifact in a folder, in a fresh process.
 
     Raises:
@@ -161,7 +161,7 @@ def answer_afresh(folder: Path, request: Request) -> tuple[list[Answer], TextAns
             raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
         tensors = load_file(out)
         answers = [
-            Answer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist()))
+            ReplayAnswer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist()))
             for i in range(len(request.questions))
         ]
         return answers, TextAnswers(**json.loads(said.read_text("utf-8")))
@@ -201,7 +201,7 @@ def _main(arguments: list[str]) -> None:
     for module in model.modules():
         if hasattr(module, kernel):
             setattr(module, kernel, False)
-    questions = [Question(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
+    questions = [ReplayRow(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
     tensors = {}
     for i, given in enumerate(answer(model, questions, asked["stop_ids"])):
         tensors[f"logits.{i}"] = given.logits.contiguous()

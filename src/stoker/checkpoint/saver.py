@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from stoker.checkpoint.agreement import Agreement, agree
-from stoker.checkpoint.cadence import Cadence
-from stoker.checkpoint.causes import FULL, os_error
-from stoker.checkpoint.memory import forget_after, remembered
-from stoker.checkpoint.newest import restore_newest
-from stoker.checkpoint.room import make_room
+from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.copy_interval import Cadence
+from stoker.checkpoint.dcp_errors import FULL, os_error
+from stoker.checkpoint.disk_space import make_room
+from stoker.checkpoint.memory_restore import forget_after, remembered
+from stoker.checkpoint.restore_newest import restore_newest
+from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.staging import Staging
-from stoker.checkpoint.state import Damaged, Outcome, Places, Restored, State
+from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
-from stoker.checkpoint.together import by_first, rank, together
 from stoker.errors import DiskFailed, RunFailed
 
 VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
@@ -40,7 +40,7 @@ class Saver:
         self._background = background and staging is not None
         outlives = staging is not None and staging.outlives
         self.cadence = Cadence(memory if outlives else 0)
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[SaveOutcome] = []
         self._was_full = False  # whether the last checkpoint did not fit
         self._told: int | None = None  # step whose outcome is known before it was waited for
         self._cost: float | None = None  # seconds of the last copy in memory
@@ -174,7 +174,7 @@ class Saver:
         self._tell(answer)
         staging.pending, self._told = None, None
 
-    def finished(self) -> list[Outcome]:
+    def finished(self) -> list[SaveOutcome]:
         """What has been saved, or could not be, and was not told yet; rank 0 knows it as soon as it is so."""
         staging = self.staging
         if staging is not None and staging.pending is not None and rank() == 0:
@@ -197,7 +197,7 @@ class Saver:
             error = explained if isinstance(explained, RunFailed) else RunFailed(words)
         seconds = max(answer["at"] - pending.begun, pending.stall)  # it may be written before asking has returned
         size = answer.get("committed", 0)
-        outcome = Outcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
+        outcome = SaveOutcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
         self._outcomes.append(outcome)
 
     # -- copies in memory ------------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class Saver:
         seconds = time.perf_counter() - begin
         if changed or before is None:
             every, size = self.cadence.every, agreement.length
-            self._outcomes.append(Outcome(state.step, "memory", seconds, seconds, size, every))
+            self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
         self._cost = seconds if known else None
 
     # -- going on --------------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
 
-from stoker.checkpoint.agreement import Agreement, agree, unchanged
-from stoker.checkpoint.background import Background
 from stoker.checkpoint.chunks import Held
-from stoker.checkpoint.slots import Slot
+from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.save_plan import Agreement, agree, unchanged
+from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.storage import Keep
-from stoker.checkpoint.together import rank, together
-from stoker.checkpoint.writer import Request
-from stoker.runs.shared import PREFIX, SharedFolder, has_folder, shared_folder
+from stoker.checkpoint.writer import WriteRequest
+from stoker.checkpoint.writer_process import Background
+from stoker.runs.shm_folder import PREFIX, SharedFolder, has_folder, shared_folder
 
 
 @dataclass
@@ -184,7 +184,7 @@ class Staging:
     ) -> None:
         """Has the newest copy written in the background, as an attempt of `Storage.begin`."""
         assert self.agreement is not None and self._newest is not None
-        request = Request(
+        request = WriteRequest(
             str(place),
             isinstance(place, str),
             attempt,

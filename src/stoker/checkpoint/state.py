@@ -53,7 +53,7 @@ Places = Callable[[Mapping[str, Saved]], Held]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SaveOutcome:
     """How the saving of a state ended.
 
     Attributes:

@@ -25,16 +25,16 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from stoker.checkpoint.agreement import Agreement, agree
-from stoker.checkpoint.causes import FULL, innermost, os_error
 from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.envelope import Part
-from stoker.checkpoint.index import Reader
+from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
+from stoker.checkpoint.envelope import EnvelopePart
+from stoker.checkpoint.index import RestrictedReader
 from stoker.checkpoint.planners import ChunkLoader
-from stoker.checkpoint.state import DamagedError, Outcome, Places, Saved, State
+from stoker.checkpoint.save_plan import Agreement, agree
+from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
 from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of
-from stoker.checkpoint.together import by_first, rank, together
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 
@@ -84,7 +84,7 @@ class Store:
         with _damage(self._name(step)):
             return _split(read_state(self.storage, step))[0]
 
-    def save(self, state: State, agreement: Agreement | None = None) -> Outcome:
+    def save(self, state: State, agreement: Agreement | None = None) -> SaveOutcome:
         """Writes a checkpoint; training stands still meanwhile.
 
         Args:
@@ -99,7 +99,7 @@ class Store:
         try:
             attempt = begun = by_first(lambda: storage.begin(state.step, os.getpid()))
             if begun is None:  # it is there already
-                return Outcome(state.step, "disk", 0.0, 0.0, 0)
+                return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
             agreed = agreement or agree(held, None)
             parts = together(lambda: write_part(storage, begun, agreed.envelope, _bytes_of(held, agreed)))
             size = by_first(
@@ -119,7 +119,7 @@ class Store:
             self._give_up(attempt)
             raise
         seconds = time.perf_counter() - begin
-        return Outcome(state.step, "disk", seconds, seconds, size)
+        return SaveOutcome(state.step, "disk", seconds, seconds, size)
 
     def _give_up(self, attempt: str | None) -> None:
         if attempt is not None and rank() == 0:
@@ -179,7 +179,7 @@ class Store:
         if odd := sorted(set().union(*together(match)) ^ set(saved)):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():
-            dcp.load(dict(held), storage_reader=Reader(self.storage.path(step), files), planner=ChunkLoader())
+            dcp.load(dict(held), storage_reader=RestrictedReader(self.storage.path(step), files), planner=ChunkLoader())
         return numbers
 
     def _mismatch(self, step: int, how: str) -> NoReturn:
@@ -189,7 +189,7 @@ class Store:
         """The numbers, files and tensors of a checkpoint; fails where files are not as large as they were written."""
         numbers, files = _split(read_state(self.storage, step))
         check_sizes(self.storage, step, files)
-        entries = Reader(self.storage.path(step), files).read_metadata().state_dict_metadata
+        entries = RestrictedReader(self.storage.path(step), files).read_metadata().state_dict_metadata
         saved = {
             name: Saved(tuple(entry.size), entry.properties.dtype)
             for name, entry in entries.items()
@@ -240,11 +240,11 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _bytes_of(held: Held, agreement: Agreement) -> Callable[[Part], memoryview]:
+def _bytes_of(held: Held, agreement: Agreement) -> Callable[[EnvelopePart], memoryview]:
     """The bytes of the tensors themselves, copied from their devices one after the other."""
     names = {item.at: item.name for item in agreement.items if item.length}
 
-    def data(part: Part) -> memoryview:
+    def data(part: EnvelopePart) -> memoryview:
         tensor = held[names[part.at]][0].tensor.detach().to("cpu").contiguous()
         return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.envelope import Envelope
-from stoker.checkpoint.envelope import Part as Span
+from stoker.checkpoint.envelope import EnvelopePart as Span
 from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of, write_state
 from stoker.errors import RunFailed
 
@@ -42,7 +42,7 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Request:
+class WriteRequest:
     """A part of a checkpoint, to be written from shared memory.
 
     Attributes:
@@ -66,7 +66,7 @@ class Request:
     keep: Keep
 
     @classmethod
-    def of(cls, line: bytes) -> Request:
+    def of(cls, line: bytes) -> WriteRequest:
         values = json.loads(line)
         return cls(**{**values, "keep": Keep(**values["keep"])})
 
@@ -123,13 +123,13 @@ class Writer:
         while (line := self._next()) is not None:
             if line == b"give up":  # what it is about has ended already
                 continue
-            request = Request.of(line)
+            request = WriteRequest.of(line)
             try:
                 self._serve(request)
             except Exception as error:
                 self._say(step=request.step, error=str(error), errno=error.errno if isinstance(error, OSError) else 0)
 
-    def _serve(self, request: Request) -> None:
+    def _serve(self, request: WriteRequest) -> None:
         storage, attempt = request.storage, request.attempt
         metadata = Path(request.metadata).read_bytes() if request.metadata else b""
         try:
@@ -148,7 +148,7 @@ class Writer:
                 storage.give_up(attempt)
                 raise
 
-    def _commit(self, storage: Storage, request: Request, metadata: bytes) -> None:
+    def _commit(self, storage: Storage, request: WriteRequest, metadata: bytes) -> None:
         missing = {f"done-{rank}.json" for rank in range(request.world)}
         parts: list[Written] = []
         since = time.monotonic()

@@ -15,9 +15,9 @@ from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from stoker.launch.chaos import Rehearsal, Trial
-    from stoker.resilience.chaos import Fault
-    from stoker.runs.folder import RunFolder
+    from stoker.rehearse.rehearsal import Rehearsal, Trial
+    from stoker.resilience.fault_injection import Fault
+    from stoker.runs.run_folder import RunFolder
 
 PLACE = re.compile(r"(\d+)@(\d+)")
 PLACE_AND_FACTOR = re.compile(r"(\d+)@(\d+):(\d+(?:\.\d+)?)")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     quiet_libraries()
     faults = _stated(arguments)  # before anything is trained
     loaded = planned(open_job(arguments.job, arguments.overrides))
-    from stoker.launch.chaos import Rehearsal
+    from stoker.rehearse.rehearsal import Rehearsal
 
     say: Callable[[str], None] = _silent if arguments.json else _say
     rehearsal = Rehearsal(loaded, arguments.job, arguments.overrides, base=Path.cwd(), say=say)
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _stated(arguments: argparse.Namespace) -> list[Fault]:
     """The faults of the command line; step 0 of those whose step is not said."""
-    from stoker.resilience.chaos import Fault
+    from stoker.resilience.fault_injection import Fault
 
     faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
     faults += [Fault("hang", step, rank) for rank, step in (_place("--hang", text) for text in arguments.hang)]
@@ -134,7 +134,7 @@ def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
 def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder, save_every: int) -> list[Fault]:
     if arguments.random < 1:
         return []
-    from stoker.resilience.draw import draw
+    from stoker.rehearse.random_faults import draw
 
     steps = len(calm.read_metrics())
     try:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.cli.trust import add_trust, trusted
+from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from stoker.checkpoint.tuned import TunedRun
+    from stoker.checkpoint.load_run import TunedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.checkpoint.tuned import open_run
+    from stoker.checkpoint.load_run import open_run
 
     tuned = open_run(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
     chat = _Chat(tuned, arguments)
@@ -104,11 +104,11 @@ class _Chat:
         return answer
 
     def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
-        from stoker.data.chat import TemplateRefused
+        from stoker.data.chat_template import TemplateRefused
         from stoker.data.corpus import special_tokens_of
         from stoker.data.tokenise import encode_prompt
         from stoker.models.generate import stream_answer
-        from stoker.parallel.exactly import arithmetic_of
+        from stoker.parallel.float64_mode import arithmetic_of
 
         if self.tuned.job.task == "pretrain" and not self.tuned.text.own_template:
             ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a model of plain text goes on with it
@@ -134,6 +134,6 @@ class _Chat:
 
 
 def _untuned(tuned: TunedRun) -> nn.Module:
-    from stoker.train.measure import untuned_model
+    from stoker.train.evaluate_run import untuned_model
 
     return tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, Path.cwd())

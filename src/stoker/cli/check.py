@@ -13,10 +13,10 @@ from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job import LoadedJob
-from stoker.job.document import read_text
-from stoker.job.keys import KeyPath, dotted
+from stoker.job.job_to_yaml import job_lines
+from stoker.job.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
-from stoker.job.render import job_lines
+from stoker.job.yaml_document import read_text
 from stoker.terminal import unescaped, visible
 
 REASON_COLUMN = 44  # where the origins begin, unless a value is longer
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Check the job; returns 0 where it is well, 2 where it is not."""
     if arguments.schema:
-        from stoker.job.editor import editor_schema
+        from stoker.job.json_schema import editor_schema
 
         print(json.dumps(editor_schema(), indent=2))
         return 0

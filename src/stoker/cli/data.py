@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from stoker.console import Console
-    from stoker.data.audit import Audit, Sample
-    from stoker.data.record import Rejected
+    from stoker.data.audit import Audit, ShownSample
+    from stoker.data.rows import Rejected
 
 SAMPLES = 3
 PLACES = 20  # rows named for each reason, and fields that are ignored
@@ -88,7 +88,9 @@ def _place(text: str) -> tuple[str, int]:
     return source, int(row)
 
 
-def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tuple[Audit, list[Sample], list[Rejected]]:
+def _open(
+    loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int
+) -> tuple[Audit, list[ShownSample], list[Rejected]]:
     from stoker.cli.report import TokeniseReport, quiet_libraries
 
     quiet_libraries()
@@ -98,7 +100,7 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tup
 
     base = Path.cwd()
     text = open_text_side(loaded, base)
-    found: list[Sample] = []
+    found: list[ShownSample] = []
     dropped: list[Rejected] = []
     with TokeniseReport() as report:
         corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=base, report=report, loaded=loaded)
@@ -119,7 +121,7 @@ def _open(loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int) -> tup
 
 def _print(audit: Audit, dropped: list[Rejected]) -> None:
     from stoker.console import Console
-    from stoker.data.drawn import in_words
+    from stoker.data.mixture_report import in_words
 
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a terminal that knows no brackets still shows the rest
@@ -189,7 +191,7 @@ def _print_ignored(audit: Audit) -> None:
 
 
 def _print_reasons(audit: Audit) -> None:
-    from stoker.data.cache import reason_kind
+    from stoker.data.token_cache import reason_kind
 
     for reason, count in audit.reasons.items():
         print(f"\ndropped: {visible(reason)} ({count:,})")
@@ -224,7 +226,7 @@ def _legend() -> Text:
     return Text.assemble("tokens in ", ("green", TRAINED), " are trained, ", ("dim", "dim"), " ones are not")
 
 
-def coloured(sample: Sample) -> Text:
+def coloured(sample: ShownSample) -> Text:
     """The sequence for a terminal: trained tokens in colour."""
     from rich.text import Text
 
@@ -232,7 +234,7 @@ def coloured(sample: Sample) -> Text:
     return Text.assemble(*((visible(token), TRAINED if trained else "dim") for token, trained in parts))
 
 
-def bracketed(sample: Sample) -> str:
+def bracketed(sample: ShownSample) -> str:
     """The sequence for a pipe: trained text between brackets."""
     out: list[str] = []
     inside = False

@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from stoker.cli.trust import add_trust, trusted
+from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
@@ -36,8 +36,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import TokeniseReport, quiet_libraries
 
     quiet_libraries()
-    from stoker.checkpoint.tuned import open_run
-    from stoker.train.measure import measure
+    from stoker.checkpoint.load_run import open_run
+    from stoker.train.evaluate_run import measure
 
     base = Path.cwd()
     if arguments.data is not None:

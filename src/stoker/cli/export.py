@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from stoker.cli.trust import add_trust, trusted
+from stoker.cli.trust_options import add_trust, trusted
 
 FORMATS = ("adapter", "merged", "gguf")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     quiet_libraries()
     from stoker.checkpoint.export import Export, check_export
-    from stoker.checkpoint.tuned import open_run
-    from stoker.checkpoint.verify import export_run
+    from stoker.checkpoint.export_check import export_run
+    from stoker.checkpoint.load_run import open_run
 
     base = Path.cwd()
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))

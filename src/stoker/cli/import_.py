@@ -16,7 +16,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files
 from stoker.job.importers.ledger import NOT_SET
 from stoker.job.importers.write import origin
-from stoker.job.render import scalar
+from stoker.job.job_to_yaml import scalar
 
 LONGEST = 44  # characters of a value in the table
 PIPED = 200  # characters of a line where there is no terminal

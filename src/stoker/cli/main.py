@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from stoker.errors import RunFailed, UserError
-from stoker.hardware.limits import machine_problem  # while there is memory to load it
+from stoker.hardware.machine_limits import machine_problem  # while there is memory to load it
 from stoker.terminal import escaped_output, give_up_output
 
 # What each verb does. Its module is stoker.cli.<verb>, loaded only when the verb is asked for, so that

@@ -12,7 +12,7 @@ from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 
 if TYPE_CHECKING:
-    from stoker.plan.answer.whole import Question
+    from stoker.plan.answer.full_answer import PlanQuestion
 
 
 # Options of earlier versions, and what does the same.
@@ -44,17 +44,17 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, moved.removeprefix("--")) is not None:
             raise UserError(Problem(f"`stoker plan` has no {moved}", f"use `{instead}`"))
     if arguments.calibrate:
-        from stoker.cli.learning import calibrate_here
+        from stoker.cli.planner_learning import calibrate_here
 
         return calibrate_here(arguments.seconds, as_json=arguments.json)
     if arguments.from_run:
-        from stoker.cli.learning import learn_from
+        from stoker.cli.planner_learning import learn_from
 
         return learn_from(arguments.from_run, as_json=arguments.json)
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
     from stoker.cli.plan_report import picture, print_answer, refusal
-    from stoker.plan.answer.whole import NothingFits, answer
+    from stoker.plan.answer.full_answer import NothingFits, answer
 
     found = answer(question_of(arguments.job, arguments.overrides, arguments.on))
     if arguments.picture and not isinstance(found, NothingFits):
@@ -70,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def question_of(path: str, overrides: list[str], on: str) -> Question:
+def question_of(path: str, overrides: list[str], on: str) -> PlanQuestion:
     """What the planner is asked of a job file for a cluster."""
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job import load_job
     from stoker.job.layout import layout_of
     from stoker.plan.answer.cost import Length
-    from stoker.plan.answer.whole import Question
-    from stoker.plan.of_job import setting_of_job, software_of_job, work_of
+    from stoker.plan.answer.full_answer import PlanQuestion
+    from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 
     loaded = load_job(path, overrides)
     cluster = load_cluster(on)
@@ -88,7 +88,7 @@ def question_of(path: str, overrides: list[str], on: str) -> Question:
     asked = None
     if stated and not loaded.document.planned and layout_of(loaded.job).world == cluster.gpus:
         asked = setting_of_job(loaded.job, cluster, work)
-    return Question(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job), asked)
+    return PlanQuestion(work, cluster, on, Length.of(loaded.job), software_of_job(loaded.job), asked)
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,15 +12,15 @@ from stoker.console import Console
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit
+from stoker.plan.answer.as_job_text import job_yaml, time_words
 from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.explain import MEMORY, Bind, Help
+from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, PlanQuestion, bars, holder, verdict
 from stoker.plan.answer.picture import StageMemory, plan_svg
-from stoker.plan.answer.terminal import memory_text, timeline_text
-from stoker.plan.answer.whole import Answer, NothingFits, Question, bars, holder, verdict
-from stoker.plan.answer.words import job_yaml, time_words
+from stoker.plan.answer.terminal_picture import memory_text, timeline_text
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
-from stoker.plan.search import Plan
-from stoker.plan.setting import Work
+from stoker.plan.search import LayoutPlan
+from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
@@ -30,7 +30,7 @@ MOST = 110  # columns
 NO_PRICE = "no price is known: write `price: 30` (a node's, by the hour) into the cluster's file"
 
 
-def print_answer(found: Answer, *, pictures: bool) -> None:
+def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     """All of it; with ``pictures`` every stage's memory and the step in time."""
     question, plan = found.question, found.plan
     _head(question, f"{found.looked_at} settings in {found.seconds:.1f} s")
@@ -68,7 +68,7 @@ def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:
     return CannotRun(Problem(f"nothing fits; {nearest}", hint))
 
 
-def picture(found: Answer) -> str:
+def picture(found: PlanAnswer) -> str:
     """Memory of the stages and the step in time, as SVG."""
     plan = found.plan
     drawn = drawn_micro_batches(plan.setting)
@@ -82,7 +82,7 @@ def picture(found: Answer) -> str:
     )
 
 
-def _head(question: Question, searched: str) -> None:
+def _head(question: PlanQuestion, searched: str) -> None:
     work, cluster = question.work, question.cluster
     _say("cluster", f"{_devices(cluster)}, {cluster.per_node} a node")
     trained = "all are trained" if work.tuning == "full" else f"{work.trained / 1e6:,.3g} million trained ({_by(work)})"
@@ -91,14 +91,14 @@ def _head(question: Question, searched: str) -> None:
     _say("searched", searched)
 
 
-def _by(work: Work) -> str:
+def _by(work: TrainingWork) -> str:
     """What is trained beside a frozen model."""
     by = f"rank {work.rank}" if work.low_rank else f"{work.adapters.tokens} virtual tokens"
     base = "" if work.base == "none" else f", the base in {work.base}"
     return f"{work.tuning}, {by}{base}"
 
 
-def _memory(found: Answer, *, pictures: bool) -> None:
+def _memory(found: PlanAnswer, *, pictures: bool) -> None:
     plan, stages = found.plan, found.stages
     where = f" on {holder(plan)} {plan.stage + 1} of {len(stages)}" if len(stages) > 1 else ""
     where = f"; fullest{where} at {plan.memory.moment}"
@@ -119,7 +119,7 @@ def _memory(found: Answer, *, pictures: bool) -> None:
         _show(timeline_text(timeline, width=_width() - LEFT))
 
 
-def _step(plan: Plan) -> str:
+def _step(plan: LayoutPlan) -> str:
     """What of a step is drawn."""
     drawn, count = drawn_micro_batches(plan.setting), plan.setting.micro_batches
     return "One step" if drawn == count else f"One step of {drawn} micro-batches instead of {count}"
@@ -130,7 +130,7 @@ def _some(drawn: Sequence[StageMemory], fullest: int) -> list[StageMemory]:
     return [drawn[stage] for stage in sorted({0, fullest, len(drawn) - 1})]
 
 
-def _cost(cost: Cost, question: Question) -> None:
+def _cost(cost: Cost, question: PlanQuestion) -> None:
     cluster, saved = question.cluster, cost.forecast
     took = f"{time_words(saved.seconds)}, checkpoints and interruptions included"
     if cost.known:
@@ -159,7 +159,7 @@ def _cost(cost: Cost, question: Question) -> None:
         _say("", f"every {question.length.save_every:,} steps, as the job has it: {cost.as_written.effective:.2%}")
 
 
-def _binds(binds: list[Bind], plan: Plan) -> None:
+def _binds(binds: list[Bind], plan: LayoutPlan) -> None:
     label = "binds"
     for bind in binds:
         share = bind.seconds / plan.seconds
@@ -184,7 +184,7 @@ def _helps(helps: list[Help], *, priced: bool) -> None:
         _say(label, "nothing that was tried: twice the memory, the links, the batch; a node more")
 
 
-def _others(others: list[Alternative], plan: Plan) -> None:
+def _others(others: list[Alternative], plan: LayoutPlan) -> None:
     unnamed = [other for other in others if not other.called][:SHOWN]
     print()
     print("others    (a plan within 3 % of the fastest is as fast as can be told; of these the simplest is proposed)")
@@ -225,7 +225,7 @@ def _devices(cluster: Cluster) -> str:
     return f"{cluster.gpus} x {cluster.device.name}"
 
 
-def _sizes(plan: Plan) -> str:
+def _sizes(plan: LayoutPlan) -> str:
     memory = plan.memory
     return f"{memory.peak / GIB:.1f} GiB, at most {memory.upper / GIB:.1f}, of {plan.capacity / GIB:.1f}"
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob, load_job
-from stoker.job.load import JobError, ReadJob, place
+from stoker.job.load_job import JobError, ReadJob, place
 from stoker.job.schema import SourceBlock
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
 from stoker.runs.output import is_of_run
 
 if TYPE_CHECKING:
-    from stoker.launch.join import Place
+    from stoker.launch.cluster_env import RankInfo
 
 
 def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> LoadedJob:
@@ -43,7 +43,7 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     return loaded
 
 
-def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
+def planned(loaded: LoadedJob, place: RankInfo | None = None) -> LoadedJob:
     """The job with the planner's layout, where it asks for one with `parallel: auto`.
 
     Args:
@@ -54,7 +54,7 @@ def planned(loaded: LoadedJob, place: Place | None = None) -> LoadedJob:
     """
     if not loaded.document.planned:  # the devices at hand need not be looked for
         return loaded
-    from stoker.launch.planned import with_plan
+    from stoker.launch.auto_parallel import with_plan
 
     return with_plan(loaded, place)
 
@@ -70,7 +70,7 @@ def _output_problems(loaded: ReadJob) -> list[Problem]:
 def preflight(loaded: ReadJob) -> list[Problem]:
     """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
     from stoker.data.sources import source_problem
-    from stoker.models.source import model_problem, tokenizer_problem
+    from stoker.models.model_source import model_problem, tokenizer_problem
     from stoker.models.special_tokens import stop_problem
 
     base = Path.cwd()
@@ -110,7 +110,7 @@ def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path
 
 
 def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
-    from stoker.models.context import context_problem, stated_context
+    from stoker.models.context_length import context_problem, stated_context
     from stoker.models.dense import router_problem
 
     assert loaded.job.model is not None

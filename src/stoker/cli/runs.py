@@ -65,7 +65,7 @@ def _runs(name: str) -> list[RunSummary]:
     Raises:
         UserError: there is neither such a folder nor such a run.
     """
-    from stoker.runs.find import find_run
+    from stoker.runs.find_run import find_run
     from stoker.runs.listing import list_runs, summarise
 
     runs = list_runs(Path(name))

@@ -13,8 +13,8 @@ KINDS = ("bpe", "wordpiece", "unigram")
 
 if TYPE_CHECKING:
     from stoker.data.compression import Compression
-    from stoker.data.vocabulary import Kind
-    from stoker.models.extended import Made
+    from stoker.data.train_tokenizer import Kind
+    from stoker.models.extended_tokenizer import Made
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.data.vocabulary import FEWEST
-    from stoker.models.extended import check_target, extend_tokenizer, read_texts, train_tokenizer
+    from stoker.data.train_tokenizer import FEWEST
+    from stoker.models.extended_tokenizer import check_target, extend_tokenizer, read_texts, train_tokenizer
 
     kind: Kind = arguments.kind or "bpe"
     fewest = FEWEST[kind]

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, planned
-from stoker.cli.trust import options_of
+from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
 
 if TYPE_CHECKING:
-    from stoker.launch.join import Place
-    from stoker.launch.work import Ending, Work
+    from stoker.launch.cluster_env import RankInfo
+    from stoker.launch.run_spec import RunResult, RunSpec
 
 DEFAULT_JOB = "job.yaml"
 
@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when asked to stop before."""
-    from stoker.launch.failure import Interrupted, LeftToAnother
-    from stoker.launch.join import joined
+    from stoker.launch.cluster_env import joined
+    from stoker.launch.first_failure import Interrupted, LeftToAnother
     from stoker.resilience.deadline import exit_code
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     first = place is None or place.rank == 0
     if arguments.fresh and first:
-        from stoker.runs.folder import put_aside
         from stoker.runs.output import is_run
+        from stoker.runs.run_folder import put_aside
 
         if is_run(work.output):
             print(f"the earlier run is now in {put_aside(work.output)}", file=sys.stderr)
@@ -70,38 +70,38 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, work.loaded.job.faults)
 
 
-def _open(arguments: argparse.Namespace, place: Place | None) -> Work:
+def _open(arguments: argparse.Namespace, place: RankInfo | None) -> RunSpec:
     from stoker.cli.report import quiet_environment, quiet_libraries
 
     opened = open_job(arguments.job, arguments.overrides, trains=True)
     if place is None and opened.job.faults.restarts:
-        from stoker.launch.server import start_server
+        from stoker.launch.forkserver import start_server
 
         quiet_environment()
         start_server()  # it loads what the processes need while this one goes on
     loaded = planned(opened, place)
-    from stoker.launch.join import check_world
-    from stoker.launch.work import Work
+    from stoker.launch.cluster_env import check_world
+    from stoker.launch.run_spec import RunSpec
 
     quiet_libraries()
     base = Path.cwd()
-    work = Work(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
+    work = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
     if place is not None:
         check_world(place, work.layout)
     return work
 
 
-def _train(work: Work, place: Place | None) -> Ending:
+def _train(work: RunSpec, place: RankInfo | None) -> RunResult:
     """In the process that a launcher started, in this one, or in those that this one starts."""
     from stoker.cli.report import TokeniseReport
     from stoker.hardware.device import check_devices
-    from stoker.launch.failure import RankFailed
-    from stoker.launch.local import train_here
-    from stoker.runs.folder import RunFolder
+    from stoker.launch.first_failure import RankFailed
+    from stoker.launch.supervisor import train_here
+    from stoker.runs.run_folder import RunFolder
 
     folder = RunFolder(work.output)
     if place is not None:
-        from stoker.launch.member import train_as_member
+        from stoker.launch.external_worker import train_as_member
 
         return train_as_member(work, place, TokeniseReport())
     check_devices(work.devices, work.layout.world)
@@ -109,7 +109,7 @@ def _train(work: Work, place: Place | None) -> Ending:
         from stoker.launch.worker import held, train
 
         return train(work, report=TokeniseReport(), hold=held(folder))
-    from stoker.launch.inputs import check_data
+    from stoker.launch.data_gate import check_data
 
     with TokeniseReport() as report:
         check_data(work, report)
@@ -125,9 +125,9 @@ def _train(work: Work, place: Place | None) -> Ending:
             raise
 
 
-def _answer(output: Path, ending: Ending) -> dict[str, Any]:
+def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
     from stoker.runs.comparison import read_comparison
-    from stoker.runs.folder import RunFolder
+    from stoker.runs.run_folder import RunFolder
 
     comparison = read_comparison(RunFolder(output))
     return {
@@ -140,8 +140,8 @@ def _answer(output: Path, ending: Ending) -> dict[str, Any]:
     }
 
 
-def _say(job: str, overrides: list[str], work: Work, ending: Ending) -> None:
-    from stoker.job.tuning import merges
+def _say(job: str, overrides: list[str], work: RunSpec, ending: RunResult) -> None:
+    from stoker.job.tune_keys import merges
 
     output = work.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output

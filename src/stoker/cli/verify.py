@@ -15,9 +15,9 @@ from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
 
 if TYPE_CHECKING:
-    from stoker.launch.verdict import Verdict
-    from stoker.train.cells import Cell
-    from stoker.train.difference import Comparison
+    from stoker.verify.difference import TraceComparison
+    from stoker.verify.layout_cases import Cell
+    from stoker.verify.verdict import Verdict
 
 MOST_PROCESSES = 64
 
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.launch.pool import Pool
-    from stoker.launch.verify import Verifier
-    from stoker.train.twin import make_twin
+    from stoker.launch.process_pool import Pool
+    from stoker.verify.toy_job import make_twin
+    from stoker.verify.verifier import Verifier
 
     cells = _cells(arguments.layouts, loaded)
     if arguments.device == "cuda":
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
-    from stoker.train.cells import MATRIX, Cell, planned
+    from stoker.verify.layout_cases import MATRIX, Cell, planned
 
     if layouts == "all":
         return list(MATRIX)
@@ -97,7 +97,7 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
         if cell.world == 1:
             print("the job trains in one process: only how it cuts the batch can be verified", file=sys.stderr)
         return [cell]
-    from stoker.job.document import parse_document, read_text
+    from stoker.job.yaml_document import parse_document, read_text
 
     written = parse_document(read_text(layouts), file=layouts).data
     if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):
@@ -121,7 +121,7 @@ def _lines(verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"  {fact}" for fact in verdict.facts)])
 
 
-def _sizes(found: Comparison) -> str:
+def _sizes(found: TraceComparison) -> str:
     kinds = {"loss": "loss", "gradient norm": "norm", "gradient": "gradients", "weight": "weights"}
     kinds["evaluation loss"] = "evaluation"
     return "  ".join(f"{name} {found.size(kind):.0e}" for kind, name in kinds.items())

@@ -10,25 +10,25 @@ from typing import Any
 
 import numpy as np
 
-from stoker.data.cache import ShardSummary, reason_kind
+from stoker.data.byte_streams import utf8_advice
 from stoker.data.corpus import Corpus, TokenisedSource, special_tokens_of
-from stoker.data.drawn import Drawn, drawn
-from stoker.data.fields import LOST_ANSWER
+from stoker.data.ignored_fields import LOST_ANSWER
+from stoker.data.mixture_report import Drawn, drawn
 from stoker.data.readers import NOT_UTF8
-from stoker.data.record import Rejected
-from stoker.data.render import TEMPLATE_REFUSES
-from stoker.data.streams import utf8_advice
+from stoker.data.render_row import TEMPLATE_REFUSES
+from stoker.data.rows import Rejected
+from stoker.data.token_cache import ShardSummary, reason_kind
 from stoker.data.tokenise import JUDGED_BAD, NO_ROOM, TOO_LONG, TextCodec
 from stoker.errors import Problem
-from stoker.job.load import LoadedJob
-from stoker.job.render import scalar
+from stoker.job.job_to_yaml import scalar
+from stoker.job.load_job import LoadedJob
 
 SAMPLES = 3
 DROPPED_SHOWN = 10_000
 
 
 @dataclass(frozen=True)
-class Sample:
+class ShownSample:
     """One training sequence, token by token."""
 
     source: str
@@ -99,7 +99,7 @@ class Audit:
     length_histogram: dict[int, int]
     longest: int
     mean: float
-    samples: tuple[Sample, ...]
+    samples: tuple[ShownSample, ...]
     formats: dict[str, str]
     evaluation_rows: tuple[int, int]
     complete: bool
@@ -238,9 +238,9 @@ def _histogram(lengths: np.ndarray) -> dict[int, int]:
     return {int(bound): int(count) for bound, count in zip(*np.unique(bounds, return_counts=True), strict=True)}
 
 
-def _samples(corpus: Corpus, codec: TextCodec, count: int) -> list[Sample]:
+def _samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSample]:
     """Sequences spread evenly over the sources."""
-    found: list[Sample] = []
+    found: list[ShownSample] = []
     for i, source in enumerate(corpus.sources):
         share = (count + i) // len(corpus.sources)
         ready = source.cache.ready
@@ -249,21 +249,21 @@ def _samples(corpus: Corpus, codec: TextCodec, count: int) -> list[Sample]:
     return found
 
 
-def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> Sample:
+def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSample:
     row, (file, number) = source.cache[index], source.cache.origin(index)
     ids = tuple(row.ids.tolist())
     trained = (False, *row.trained[1:].tolist())
-    return Sample(file, number, token_texts(codec, ids), ids, trained)
+    return ShownSample(file, number, token_texts(codec, ids), ids, trained)
 
 
-def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[Sample], list[Rejected]]:
+def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:
     """The sequences of one row, or why it was dropped.
 
     Args:
         file: the name of a source as the job has it, or a file's, its folders left out or not.
         row: as the reader counts.
     """
-    found: list[Sample] = []
+    found: list[ShownSample] = []
     dropped: list[Rejected] = []
     for source in (*corpus.sources, *corpus.evaluation):
         cache, any_file = source.cache, file in (source.source.name, source.block.path)

@@ -9,15 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-from stoker.data.build import Report, find_format, open_cache, open_stream
-from stoker.data.cache import TokenCache
+from stoker.data.build_cache import Report, find_format, open_cache, open_stream
 from stoker.data.mix import pattern_counts, proportional, temperature_shares, weighted
 from stoker.data.order import permute
-from stoker.data.sequences import Document, Selection, Sequences, Stream, hold_out
+from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, hold_out
 from stoker.data.sources import Source, open_source
+from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.job.load import LoadedJob
+from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
@@ -187,7 +187,7 @@ def _sequences(
     job: ResolvedJob, sources: Sequence[TokenisedSource], held_out: Sequence[np.ndarray], capacity: int | None
 ) -> Sequences:
     rows = [
-        Stream(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask))
+        GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask))
         for s, mask in zip(sources, held_out, strict=True)
     ]
     caches = [s.cache for s in sources]

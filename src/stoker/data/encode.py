@@ -19,7 +19,7 @@ from functools import cached_property
 
 from tokenizers import Encoding, Tokenizer
 
-from stoker.data.patterns import cuts_at_words
+from stoker.data.word_tokenizers import cuts_at_words
 
 REMEMBERED = 1 << 18  # words: about 60 MB
 LONGEST_WORD = 256  # characters; longer ones hardly come again

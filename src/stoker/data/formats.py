@@ -10,7 +10,7 @@
 | preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
-Some other names that published data sets use for these columns are understood too (`stoker.data.detect.ALIASES`).
+Some other names that published data sets use for these columns are accepted (`stoker.data.detect_format.ALIASES`).
 Lists may also stand as JSON in a string, as they have to in CSV.
 
 Decisions: an input follows its instruction after a blank line. Turns after the assistant's last are cut,
@@ -26,9 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stoker.data.detect import CONVERSATIONS, column_of, format_of, verdict_of
-from stoker.data.record import Conversation, Example, Message, Preference, Text
-from stoker.data.turns import (
+from stoker.data.detect_format import CONVERSATIONS, column_of, format_of, verdict_of
+from stoker.data.messages import (
     Refused,
     from_value_messages,
     messages_in,
@@ -38,6 +37,7 @@ from stoker.data.turns import (
     tools_of,
     trained,
 )
+from stoker.data.rows import Conversation, Example, Message, Preference, Text
 
 
 def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:

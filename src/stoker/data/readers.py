@@ -24,8 +24,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from stoker.data.record import Raw, Rejected
-from stoker.data.streams import BOM, LONGEST_LINE, MAGIC, Stream, utf8_advice
+from stoker.data.byte_streams import BOM, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.errors import Problem, UserError
 
@@ -70,7 +70,7 @@ def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
         if suffix in PARQUET:
             yield from parquet_rows(path, start)
             return
-        with Stream(path) as stream:
+        with ByteStream(path) as stream:
             yield from itertools.islice(_stream_rows(stream, path, suffix), start, None)
     except OSError as error:
         raise UserError(_problem(path, f"cannot be read: {error.strerror or error}")) from error
@@ -130,7 +130,7 @@ def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     return None
 
 
-def _stream_rows(stream: Stream, path: Path, suffix: str) -> Iterator[Raw | Rejected]:
+def _stream_rows(stream: ByteStream, path: Path, suffix: str) -> Iterator[Raw | Rejected]:
     if suffix in JSON and not _are_json_lines(path):
         yield from _array(stream, path)
         return
@@ -156,11 +156,11 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw 
 
 def _are_json_lines(path: Path) -> bool:
     """Whether the first two lines that hold anything are two objects, even broken ones, not parts of one."""
-    with Stream(path) as stream:
+    with ByteStream(path) as stream:
         start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
     if start[:1] == b"[":
         return False
-    with Stream(path) as stream:
+    with ByteStream(path) as stream:
         full = (line.strip() for _, line in stream.lines() if len(line) <= LONGEST_LINE and line.strip())
         first, second = [*itertools.islice(full, 2), b"", b""][:2]
     return first.startswith(b"{") and bool(second) and (first.endswith(b"}") or second.startswith(b"{"))
@@ -202,7 +202,7 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rej
         yield Raw(source, first, b"".join(part))
 
 
-def _array(stream: Stream, path: Path) -> Iterator[Raw | Rejected]:
+def _array(stream: ByteStream, path: Path) -> Iterator[Raw | Rejected]:
     """The items of a JSON array, parsed one at a time out of the file's text."""
     data = stream.buffer.read().removeprefix(BOM)
     if stream.damage:

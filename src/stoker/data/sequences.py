@@ -14,10 +14,10 @@ from math import floor
 
 import numpy as np
 
-from stoker.data.cache import Row, TokenCache
 from stoker.data.mix import Mixture, shuffled_epochs
 from stoker.data.order import permute, stream_key
 from stoker.data.pack import WINDOW, pack_window
+from stoker.data.token_cache import Row, TokenCache
 
 BLOCK = 64  # draws looked up together where sequences are not packed
 Draws = tuple[np.ndarray, np.ndarray]
@@ -54,7 +54,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Stream:
+class GrowingSource:
     """A source that may still be growing: read shard by shard, each shard shuffled in itself."""
 
     cache: TokenCache

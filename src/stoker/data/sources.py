@@ -18,13 +18,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from stoker.data import catalogue
-from stoker.data.fingerprints import file_digest
+from stoker.data import offline_corpora
+from stoker.data.file_digests import file_digest
 from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
-from stoker.data.record import Raw, Rejected
+from stoker.data.rows import Raw, Rejected
 from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache import cache_folder
+from stoker.hardware.cache_folder import cache_folder
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import SourceBlock
 
@@ -69,7 +69,7 @@ class Source:
 
     def _all_rows(self) -> Iterator[Raw | Rejected]:
         if self.corpus:
-            return catalogue.rows(self.corpus, self.files)
+            return offline_corpora.rows(self.corpus, self.files)
         return itertools.chain.from_iterable(map(read_rows, self.files))
 
     def fingerprint(self) -> str:
@@ -100,7 +100,7 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
         return _file_problem(block.path, base, split)
     if kind == "catalogue" and split not in ("", "train"):
         return f"no split {split!r} in {block.path}", "the catalogue has no splits; take a slice: [90%:]"
-    return catalogue.problem(block.path) if kind == "catalogue" else None
+    return offline_corpora.problem(block.path) if kind == "catalogue" else None
 
 
 def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] | None = None) -> Source:
@@ -124,7 +124,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
         root = _root(path, files)
         files = choose(files, root, split)
     elif kind == "catalogue":
-        files = list(catalogue.files(block.path))
+        files = list(offline_corpora.files(block.path))
         root = _root(files[0], files)
     else:
         root, files = _download(block.path, split, download, _nearest(absolute(block.path, base), base))
@@ -136,7 +136,7 @@ def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
     """What a path means: what exists comes first, what might be on the hub last."""
     if exists(absolute(path, base)):
         return "file"
-    if catalogue.find(path):
+    if offline_corpora.find(path):
         return "catalogue"
     return "hub" if _HUB_ID.fullmatch(path) and not data_suffix(path) else "file"
 
@@ -223,7 +223,7 @@ def _nearest(path: Path, base: Path) -> str:
     if near := difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.6):
         return f"did you mean {os.path.relpath(folder / near[0], base)}?"
     wanted = os.path.relpath(path, base)
-    if near := difflib.get_close_matches(wanted, catalogue.names(), n=1, cutoff=0.6):
+    if near := difflib.get_close_matches(wanted, offline_corpora.names(), n=1, cutoff=0.6):
         return f"did you mean {near[0]}, of the catalogue?"
     return f"relative paths start from {base}" if path.is_relative_to(base) else ""
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
-from stoker.data.streams import MAGIC
 
 # What file and folder names call the three usual splits.
 WORDS = {

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from stoker.data.record import Raw, Rejected
-from stoker.data.streams import LONGEST_LINE, MAGIC, Stream, utf8_advice
+from stoker.data.byte_streams import LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 
 NOT_UTF8 = "not valid UTF-8"
@@ -155,7 +155,7 @@ def _seekable(path: Path) -> IO[bytes]:
     if path.suffix.lower() not in MAGIC:
         return path.open("rb")
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
-    with Stream(path) as stream:
+    with ByteStream(path) as stream:
         shutil.copyfileobj(stream.buffer, file)
         if stream.damage:
             raise UserError(Problem(stream.damage, file=str(path)))

@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2.meta import find_undeclared_variables
 
-from stoker.data import confined
-from stoker.data.chat import BUILT_IN, check_template, environment
+from stoker.data import template_sandbox
+from stoker.data.chat_template import BUILT_IN, check_template, environment
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
 from stoker.job.template import to_jinja
@@ -38,7 +38,7 @@ def template_of(block: SourceBlock, base: Path, *, own: str) -> str:
     except ValueError as error:
         message = str(error) if name == "auto" else f"{name}: {error}"
         raise UserError(Problem(message, "see data[].template for others", key="template")) from error
-    known = sorted(confined.arguments_of(source)) if block.template_arguments else []
+    known = sorted(template_sandbox.arguments_of(source)) if block.template_arguments else []
     unknown = [argument for argument in block.template_arguments if argument not in known]
     if unknown:
         message = f"the chat template reads no argument {', '.join(map(repr, unknown))}"
@@ -62,7 +62,7 @@ def _read(name: str, base: Path) -> str:
 def arguments_of(source: str) -> set[str]:
     """The variables that a template reads beside those that every rendering gives it.
 
-    Finding them computes what is constant in it: see `stoker.data.confined`.
+    Finding them computes what is constant in it: see `stoker.data.template_sandbox`.
     """
     sandbox = environment()
     names = find_undeclared_variables(sandbox.parse(source)) - GIVEN - sandbox.globals.keys()

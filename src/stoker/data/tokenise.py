@@ -16,9 +16,8 @@ from typing import Any, Literal, TypeVar
 
 from tokenizers import Tokenizer
 
-from stoker.data import confined, formats
-from stoker.data.batch import Batch, Columns, Span, Tokenised
-from stoker.data.chat import (
+from stoker.data import formats, template_sandbox
+from stoker.data.chat_template import (
     BUILT_IN,
     ChatTemplate,
     Rendered,
@@ -26,13 +25,14 @@ from stoker.data.chat import (
 )
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
-from stoker.data.record import Conversation, Example, Preference, Raw, Rejected, Text
-from stoker.data.render import Outcome, render_example, separated, turns_of
+from stoker.data.render_row import Outcome, render_example, separated, turns_of
+from stoker.data.row_batch import Columns, EncodedBatch, Span, Tokenised
+from stoker.data.rows import Conversation, Example, Preference, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.templates import template_of
 from stoker.job.schema import SourceBlock
 
-__all__ = ["Batch", "Cut", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
+__all__ = ["Cut", "EncodedBatch", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
 
 T = TypeVar("T")
 Cut = Literal["cut", "drop", "split"]
@@ -122,9 +122,9 @@ class _Pending:
     special: SpecialText | None = None  # where the content holds special tokens that are to be text
 
 
-def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> Batch:
+def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
     """Decodes, parses, renders and encodes a chunk of rows. Every row comes out as tokens or as a reason."""
-    out, columns = Batch(), Columns()
+    out, columns = EncodedBatch(), Columns()
     dropped: dict[int, Rejected] = {}
     prepared: list[_Pending] = []
     names = dict(settings.columns)
@@ -180,7 +180,7 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
 
 
 def _prepare(
-    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str], out: Batch
+    place: int, raw: Raw, codec: TextCodec, settings: RowSettings, names: dict[str, str], out: EncodedBatch
 ) -> _Pending | Rejected:
     value = decode(raw)
     if isinstance(value, Rejected):
@@ -205,10 +205,10 @@ def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> lis
     rows = [(item.example, item.special) for item in pending if item.example is not None]
     if codec.template.source in BUILT_IN.values():
         return [render_example(codec.template, example, train_on, special) for example, special in rows]
-    return confined.render_examples(codec.template, rows, train_on)
+    return template_sandbox.render_examples(codec.template, rows, train_on)
 
 
-def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: Batch) -> SpecialText | None:
+def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: EncodedBatch) -> SpecialText | None:
     """Counts the special tokens in a row's content; what makes them text, where there are some and it is asked for."""
     if isinstance(example, str):
         return None

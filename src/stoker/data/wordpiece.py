@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker.data.scripts import Letters, codes_of
+from stoker.data.writing_systems import Letters, codes_of
 
 INSIDE = "##"  # begins a piece inside of a word
 LONGEST_WORD = 32  # bytes: the search for pieces takes the square of it

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache import cache_folder
+from stoker.hardware.cache_folder import cache_folder
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is believed

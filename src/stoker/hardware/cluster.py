@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration
-from stoker.hardware.correction import Correction
 from stoker.hardware.devices import DeviceKind
 from stoker.hardware.network import Network, network_of, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
+from stoker.hardware.planner_correction import Correction
 
 __all__ = ["Cluster", "cluster_of", "network_of"]
 

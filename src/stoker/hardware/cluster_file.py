@@ -15,10 +15,10 @@ from stoker.hardware.cluster import Cluster, cluster_of, failures_of
 from stoker.hardware.devices import device_kind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES
-from stoker.job.document import Document, parse_document, read_text
-from stoker.job.keys import describe
-from stoker.job.messages import shown
+from stoker.job.key_paths import describe
 from stoker.job.schema import Block, PositiveInt
+from stoker.job.schema_errors import shown
+from stoker.job.yaml_document import JobDocument, parse_document, read_text
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -71,7 +71,7 @@ def load_cluster(text: str | Path) -> Cluster:
     Raises:
         UserError: with every problem's place; the nearest names where one is unknown.
     """
-    from stoker.hardware.detect import corrected  # which would import this file's cluster
+    from stoker.hardware.detect_machine import corrected  # which would import this file's cluster
 
     cluster = _read_cluster(text)
     return cluster if cluster.corrections else corrected(cluster)
@@ -90,7 +90,7 @@ def _read_cluster(text: str | Path) -> Cluster:
 
 
 def _from_words(text: str) -> Cluster:
-    from stoker.hardware.detect import this_machine, this_processor
+    from stoker.hardware.detect_machine import this_machine, this_processor
 
     counted = _COUNTED.fullmatch(text)
     what = (counted[3] if counted else text).strip()
@@ -118,7 +118,7 @@ def _from_words(text: str) -> Cluster:
     return replace(cluster_of(device, gpus=first or 1), name=text)
 
 
-def _from_document(document: Document) -> Cluster:
+def _from_document(document: JobDocument) -> Cluster:
     if not isinstance(document.data, dict):
         problem = Problem("a cluster is written as keys", "write `device: H100`", file=document.file, line=1, column=1)
         raise UserError(problem)
@@ -135,7 +135,7 @@ def _from_document(document: Document) -> Cluster:
     return _cluster(block, document)
 
 
-def _cluster(block: ClusterBlock, document: Document) -> Cluster:
+def _cluster(block: ClusterBlock, document: JobDocument) -> Cluster:
     like = None
     if block.like is not None:
         like = next((node for node in NODE_TYPES if node.name == block.like.lower()), None)
@@ -172,7 +172,7 @@ def _given(block: ClusterBlock, *names: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _problems(error: ValidationError, document: Document) -> list[Problem]:
+def _problems(error: ValidationError, document: JobDocument) -> list[Problem]:
     """One for each key, in the order of the file."""
     found: dict[str, Problem] = {}
     fields = ClusterBlock.model_fields

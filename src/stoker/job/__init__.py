@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.job.load import LoadedJob, load_job
+from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolve import Origin
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
-from stoker.job.batch import BatchError
-from stoker.job.keys import KeyPath, dotted, field_at, parse_key
+from stoker.job.batch_solver import BatchError
+from stoker.job.batch_triangle import TRIANGLE, triangle_of
+from stoker.job.conflict_view import CannotTellError, View
+from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.schema import Job
 from stoker.job.text_conflicts import TEXT_CHECKS
-from stoker.job.triangle import TRIANGLE, triangle_of
 from stoker.job.tune_conflicts import TUNE_CHECKS
-from stoker.job.tuning import keys_of
-from stoker.job.view import CannotTellError, View
+from stoker.job.tune_keys import keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
 WITHOUT_TEXT = ("model", "data", *LANGUAGE, "evaluate.data", "evaluate.samples")

@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 from stoker.errors import Problem
-from stoker.job.batch import BatchError, divisors
+from stoker.job.batch_solver import BatchError, divisors
+from stoker.job.batch_triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
+from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.layout import SPLIT_BACKWARD, Layout
 from stoker.job.schema import ParallelBlock
-from stoker.job.triangle import DEFAULT_SCHEDULE, TRIANGLE, triangle_of
-from stoker.job.view import CannotTellError, View
 
 AXES = ("tensor", "pipeline", "context")
 # Keys that do nothing while the axis they belong to is one, and the values that say just that.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.job.document import Document, Mark, parse_document
-from stoker.job.keys import KeyPath, block_at, dotted
+from stoker.job.key_paths import KeyPath, block_at, dotted
 from stoker.job.schema import SCHEMA_VERSION
 from stoker.job.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
-from stoker.job.suggest import suggest_key
+from stoker.job.suggest_key import suggest_key
+from stoker.job.yaml_document import JobDocument, Mark, parse_document
 
 # A line that holds one key and a value that ends on it: no block, no text over several lines.
 _KEY_LINE = re.compile(r"^(?P<indent> *)(?P<dash>- )?(?P<key>[\w-]+):(?P<space> +)(?P<rest>[^\s#|>&*!].*)$")
@@ -20,7 +20,7 @@ _NOWHERE = Mark("", (0, 0), (0, 0))
 
 
 @dataclass(frozen=True)
-class Change:
+class Migration:
     """One thing that was changed, in words, and the text after it."""
 
     what: str
@@ -41,7 +41,7 @@ def fix(text: str, file: str) -> tuple[str, list[str]]:
     return text, changes
 
 
-def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Change | None:
+def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Migration | None:
     document = parse_document(text, file)
     if not isinstance(document.data, dict):
         return None
@@ -66,25 +66,25 @@ def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Change | None:
     return None
 
 
-def _arrived(change: Change, file: str, target: KeyPath, value: Any) -> bool:
+def _arrived(change: Migration, file: str, target: KeyPath, value: Any) -> bool:
     """Whether the changed text has the value where it belongs: a line inside a bracket cannot be moved."""
     try:
         document = parse_document(change.text, file)
     except UserError:
         return False
     if len(target) == 1:
-        value = expand_shorthands(Document(file, {target[0]: value}, {target: _NOWHERE})).data[target[0]]
+        value = expand_shorthands(JobDocument(file, {target[0]: value}, {target: _NOWHERE})).data[target[0]]
     return bool(_written(document, target) == value)
 
 
-def _parent(document: Document, path: KeyPath) -> KeyPath:
+def _parent(document: JobDocument, path: KeyPath) -> KeyPath:
     """Where the block that holds a key stands once the shorthands are written out."""
     parent = path[:-1]
     is_single_source = parent in SOURCE_LISTS and isinstance(document.at(parent), dict)
     return (*parent, 0) if is_single_source else parent
 
 
-def _written(document: Document, target: KeyPath) -> Any:
+def _written(document: JobDocument, target: KeyPath) -> Any:
     """The value at a path with the shorthands written out; None where there is none."""
     try:
         return expand_shorthands(document).at(target)
@@ -92,17 +92,17 @@ def _written(document: Document, target: KeyPath) -> Any:
         return None
 
 
-def _rename(text: str, path: KeyPath, mark: Mark, target: KeyPath) -> Change | None:
+def _rename(text: str, path: KeyPath, mark: Mark, target: KeyPath) -> Migration | None:
     lines = text.splitlines(keepends=True)
     line, column = mark.key[0] - 1, mark.key[1] - 1
     old = str(path[-1])
     if not lines[line][column:].startswith(old):  # a key in quotes
         return None
     lines[line] = lines[line][:column] + str(target[-1]) + lines[line][column + len(old) :]
-    return Change(f"`{dotted(path)}` is now `{target[-1]}`", "".join(lines))
+    return Migration(f"`{dotted(path)}` is now `{target[-1]}`", "".join(lines))
 
 
-def _move(text: str, document: Document, path: KeyPath, target: KeyPath) -> Change | None:
+def _move(text: str, document: JobDocument, path: KeyPath, target: KeyPath) -> Migration | None:
     """Take a key's line out and write it in the block where it belongs."""
     lines = text.splitlines(keepends=True)
     at = document.marks[path].key[0] - 1
@@ -119,15 +119,15 @@ def _move(text: str, document: Document, path: KeyPath, target: KeyPath) -> Chan
     what = f"`{dotted(path)}` is now `{dotted(target)}`"
     written = f"{target[-1]}: {found['rest']}"
     if len(target) == 1:
-        return Change(what, _ended(rest, end) + written + end)
+        return Migration(what, _ended(rest, end) + written + end)
     holder = parse_document(rest, document.file)
     mark = holder.marks.get(target[:1])
     if mark is None:
-        return Change(what, f"{_ended(rest, end)}{target[0]}:{end}  {written}{end}")
+        return Migration(what, f"{_ended(rest, end)}{target[0]}:{end}  {written}{end}")
     return _into_block(what, rest, holder, mark, f"{written}{end}")
 
 
-def _into_block(what: str, text: str, document: Document, mark: Mark, written: str) -> Change | None:
+def _into_block(what: str, text: str, document: JobDocument, mark: Mark, written: str) -> Migration | None:
     lines = text.splitlines(keepends=True)
     at = mark.key[0] - 1
     key = re.match(r"^(?P<key>[\w-]+):(?P<space> *)(?P<rest>[^#\r\n]*?)(?P<note> *(#.*)?)(?P<end>\r?\n?)$", lines[at])
@@ -146,10 +146,10 @@ def _into_block(what: str, text: str, document: Document, mark: Mark, written: s
         return None
     lines[at] = _ended(lines[at], "\n")
     lines.insert(at + 1, indent + written)
-    return Change(what, "".join(lines))
+    return Migration(what, "".join(lines))
 
 
-def _add_version(text: str, document: Document) -> Change | None:
+def _add_version(text: str, document: JobDocument) -> Migration | None:
     if not document.marks:
         return None
     line, column = min(mark.key for mark in document.marks.values())
@@ -158,7 +158,7 @@ def _add_version(text: str, document: Document) -> Change | None:
     lines = text.splitlines(keepends=True)
     end = "\r\n" if lines[line - 1].endswith("\r\n") else "\n"
     lines.insert(line - 1, f"version: {SCHEMA_VERSION}{end}")
-    return Change(f"`version: {SCHEMA_VERSION}` is added", "".join(lines))
+    return Migration(f"`version: {SCHEMA_VERSION}` is added", "".join(lines))
 
 
 def _ended(text: str, end: str) -> str:

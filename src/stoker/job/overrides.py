@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.document import COMMAND_LINE, Document, Mark, parse_document, unfit
-from stoker.job.keys import KeyPath, block_of, dotted, field_at, parse_key
+from stoker.job.key_paths import KeyPath, block_of, dotted, field_at, parse_key
 from stoker.job.shorthand import ALL_AUTO, expand_shorthands
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, parse_document, unfit
 
 
-def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Document, list[Problem]]:
+def apply_overrides(document: JobDocument, overrides: Sequence[str]) -> tuple[JobDocument, list[Problem]]:
     """The document with the overrides written in, in order, and the problems of those that could not be."""
     problems: list[Problem] = []
     document = expand_shorthands(document)
@@ -26,7 +26,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> tuple[Docum
     return document, problems
 
 
-def _apply(document: Document, text: str) -> Document:
+def _apply(document: JobDocument, text: str) -> JobDocument:
     name, equals, written = text.partition("=")
     if not equals:
         raise UserError(Problem(f"`{text}` is no override", "write it as `key=value`, such as `train.lr=1e-4`"))
@@ -48,7 +48,7 @@ def _apply(document: Document, text: str) -> Document:
     for end in range(1, len(path) + 1):
         marks.setdefault(path[:end], mark)
     marks.update({(*path, *inner): mark for inner in value.marks})
-    return Document(document.file, data, marks, document.planned and path != (ALL_AUTO,))
+    return JobDocument(document.file, data, marks, document.planned and path != (ALL_AUTO,))
 
 
 def _holder(data: dict[str, Any], path: KeyPath) -> Any:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from stoker.job.document import Document
-from stoker.job.keys import KeyPath, dotted, leaves, parse_key
-from stoker.job.reasons import REASONS, UNDECIDED
+from stoker.job.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
+from stoker.job.default_reasons import REASONS, UNDECIDED
+from stoker.job.key_paths import KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
-from stoker.job.triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
-from stoker.job.tuning import VIRTUAL
+from stoker.job.tune_keys import VIRTUAL
+from stoker.job.yaml_document import JobDocument
 
 VIRTUAL_LR = {"prompt": 3e-2, "p-tuning": 1e-3, "prefix": 1e-3}
 HELD_OUT = 0.05
@@ -43,7 +43,7 @@ class Decided:
     why: str
 
 
-def resolve(job: Job, document: Document) -> tuple[ResolvedJob, dict[str, Origin]]:
+def resolve(job: Job, document: JobDocument) -> tuple[ResolvedJob, dict[str, Origin]]:
     """The job with its ``auto`` values decided, and the origin of every leaf by dotted key.
 
     Raises BatchError where the batch triangle has no solution.
@@ -68,7 +68,7 @@ def _is_open(job: Job, key: str) -> bool:
     return value in ("auto", None) or (key == "model.quantise" and value == "none")
 
 
-def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Document) -> Origin:
+def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: JobDocument) -> Origin:
     key = dotted(path)
     schema_key = dotted(tuple(part for part in path if isinstance(part, str)))
     mark = document.marks.get(path)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.job.document import Document, Mark
-from stoker.job.keys import KeyPath, block_of
+from stoker.job.key_paths import KeyPath, block_of
 from stoker.job.schema import Job
+from stoker.job.yaml_document import JobDocument, Mark
 
 # A single value in the place of the block is the value of this key.
 MAIN_KEY = {"model": "name", "tune": "method"}
@@ -17,7 +17,7 @@ TOKENS_KEY = "additional"
 ALL_AUTO = "parallel"  # `parallel: auto` is the block with nothing written in it, left to the planner
 
 
-def expand_shorthands(document: Document) -> Document:
+def expand_shorthands(document: JobDocument) -> JobDocument:
     """The same document with every shorthand written out; the marks of what was written go along."""
     marks = dict(document.marks)
     data = dict(document.data)
@@ -44,7 +44,7 @@ def expand_shorthands(document: Document) -> Document:
                 data["data"] = sources
             else:
                 data[str(path[0])] = {**holder, path[-1]: sources}
-    return Document(document.file, data, marks, planned)
+    return JobDocument(document.file, data, marks, planned)
 
 
 def _sources(value: Any, path: KeyPath, marks: dict[KeyPath, Mark]) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
-from stoker.job.keys import parse_key
+from stoker.job.conflict_view import View
+from stoker.job.key_paths import parse_key
 from stoker.job.schema import SourceBlock, TemplateBlock
 from stoker.job.template import BadTemplate, pieces_of
-from stoker.job.view import View
 
 
 def _end_tokens(view: View) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from stoker.errors import Problem
-from stoker.job.load import LoadedJob
+from stoker.job.load_job import LoadedJob
 
 
 def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from stoker.errors import Problem
+from stoker.job.conflict_view import View
 from stoker.job.schema import TuneBlock
-from stoker.job.tuning import VIRTUAL, keys_of, methods_with
-from stoker.job.view import View
+from stoker.job.tune_keys import VIRTUAL, keys_of, methods_with
 
 
 def _quantised_base(view: View) -> Iterator[Problem]:

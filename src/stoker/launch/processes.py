@@ -14,14 +14,14 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from stoker.launch.child import Entry, main
-from stoker.launch.failure import Failure, failure_of_exit
-from stoker.launch.group import new_secret
-from stoker.launch.join import Place
-from stoker.launch.server import START
-from stoker.launch.work import Ending, Work
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.first_failure import Failure, failure_of_exit
+from stoker.launch.forkserver import START
+from stoker.launch.process_group import new_secret
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.worker_main import Entry, main
 from stoker.resilience.deadline import SIGNAL_EXIT
-from stoker.resilience.stop import STOPS
+from stoker.resilience.stop_signals import STOPS
 
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
 
@@ -37,7 +37,7 @@ class Processes:
         asked: signals that this process got, as they come.
     """
 
-    def __init__(self, work: Work, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
+    def __init__(self, work: RunSpec, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
         self._work, self._entry, self._meet, self._asked = work, entry, meet, asked
         self._ranks: list[BaseProcess] = []
         self._endings: list[Connection] = []
@@ -58,7 +58,7 @@ class Processes:
             context = multiprocessing.get_context(START)
             for rank in range(world):
                 ours, theirs = context.Pipe(duplex=False)
-                place = Place(rank, world, rank, world, self._meet)
+                place = RankInfo(rank, world, rank, world, self._meet)
                 arguments = (theirs, self._work, place, secret, entry, parent)
                 process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
                 process.start()
@@ -111,12 +111,12 @@ class Processes:
         for process in self._ranks:
             process.join()
 
-    def ending(self) -> Ending | None:
+    def ending(self) -> RunResult | None:
         """What the first process gave, once all have ended; None where one did not end well."""
         if any(process.exitcode for process in self._ranks) or not self._endings[0].poll():
             return None
         with suppress(EOFError):  # it ended without a word
-            ending: Ending = self._endings[0].recv()
+            ending: RunResult = self._endings[0].recv()
             return ending
         return None
 

@@ -10,18 +10,18 @@ import torch
 import torch.distributed as dist
 
 from stoker.console import Console
-from stoker.data.build import Report
+from stoker.data.build_cache import Report
 from stoker.hardware.device import device_of
 from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
-from stoker.launch.checks import Checks
-from stoker.launch.group import process_group, share_cores
-from stoker.launch.join import Place
-from stoker.launch.work import Ending, Work
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.health_checks import Checks
+from stoker.launch.process_group import process_group, share_cores
+from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.parallel.mesh import Mesh
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.folder import RunFolder
-from stoker.runs.shared import shared_memory
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_memory
 from stoker.train.prepare import prepare
 from stoker.train.progress import Display
 from stoker.train.run import start
@@ -30,14 +30,14 @@ TIMEOUT = 1800.0  # seconds that a process waits for the others: one of them may
 
 
 def train(
-    work: Work,
+    work: RunSpec,
     *,
-    place: Place | None = None,
+    place: RankInfo | None = None,
     console: Console | None = None,
     report: AbstractContextManager[Report | None] | None = None,
     hold: AbstractContextManager[object] | None = None,
     heart: Heart | None = None,
-) -> Ending:
+) -> RunResult:
     """Trains as one process of a run, or as all of it.
 
     Args:
@@ -70,7 +70,7 @@ def train(
             outcome, loop = start(prepared, folder, work.base, display=display, heart=heart, began=began)
         heart.beat("end")
     done, plan = loop.progress, loop.plan
-    return Ending(
+    return RunResult(
         state=outcome.state,
         step=outcome.step,
         steps=plan.steps,
@@ -94,7 +94,7 @@ def held(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _mesh(work: Work, place: Place | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
+def _mesh(work: RunSpec, place: RankInfo | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
     """Within it this process has its device and its groups; None where it is alone.
 
     A layout that the planner chose is that of rank 0: what it knows of its machine decides, and not each machine.

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedTune
-from stoker.models.meta import set_parameter
-from stoker.models.targets import Layer, layers_to_adapt, modules_trained_whole
-from stoker.models.virtual import without_virtual_tokens
+from stoker.models.adapter_targets import AdaptableLayer, layers_to_adapt, modules_trained_whole
+from stoker.models.meta_model import set_parameter
+from stoker.models.virtual_tokens import without_virtual_tokens
 
 
-def lora_config(tune: ResolvedTune, layers: Sequence[Layer]) -> LoraConfig:
+def lora_config(tune: ResolvedTune, layers: Sequence[AdaptableLayer]) -> LoraConfig:
     """peft's configuration of a ``tune:`` block for these layers."""
     return LoraConfig(
         r=tune.rank,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an efficient matrix product
 
 
-class Across(Protocol):
+class VocabularySplit(Protocol):
     """Processes that each have the rows of some words of the output embedding.
 
     Attributes:
@@ -38,12 +38,12 @@ def transform(logits: Tensor, softcap: float | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Form:
+class LogitForm:
     """How products become logits, and the processes that share the vocabulary; see `Head`."""
 
     scale: float
     softcap: float | None
-    across: Across | None
+    across: VocabularySplit | None
 
     def rows(self, weight_VD: Tensor) -> int:
         """Positions of a chunk."""
@@ -62,7 +62,7 @@ class _Chunk:
     """
 
     def __init__(
-        self, h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: Form, *, slope: bool
+        self, h_CD: Tensor, weight: Tensor, bias: Tensor | None, t_C: Tensor, form: LogitForm, *, slope: bool
     ) -> None:
         self._form, across = form, form.across
         raw_CV = nn.functional.linear(h_CD, weight, bias).to(_accumulator(h_CD))
@@ -143,7 +143,7 @@ class CrossEntropy(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         target_N: Tensor,
-        form: Form,
+        form: LogitForm,
         grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
     ) -> tuple[Tensor, Tensor]:
         wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
@@ -192,7 +192,7 @@ class Scores(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         target_N: Tensor,
-        form: Form,
+        form: LogitForm,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
@@ -241,7 +241,7 @@ def _in_type_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> 
     return weight_VD.to(hidden_ND.dtype), bias_V.to(hidden_ND.dtype) if bias_V is not None else None
 
 
-def _here(t_C: Tensor, across: Across | None, words: int) -> tuple[Tensor, Tensor | None]:
+def _here(t_C: Tensor, across: VocabularySplit | None, words: int) -> tuple[Tensor, Tensor | None]:
     """Targets counted from this process' first word, and which of them it has; others are 0."""
     if across is None:
         return t_C, None
@@ -249,7 +249,7 @@ def _here(t_C: Tensor, across: Across | None, words: int) -> tuple[Tensor, Tenso
     return torch.where(own_C, t_C - across.start, 0), own_C
 
 
-def _summed(across: Across, *values_C: Tensor) -> tuple[Tensor, ...]:
+def _summed(across: VocabularySplit, *values_C: Tensor) -> tuple[Tensor, ...]:
     stacked = torch.stack(values_C)
     across.total(stacked)
     return stacked.unbind()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.job.load import ReadJob
-from stoker.models.source import locate
-from stoker.plan.of_job import shape_of_name
+from stoker.job.load_job import ReadJob
+from stoker.models.model_source import locate
+from stoker.plan.planned_job import shape_of_name
 
 
 def router_problem(loaded: ReadJob, base: Path) -> Problem | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from stoker.models.virtual import virtual_ids
+from stoker.models.virtual_tokens import virtual_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.models.chunked_head import Across, CrossEntropy, Form, Scores, transform
+from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Head:
     linear: nn.Linear
     scale: float = 1.0
     softcap: float | None = None
-    across: Across | None = None
+    across: VocabularySplit | None = None
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """All logits of a few positions, shape (N, V)."""
@@ -83,8 +83,8 @@ class Head:
         return TokenScores(log_probability_N, entropy_N if entropy else None)
 
     @property
-    def _form(self) -> Form:
-        return Form(self.scale, self.softcap, self.across)
+    def _form(self) -> LogitForm:
+        return LogitForm(self.scale, self.softcap, self.across)
 
 
 class LogitsHead:

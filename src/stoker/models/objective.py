@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
-from stoker.models.rows import Inputs
 
 
 class Loss(NamedTuple):

@@ -26,7 +26,7 @@ WHY_FP32 = "bf16 takes 1.6 times as long on a processor, and more where that has
 
 
 @dataclass(frozen=True)
-class Form:
+class QuantisedForm:
     """How a base is held.
 
     Attributes:
@@ -76,11 +76,15 @@ def _int4_torchao(compute: torch.dtype, storage: torch.dtype) -> Any:
     return TorchAoConfig(IntxWeightOnlyConfig(weight_dtype=bits, granularity=PerGroup(GROUP)))
 
 
-FORMS: dict[str, Form] = {
-    "4bit": Form("nf4 with double quantisation (bitsandbytes)", "bitsandbytes", "quantise", _nf4),
-    "8bit": Form("int8, a scale for each output (bitsandbytes)", "bitsandbytes", "quantise", _int8_bitsandbytes),
-    "int8": Form("int8, a scale for each output (torchao)", "torchao", "torchao", _int8_torchao),
-    "int4": Form(f"int4, a scale for each {GROUP} inputs, a byte each (torchao)", "torchao", "torchao", _int4_torchao),
+FORMS: dict[str, QuantisedForm] = {
+    "4bit": QuantisedForm("nf4 with double quantisation (bitsandbytes)", "bitsandbytes", "quantise", _nf4),
+    "8bit": QuantisedForm(
+        "int8, a scale for each output (bitsandbytes)", "bitsandbytes", "quantise", _int8_bitsandbytes
+    ),
+    "int8": QuantisedForm("int8, a scale for each output (torchao)", "torchao", "torchao", _int8_torchao),
+    "int4": QuantisedForm(
+        f"int4, a scale for each {GROUP} inputs, a byte each (torchao)", "torchao", "torchao", _int4_torchao
+    ),
 }
 AVX512 = "support_avx512bf16_for_cpu"  # whether a 4-bit layer may use the kernel, in bitsandbytes
 OTHER = {"4bit": "int4", "8bit": "int8", "int8": "8bit", "int4": "4bit"}  # as small, of the other package

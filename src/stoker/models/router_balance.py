@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.models.rows import Inputs
+from stoker.models.collate import Inputs
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _Pass:
         return torch.stack(self.terms).sum() * (self.balance.coefficient / self.balance.layers / self.balance.copies)
 
 
-# The passes in work, the innermost last; a plain list, as in `stoker.models.packed`, for autograd's threads.
+# The passes in work, the innermost last; a plain list, as in `stoker.models.packed_attention`, for autograd's threads.
 _passes: list[_Pass | None] = [None]
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
-from stoker.job.extension import Extension, fingerprint
 from stoker.job.schema import ModelBlock
+from stoker.job.tokenizer_extension import Extension, fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
-from stoker.job.load import LoadedJob
+from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import ModelBlock
-from stoker.job.tuning import virtual_tokens
-from stoker.models import catalogue
-from stoker.models.config import config_of
-from stoker.models.context import ENDLESS, POSITIONS, context_problem
-from stoker.models.gguf import tokenizer_of_gguf
-from stoker.models.source import ModelSource, locate
+from stoker.job.tune_keys import virtual_tokens
+from stoker.models import offline_models
+from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
+from stoker.models.gguf_model import tokenizer_of_gguf
+from stoker.models.hf_config import config_of
+from stoker.models.model_source import ModelSource, locate
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
 def context_of(source: ModelSource, block: ModelBlock) -> int | None:
     """The longest sequence that a located model was built for; None where its positions have no end."""
     if source.kind == "scratch":
-        return catalogue.SCRATCH[source.where].context
+        return offline_models.SCRATCH[source.where].context
     where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
     config = config_of(where, block)
     for name in POSITIONS:

@@ -6,21 +6,21 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.data.cache import lock
-from stoker.data.chat import BUILT_IN, DEFAULT, ChatTemplate
+from stoker.data.chat_template import BUILT_IN, DEFAULT, ChatTemplate
 from stoker.data.sources import cache_folder, open_source
+from stoker.data.token_cache import lock
 from stoker.data.tokenise import TextCodec
-from stoker.data.vocabulary import SPECIAL, learn_vocabulary
+from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, reading
-from stoker.job.extension import Extension, fingerprint, read_extension
 from stoker.job.paths import absolute, exists
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import ModelBlock
-from stoker.models import catalogue
-from stoker.models.config import generation_config
-from stoker.models.folder import TOKENIZER_FILES, check_settings
-from stoker.models.gguf import tokenizer_of_gguf
-from stoker.models.source import ModelSource, locate
+from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension
+from stoker.models import offline_models
+from stoker.models.gguf_model import tokenizer_of_gguf
+from stoker.models.hf_config import generation_config
+from stoker.models.model_folder import TOKENIZER_FILES, check_settings
+from stoker.models.model_source import ModelSource, locate
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_new_tokens
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _learnt(job: ResolvedJob, size: str, base: Path) -> PreTrainedTokenizerFast:
     """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
     from transformers import AutoTokenizer
 
-    vocabulary = catalogue.SCRATCH[size].vocabulary
+    vocabulary = offline_models.SCRATCH[size].vocabulary
     sources = [open_source(block, base) for block in job.data]
     key = hashlib.blake2b(digest_size=16)
     for part in (str(vocabulary), *(s.fingerprint() for s in sources)):

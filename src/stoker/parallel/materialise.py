@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from stoker.models.meta import allocate
-from stoker.models.weights import Rows, Wanted, WeightSource, all_rows, fill
-from stoker.parallel.pieces import Piece, chunk
+from stoker.models.meta_model import allocate
+from stoker.models.weight_source import Rows, Wanted, WeightSource, all_rows, fill
+from stoker.parallel.shard_spec import Piece, chunk
 
 
 def materialise(

@@ -23,10 +23,10 @@ from torch.distributed.pipelining import (
 )
 
 from stoker.job.layout import ScheduleName
+from stoker.models.collate import Inputs
 from stoker.models.objective import Loss
-from stoker.models.rows import Inputs
-from stoker.parallel.cut import stages_of_process
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.pipeline_split import stages_of_process
 from stoker.parallel.stage import Stage
 
 SCHEDULES: dict[ScheduleName, Callable[..., Any]] = {

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.errors import UserError
-from stoker.models import packed, router_balance
+from stoker.models import packed_attention, router_balance
 from stoker.models.families.facts import Family, find
 from stoker.parallel.blocks import blocks_of
 
@@ -46,7 +46,7 @@ def recompute_blocks(
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """What encloses the first and the second computation: the second sees the row of the first, whichever is
     at hand by then (pipelines have several micro-batches in work)."""
-    return nullcontext(), _both(packed.same_again(), router_balance.same_again())
+    return nullcontext(), _both(packed_attention.same_again(), router_balance.same_again())
 
 
 @contextmanager

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.models import packed
+from stoker.models import packed_attention
+from stoker.models.collate import Inputs
 from stoker.models.head import Head
-from stoker.models.layout import LanguageModel
+from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective
 from stoker.models.router_balance import RouterBalance, balanced, beside, in_loss
-from stoker.models.rows import Inputs
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
 
@@ -82,7 +82,7 @@ class Stage(nn.Module):
         """
         index = int(number)
         inputs = self.rows[index]
-        with packed.segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
+        with packed_attention.segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
             hidden = beside(hidden, at_work, self.scale)

@@ -23,10 +23,10 @@ from torch.nn import Parameter
 
 from stoker.models.families.facts import Family, Region, find, regions_of
 from stoker.parallel.collectives import copy_to, gather_parts, scatter_sum, sum_from
-from stoker.parallel.heads import share_heads
+from stoker.parallel.head_split import share_heads
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.pieces import Piece, chunk
-from stoker.parallel.randomness import Apart
+from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.tensor_rng import Apart
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Placed:
 def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
     """Splits the blocks of a causal language model (or of a stage of one), on the meta device or any other.
 
-    The embedding and the head are split in `stoker.parallel.vocabulary`.
+    The embedding and the head are split in `stoker.parallel.vocabulary_parallel`.
     """
     splitter = _Splitter(model, mesh)
     for path, block in blocks_by_path(model, family):

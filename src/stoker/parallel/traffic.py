@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stoker.plan.volume import Flow, Kind, Volume
+from stoker.plan.collective_volume import Flow, Kind, Volume
 
 # Operator -> (kind, which argument holds the whole tensors; None: the result does).
 _C10D: dict[str, tuple[Kind, int | None]] = {

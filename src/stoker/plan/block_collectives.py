@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from stoker.plan.collective_volume import Kind
 from stoker.plan.eager import HALF
 from stoker.plan.efficiency import Efficiency
-from stoker.plan.network import Group, collective_seconds
+from stoker.plan.network_cost import Group, collective_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
-from stoker.plan.volume import Kind
 
 
 def block_collectives(setting: Setting, layer: Layer, efficiency: Efficiency) -> tuple[float, float]:

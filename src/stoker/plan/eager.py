@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from stoker.job.layout import Recompute
-from stoker.plan.code import Code, code_of
+from stoker.plan.eager_traits import Code, code_of
 from stoker.plan.shape import Layer, Shape
 
 Held = Literal["fp32", "16-bit"]

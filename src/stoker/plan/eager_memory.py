@@ -7,16 +7,16 @@ what the C library's allocator does not give back.
 from __future__ import annotations
 
 from stoker.plan.eager import FLOAT, Arithmetic, arithmetic, cast_weights, eager_bytes, row_bytes
-from stoker.plan.head import HeadBytes, head_bytes
-from stoker.plan.held import (
-    Held,
+from stoker.plan.head_memory import HeadBytes, head_bytes
+from stoker.plan.in_flight import in_flight
+from stoker.plan.param_placement import (
+    ParamPlacement,
     block_parameters,
     held_parameters,
     packed_of_block,
     packed_parameters,
     trained_parameters,
 )
-from stoker.plan.in_flight import in_flight
 from stoker.plan.setting import CUT, PACKED_BYTES, Setting
 
 # Python, PyTorch for CPUs, transformers, peft, the tokenizer and the data's index: 0.47 to 0.56 GiB with PyTorch 2.13
@@ -40,7 +40,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
     trained = trained_parameters(setting, held)
     types = types_of(setting)
 
-    def share(parameters: Held) -> float:
+    def share(parameters: ParamPlacement) -> float:
         return parameters.share(layout.sharers if layout.zero else 1, expert=setting.expert)
 
     weights = share(held) * FLOAT
@@ -48,7 +48,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         packed = packed_parameters(setting, stage)
         cut = layout.sharers if layout.zero == 3 and work.base in CUT else 1
         weights = packed / cut * PACKED_BYTES.get(work.base, 0.0)
-        weights += share(Held(held.dense - packed, held.experts)) * types.product + share(trained) * FLOAT
+        weights += share(ParamPlacement(held.dense - packed, held.experts)) * types.product + share(trained) * FLOAT
     states, gradients = share(trained) * setting.software.states, share(trained) * FLOAT
     summed = gradients
     if setting.micro_batches > 1 and (layout.zero == 1 or (layout.zero and layout.pipeline > 1)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline import schedule
+from stoker.plan.pipeline import schedule_order
 from stoker.plan.setting import Setting
 
 
@@ -19,5 +19,5 @@ def in_flight(setting: Setting, stage: int) -> float:
 
 @lru_cache(maxsize=65536)
 def _in_flight(name: ScheduleName, processes: int, micro_batches: int, chunks: int) -> tuple[float, ...]:
-    kept = schedule.in_flight(name, processes=processes, micro_batches=micro_batches, chunks=chunks)
+    kept = schedule_order.in_flight(name, processes=processes, micro_batches=micro_batches, chunks=chunks)
     return tuple(sum(counts) / len(counts) for counts in kept)

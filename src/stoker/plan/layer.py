@@ -24,7 +24,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Mixture:
+class ExpertMixture:
     """A sparse mixture of experts.
 
     Attributes:

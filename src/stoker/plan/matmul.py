@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from stoker.plan.layer import Latent, Mixture, StateSpace
+from stoker.plan.layer import ExpertMixture, Latent, StateSpace
 
 if TYPE_CHECKING:
     from stoker.plan.shape import Shape
@@ -118,7 +118,7 @@ def mlp_matmuls(
     return tuple(replace(matmul, copies=copies, uses=uses) for matmul in products)
 
 
-def mixture_matmuls(shape: Shape, mixture: Mixture) -> tuple[Matmul, ...]:
+def mixture_matmuls(shape: Shape, mixture: ExpertMixture) -> tuple[Matmul, ...]:
     """Router, experts and shared experts of a sparse mixture."""
     into = mixture.latent_width or shape.width
     matmuls = [Matmul("router", shape.width, mixture.experts, "replicated", bias=mixture.router_bias)]

@@ -70,7 +70,7 @@ def daly_interval(stall: float, mean_between: float) -> float:
 
 
 @dataclass(frozen=True)
-class Saving:
+class InterruptionCost:
     """What checkpoints and interruptions cost a run, in seconds.
 
     Attributes:
@@ -122,7 +122,7 @@ class Forecast:
 
 
 def forecast(
-    rate: FailureRate, *, devices: int, work: float, saving: Saving, interval: float | None = None
+    rate: FailureRate, *, devices: int, work: float, saving: InterruptionCost, interval: float | None = None
 ) -> Forecast:
     """How a run fares that needs ``work`` seconds without interruptions and checkpoints.
 

@@ -10,12 +10,12 @@ from math import inf
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
 from stoker.plan.memory import Memory, peak_memory, room
-from stoker.plan.setting import Setting, Work
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER, Software
 from stoker.plan.space import EVERYTHING, Space
 from stoker.plan.speed import Speed, speed_of
-from stoker.plan.step_time import Passes, StepTime, step_time
+from stoker.plan.step_time import PassTimes, StepTime, step_time
 
 SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "interleaved", "zero-bubble", "zbv")
 RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
@@ -25,7 +25,7 @@ TIE = 0.03  # share of a step below which predictions tell no difference
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """A setting with what it takes.
 
     Attributes:
@@ -59,7 +59,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search gave.
 
     Attributes:
@@ -68,19 +68,19 @@ class Found:
         looked_at: settings in all.
     """
 
-    plans: tuple[Plan, ...]
-    nearest: Plan | None
+    plans: tuple[LayoutPlan, ...]
+    nearest: LayoutPlan | None
     looked_at: int
 
 
 def search(
-    work: Work,
+    work: TrainingWork,
     cluster: Cluster,
     *,
     software: Software = STOKER,
     space: Space = EVERYTHING,
     kept: int = KEPT,
-) -> Found:
+) -> SearchResult:
     """The fastest settings that fit.
 
     Settings that differ only in what communicates share the time of their passes, which is the least that each takes.
@@ -92,15 +92,15 @@ def search(
         space: what is looked at, of all that there is.
         kept: how many plans are given.
     """
-    passes = Passes()
+    passes = PassTimes()
     if cluster.device.is_cpu and space.offload is None:
         space = replace(space, offload={"none"})
     capacity = room(cluster)
     roots = [(passes.least(root), root) for root in _roots(work, cluster, software) if space.reaches(root)]
-    plans: list[Plan] = []
-    nearest: Plan | None = None
+    plans: list[LayoutPlan] = []
+    nearest: LayoutPlan | None = None
     looked_at = 0
-    simplest: dict[int, Plan] = {}  # the fastest, by how much a layout is made of
+    simplest: dict[int, LayoutPlan] = {}  # the fastest, by how much a layout is made of
     limit = inf  # seconds from which on a plan matters no more
     settled = False  # whether to offload would only be slower: it fits without, or is too slow already
     for least, root in sorted(roots, key=lambda pair: pair[0]):
@@ -119,7 +119,7 @@ def search(
             stage, memory = peak_memory(setting, too_much=capacity if plans else inf)
             if memory.upper > capacity and (plans or (nearest and memory.upper >= nearest.memory.upper)):
                 continue
-            plan = Plan(setting, stage, memory, time or step_time(setting, passes=passes), capacity)
+            plan = LayoutPlan(setting, stage, memory, time or step_time(setting, passes=passes), capacity)
             if plan.fits:
                 settled = True
                 plans = sorted([*plans, plan], key=lambda plan: plan.seconds)[:kept]
@@ -132,7 +132,7 @@ def search(
         ties = [parts for parts, plan in simplest.items() if plan.seconds <= plans[0].seconds * (1 + TIE)]
         chosen = simplest[min(ties)]
         plans = [chosen, *(plan for plan in plans if plan is not chosen)]
-    return Found(tuple(plans), None if plans else nearest, looked_at)
+    return SearchResult(tuple(plans), None if plans else nearest, looked_at)
 
 
 def _parts(layout: Layout) -> int:
@@ -145,19 +145,19 @@ def _parts(layout: Layout) -> int:
     return axes + sum(more)
 
 
-def settings(work: Work, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
+def settings(work: TrainingWork, cluster: Cluster, *, software: Software) -> Iterator[Setting]:
     """Every setting that Stoker can train with and that could be sensible.
 
     Tensor parallelism stays inside a node. Pipelines have at least as many micro-batches as processes. Recomputation
     of attention alone gains nothing where attention keeps no scores. A pipeline's stages have equally many blocks, or
     as many as make them equally slow, the head counted.
     """
-    passes = Passes()
+    passes = PassTimes()
     for root in _roots(work, cluster, software):
         yield from filter(EVERYTHING.has, _variants(root, passes))
 
 
-def _roots(work: Work, cluster: Cluster, software: Software) -> Iterator[Setting]:
+def _roots(work: TrainingWork, cluster: Cluster, software: Software) -> Iterator[Setting]:
     """Products of axes, with micro-batch and recomputation: what the passes depend on."""
     gpus, shape = cluster.gpus, work.shape
     for tensor in divisors(cluster.per_node):
@@ -184,7 +184,7 @@ def _attention(context: int, tensor: int, shape: Shape) -> tuple[ContextBy, ...]
     return ("gather", "ulysses") if context > 1 and shape.kv_heads % (tensor * context) == 0 else ("gather",)
 
 
-def _variants(root: Setting, passes: Passes) -> Iterator[Setting]:
+def _variants(root: Setting, passes: PassTimes) -> Iterator[Setting]:
     """Kinds of sharding, schedules, stages and offload of a product of axes."""
     base = root.layout
     schedules: tuple[ScheduleName, ...] = SCHEDULES if base.pipeline > 1 else ("1f1b",)
@@ -216,7 +216,7 @@ def _shards(root: Setting) -> Iterator[tuple[Shard, int]]:
         yield shard, layout.data
 
 
-def _equally_slow(setting: Setting, passes: Passes) -> tuple[int, ...] | None:
+def _equally_slow(setting: Setting, passes: PassTimes) -> tuple[int, ...] | None:
     """Blocks of each stage where the last one has as many fewer as the head takes the time of; None where that changes
     nothing, or blocks differ."""
     count, layers = len(setting.stages), setting.shape.layers

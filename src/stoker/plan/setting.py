@@ -9,11 +9,11 @@ from functools import cache, cached_property, lru_cache
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.layout import Layout, ScheduleName
-from stoker.job.tuning import ADAPTERS
-from stoker.plan.pipeline.schedule import stages_of
+from stoker.job.tune_keys import ADAPTERS
+from stoker.plan.pipeline.schedule_order import stages_of
 from stoker.plan.shape import Layer, Shape
 from stoker.plan.software import STOKER, Software
-from stoker.plan.trained import PLAIN, Adapters, Tuning, trained_elements
+from stoker.plan.trainable_params import PLAIN, Adapters, Tuning, trained_elements
 
 Blocks = Mapping[Layer, int]
 
@@ -25,7 +25,7 @@ CUT = ("4bit",)  # those whose packed weights ZeRO-3 shards
 
 
 @dataclass(frozen=True)
-class Work:
+class TrainingWork:
     """What has to be computed, however it is spread.
 
     Attributes:
@@ -93,7 +93,7 @@ class Setting:
         software: what trains.
     """
 
-    work: Work
+    work: TrainingWork
     cluster: Cluster
     layout: Layout
     micro_batch: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from stoker.plan.layer import Latent, Layer, Mixture, StateSpace
+from stoker.plan.layer import ExpertMixture, Latent, Layer, StateSpace
 from stoker.plan.matmul import (
     STACKED,
     Matmul,
@@ -22,7 +22,7 @@ from stoker.plan.matmul import (
     state_space_matmuls,
 )
 
-__all__ = ["Latent", "Layer", "Mixture", "Shape", "StateSpace"]
+__all__ = ["ExpertMixture", "Latent", "Layer", "Shape", "StateSpace"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Shape:
     fused_gate: bool = False
     parallel_residual: bool = False
     dropout: bool = False
-    mixture: Mixture | None = None
+    mixture: ExpertMixture | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
     pattern: tuple[Layer, ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.plan.flop import model_flop_per_token
-from stoker.plan.setting import Setting, Work
+from stoker.plan.setting import Setting, TrainingWork
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Speed:
     mfu: float
 
 
-def mfu_formula(work: Work) -> str:
+def mfu_formula(work: TrainingWork) -> str:
     """In words."""
     times = 6 if work.tuning == "full" else 4
     return f"tokens/s of a device x ({times} N + 12 L H Q T) FLOP a token / its peak FLOP/s in {work.precision}"

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import ceil
 
 from stoker.plan.block_collectives import block_collectives
+from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.held import most_held, trained_parameters
-from stoker.plan.measured import measured_passes
-from stoker.plan.network import Group, collective_seconds, send_seconds
+from stoker.plan.network_cost import Group, collective_seconds, send_seconds
+from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
 from stoker.plan.setting import PACKED_BYTES, Setting
@@ -146,7 +146,7 @@ def head_pass(setting: Setting, efficiency: Efficiency) -> StageTime:
     return StageTime(product + traffic / 2, product + traffic / 2, product if work.tuning == "full" else 0.0)
 
 
-class Passes:
+class PassTimes:
     """Passes through blocks and the head, each computed once for all settings that share it."""
 
     def __init__(self, efficiency: Efficiency | None = None) -> None:
@@ -188,7 +188,7 @@ class Passes:
         )
 
 
-def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: Passes | None = None) -> StepTime:
+def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes: PassTimes | None = None) -> StepTime:
     """Seconds of one optimizer step, by what they are spent on.
 
     Args:
@@ -196,7 +196,7 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
     """
     efficiency = efficiency or efficiency_of(setting.cluster.device)
     layout = setting.layout
-    stages = (passes or Passes(efficiency)).stages(setting)
+    stages = (passes or PassTimes(efficiency)).stages(setting)
     slowest = max(sum(stages[stage].total for stage in own) for own in setting.homes)
     work = slowest * setting.micro_batches
     parts = {"compute": work}

@@ -72,7 +72,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Finding:
+class NodeFinding:
     """Something that is wrong with a process' device or machine.
 
     Attributes:
@@ -121,23 +121,23 @@ def shared(mine: Report) -> list[Report]:
     return [report for report in reports if report is not None]
 
 
-def findings(reports: Sequence[Report]) -> list[Finding]:
+def findings(reports: Sequence[Report]) -> list[NodeFinding]:
     """What is wrong with any of them.
 
     A GPU that computes wrong, or at less than half of the rate that was measured for it before or that the others
     reach, is left out. A processor's rate depends on what else runs on it, and is only told.
     """
-    found = [Finding(r.rank, f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
+    found = [NodeFinding(r.rank, f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
     usual = median_low(r.rate for r in reports)
     for r in reports:
         reference = r.expected or usual
         if not r.wrong and r.rate * SLOW < reference:
             words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s, and should at {reference / 1e9:,.0f}"
-            found.append(Finding(r.rank, f"{r.where} {words}", not r.is_cpu))
+            found.append(NodeFinding(r.rank, f"{r.where} {words}", not r.is_cpu))
     clock = median_low(r.clock for r in reports)
     for r in reports:
         if abs(r.clock - clock) > CLOCK:
-            found.append(Finding(r.rank, f"the clock of {r.host} is {r.clock - clock:+.0f} s off", False))
+            found.append(NodeFinding(r.rank, f"the clock of {r.host} is {r.clock - clock:+.0f} s off", False))
     return found
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 
 FORMAT = 1
 GIB = 2**30
@@ -25,7 +25,7 @@ class Predicted:
         longest, mean: positions that are computed of a row in the fullest micro-batch, for which memory is predicted,
             and on the mean, for which time is.
         model: its name in the job.
-        precision, tuning: as `stoker.plan.setting.Work` names them.
+        precision, tuning: as `stoker.plan.setting.TrainingWork` names them.
         device: the catalogue's name of a GPU, the maker's of a processor.
         threads: of a process, on a processor; 0 on a GPU.
         machines, per_machine: how many, and processes on each.
@@ -68,7 +68,7 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """What was measured of it.
 
     Attributes:
@@ -83,12 +83,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PredictionRecord:
     """Both; without a prediction, why there is none; without a measurement as long as the run goes on."""
 
     predicted: Predicted | None
     why_not: str = ""
-    measured: Measured | None = None
+    measured: MeasuredRun | None = None
 
     def line(self) -> str:
         """``predicted  41.20 GiB, 2.31 s a step; measured 39.80 GiB (-3 %), 2.40 s (+4 %); calibrated on ...``.
@@ -112,19 +112,21 @@ class Comparison:
         folder.write_plan({"format": FORMAT, **asdict(self), "line": self.line()})
 
 
-def read_comparison(folder: RunFolder) -> Comparison | None:
+def read_comparison(folder: RunFolder) -> PredictionRecord | None:
     """What a run's folder holds of it; None where it holds nothing, or of another format."""
     try:
         data: dict[str, Any] = json.loads(folder.plan.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:
             return None
         predicted = Predicted(**data["predicted"]) if data["predicted"] else None
-        return Comparison(predicted, data["why_not"], Measured(**data["measured"]) if data["measured"] else None)
+        return PredictionRecord(
+            predicted, data["why_not"], MeasuredRun(**data["measured"]) if data["measured"] else None
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = None) -> Measured | None:
+def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = None) -> MeasuredRun | None:
     """The median step of a start's lines of ``metrics.jsonl``, without the first two where there are more.
 
     Args:
@@ -134,4 +136,4 @@ def measured_of(metrics: Sequence[Mapping[str, Any]], *, memory: float | None = 
     if not settled:
         return None
     peak = memory if memory is not None else max(line["memory_gib"] for line in metrics) * GIB
-    return Measured(len(settled), median(line["seconds"] for line in settled), peak)
+    return MeasuredRun(len(settled), median(line["seconds"] for line in settled), peak)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from stoker.runs.folder import RunFolder, read_lines
+from stoker.runs.run_folder import RunFolder, read_lines
 
 Cause = Literal[
     "productive", "data", "checkpoint", "evaluation", "start_up", "recovery", "recomputation", "left_out", "other"

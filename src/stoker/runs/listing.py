@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.runs.folder import RunFolder
 from stoker.runs.goodput import Goodput, goodput
+from stoker.runs.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from stoker.train.passes import Passes
+from stoker.train.engine import Engine
 from stoker.train.task import Part, Task
 
 
@@ -33,7 +33,7 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(task: Task, passes: Passes, parts: Iterable[Part] | None = None) -> Evaluation | None:
+def evaluate(task: Task, passes: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
     """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
     held_out = list(task.evaluation() if parts is None else parts)
     if not held_out:

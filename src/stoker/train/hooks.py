@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from stoker.runs.folder import StepMetrics
+from stoker.runs.run_folder import StepMetrics
 
 
 @dataclass(frozen=True)

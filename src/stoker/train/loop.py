@@ -14,41 +14,41 @@ from typing import Any, NoReturn
 import torch
 from torch.optim import Optimizer
 
+from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
 from stoker.checkpoint.storage import Keep
-from stoker.checkpoint.together import by_first
-from stoker.checkpoint.weights import NONE, saved_buffers
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
 from stoker.job.schema import FaultsBlock
-from stoker.parallel.pieces import Piece
+from stoker.parallel.shard_spec import Piece
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import UNWATCHED, Heart
-from stoker.resilience.stop import STOPPING, handled_by
-from stoker.runs.folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.resilience.stop_signals import STOPPING, handled_by
 from stoker.runs.goodput import Running
+from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.train.anomaly_policy import Trouble, in_event
+from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
-from stoker.train.passed import next_span
-from stoker.train.passes import Passes
-from stoker.train.plan import Plan, Progress
+from stoker.train.lr_schedule import Schedule
 from stoker.train.progress import Display
 from stoker.train.resume import check_none_lost
-from stoker.train.samples import Sampler
+from stoker.train.run_schedule import Progress, RunSchedule
+from stoker.train.sample_answers import Sampler
 from stoker.train.saving import Saving
-from stoker.train.schedule import Schedule
+from stoker.train.skipped_samples import next_span
 from stoker.train.step import Stepper, Taken
 from stoker.train.task import Task
 from stoker.train.training_state import TrainingState
-from stoker.train.trouble import Trouble, in_event
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
-Replan = Callable[[Progress], tuple[Plan, Schedule]]
+Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoopOutcome:
     """How a run ended: ``done`` or ``stopped``, and where."""
 
     state: str
@@ -70,7 +70,7 @@ class Loop:
         folder: RunFolder,
         saver: Saver,
         display: Display,
-        passes: Passes,
+        passes: Engine,
         replan: Replan,
         faults: FaultsBlock,
         sampler: Sampler | None = None,
@@ -106,7 +106,7 @@ class Loop:
         self._stop = False  # whether any process got a signal
         self.resumed_from: Where | None = None
 
-    def derive_plan(self) -> tuple[Plan, Schedule]:
+    def derive_plan(self) -> tuple[RunSchedule, Schedule]:
         """What remains to be done, from what has been."""
         self.plan, self.schedule = self._replan(self.progress)
         self.display.steps = self.plan.steps
@@ -140,7 +140,7 @@ class Loop:
         self.resumed_from = restored.where
         return True
 
-    def run(self) -> Outcome:
+    def run(self) -> LoopOutcome:
         """Trains to the end, or until a signal asks to stop.
 
         Raises:
@@ -172,7 +172,7 @@ class Loop:
                 if self.writer is not None:
                     self.writer.close()
             finished = self.progress.step >= self.plan.steps
-        return Outcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
+        return LoopOutcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
 
     # -- one step ------------------------------------------------------------------------------------------
 

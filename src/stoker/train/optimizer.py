@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 
 from stoker.checkpoint.chunks import Chunk, chunk_of
+from stoker.checkpoint.run_weights import NONE, stepped, trainable
 from stoker.checkpoint.store import Saved
-from stoker.checkpoint.weights import NONE, stepped, trainable
 from stoker.job.resolved import ResolvedTrain
 from stoker.parallel.offload import Groups, HostOptimizer
-from stoker.parallel.pieces import Piece
+from stoker.parallel.shard_spec import Piece
 
 SECOND = (".lora_B.", ".lora_embedding_B.")  # in the names of the second LoRA matrices
 
@@ -71,7 +71,7 @@ def held_moments(
     """What this process holds of the optimizer's state, as checkpoints name it (``optimizer/<parameter>/<moment>``).
 
     A moment of the parameter's shape is cut as the parameter is; all else (step counters) is whole.
-    For ``pieces`` and ``aliases`` see `stoker.checkpoint.weights.stepped`.
+    For ``pieces`` and ``aliases`` see `stoker.checkpoint.run_weights.stepped`.
     """
     held: dict[str, list[Chunk]] = defaultdict(list)
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

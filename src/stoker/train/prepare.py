@@ -12,38 +12,38 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from stoker.checkpoint.weights import NONE, trainable
+from stoker.checkpoint.run_weights import NONE, trainable
 from stoker.data.audit import Audit
-from stoker.data.audited import audited
-from stoker.data.build import Report
+from stoker.data.build_cache import Report
 from stoker.data.corpus import Corpus, open_corpus
+from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
-from stoker.job.load import LoadedJob
+from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.models.adapters import unwrap
-from stoker.models.build import build_meta
+from stoker.models.build_model import build_meta
 from stoker.models.dense import no_routers
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
-from stoker.models.layout import lay_out_for
-from stoker.models.meta import allocate
+from stoker.models.language_model import lay_out_for
+from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
-from stoker.models.resize import NewRows
+from stoker.models.resize_embeddings import NewRows
 from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
 from stoker.models.text import TextSide, open_text_side
-from stoker.models.weights import fill_whole
-from stoker.parallel.check import layout_problem
+from stoker.models.weight_source import fill_whole
 from stoker.parallel.compile import compile_blocks
-from stoker.parallel.exactly import arithmetic_of
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.parallel.layout_check import layout_problem
 from stoker.parallel.mesh import Mesh
-from stoker.parallel.module import spread_module
-from stoker.parallel.pieces import Piece
+from stoker.parallel.parallelize import ParallelModel, spread
+from stoker.parallel.plain_module import spread_module
 from stoker.parallel.recompute import recompute_blocks
-from stoker.parallel.spread import Spread, spread
-from stoker.train.passes import Alone, Passes, Together
+from stoker.parallel.shard_spec import Piece
+from stoker.train.engine import Distributed, Engine, SingleProcess
 from stoker.train.task import Task
 from stoker.train.tasks.language import LanguageTask
 from stoker.train.tasks.module import ModuleTask, fingerprint_of
@@ -60,7 +60,7 @@ class Prepared:
         facts: what is printed and recorded before training starts.
         fingerprints: of each source of data, by name.
         passes: how forward and backward passes are carried out, alone or with other processes.
-        pieces, aliases: what this process holds of the model's parameters; see `stoker.parallel.spread.Spread`.
+        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
         audit: of a language task's data.
         new_rows: of tokens that the model did not have.
     """
@@ -70,7 +70,7 @@ class Prepared:
     device: Device
     facts: dict[str, str]
     fingerprints: dict[str, str]
-    passes: Passes
+    passes: Engine
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     audit: Audit | None = None
@@ -138,7 +138,7 @@ def _prepare_language(
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
         raise UserError(problem)
-    spread_out: Spread | None = None
+    spread_out: ParallelModel | None = None
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
         language = lay_out_for(unwrap(model), balance)
@@ -195,14 +195,14 @@ def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
     return f"{words}; for {first} steps only they are trained" if first else words
 
 
-def _passes(task: Task, device: Device, mesh: Mesh | None, parts: Spread | None) -> Passes:
+def _passes(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
     if mesh is None or parts is None:
-        return Alone(task, device, list(trainable(task.model).values()))
-    return Together(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
+        return SingleProcess(task, device, list(trainable(task.model).values()))
+    return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
 def _prepare_module(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Prepared:
-    from stoker.train.imports import import_path
+    from stoker.train.import_object import import_path
 
     block = loaded.job.module
     assert block is not None

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from stoker.console import Console
-from stoker.runs.folder import StepMetrics
+from stoker.runs.run_folder import StepMetrics
 
 if TYPE_CHECKING:  # a process that shows something need not load what trains
     from stoker.train.evaluate import Evaluation

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.together import by_first
+from stoker.checkpoint.collective import by_first
 from stoker.errors import RunFailed, UserError
-from stoker.job.load import load_job
+from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
 
 # How long, how often and in which layout: none of these changes what a step computes.
 MAY_CHANGE = (

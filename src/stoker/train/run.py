@@ -13,30 +13,30 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from stoker.checkpoint.collective import rank
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.staging import Staging
 from stoker.checkpoint.store import Store, place_of
-from stoker.checkpoint.together import rank
-from stoker.data.drawn import in_words
+from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
-from stoker.job.render import dump_job
+from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
-from stoker.parallel.exactly import arithmetic_of
-from stoker.resilience.chaos import Chaos
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
-from stoker.runs.folder import RunFolder
+from stoker.runs.run_folder import RunFolder
+from stoker.train.embedding_warmup import NewRowsFirst
 from stoker.train.environment import environment
 from stoker.train.hooks import Hook
-from stoker.train.loop import Loop, Outcome
-from stoker.train.new_rows import NewRowsFirst
+from stoker.train.loop import Loop, LoopOutcome
+from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
-from stoker.train.plan import Plan, Progress, plan_of, schedule_of
-from stoker.train.predicted import compared, predicted_of
+from stoker.train.prediction import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job
-from stoker.train.samples import Sampler, sampler_for
-from stoker.train.schedule import Schedule
+from stoker.train.run_schedule import Progress, RunSchedule, plan_of, schedule_of
+from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.task import Task
 
 
@@ -50,7 +50,7 @@ def start(
     hooks: Sequence[Hook] = (),
     heart: Heart | None = None,
     began: float | None = None,
-) -> tuple[Outcome, Loop]:
+) -> tuple[LoopOutcome, Loop]:
     """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped.
 
     Args:
@@ -97,7 +97,7 @@ def start(
         display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
         if prepared.passes.first and (folder.read_events() or [{}])[-1].get("event") != "done":
             folder.event("done", step=resumed)  # killed between its last checkpoint and its end
-        return Outcome("done", resumed, None, None, None), loop
+        return LoopOutcome("done", resumed, None, None, None), loop
     facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
     for name, fact in facts.items():
         display.note(f"{name:<10} {fact}")
@@ -156,7 +156,7 @@ def _saver(job: ResolvedJob, folder: RunFolder, base: Path) -> Saver:
     return Saver(store, staging, background=wanted.background, memory=memory)
 
 
-def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[Plan, Schedule]:
+def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[RunSchedule, Schedule]:
     plan = plan_of(job, task, progress)
     return plan, schedule_of(job, plan)
 
@@ -164,7 +164,7 @@ def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[Plan, Sch
 def _record(
     prepared: Prepared,
     folder: RunFolder,
-    plan: Plan,
+    plan: RunSchedule,
     facts: dict[str, str],
     *,
     resumed: int,
@@ -192,7 +192,7 @@ def _model_name(job: ResolvedJob) -> str:
     return job.module.model
 
 
-def _derived(prepared: Prepared, plan: Plan, schedule: Schedule) -> dict[str, str]:
+def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[str, str]:
     device, checked = prepared.device, prepared.audit
     facts = {
         "device": f"{device.type} ({device.name}), {torch.get_num_threads()} threads, {device.precision}: {device.why}",

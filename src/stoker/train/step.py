@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stoker.data.order import stream_key
-from stoker.train.finite import Found, Guard
+from stoker.train.engine import Counts, Engine
 from stoker.train.hooks import Hook
+from stoker.train.nonfinite_guard import Guard, StepNumbers
 from stoker.train.optimizer import set_rate
-from stoker.train.passed import Span
-from stoker.train.passes import Counts, Passes
-from stoker.train.plan import Plan
+from stoker.train.run_schedule import RunSchedule
+from stoker.train.skipped_samples import Span
 from stoker.train.task import Task
 
 Beat = Callable[[str, int], None]
@@ -70,7 +70,7 @@ class Stepper:
         *,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
-        passes: Passes,
+        passes: Engine,
         buffers: Sequence[Tensor] = (),
         beat: Beat = lambda _phase, _step: None,
         hooks: Sequence[Hook] = (),
@@ -79,7 +79,7 @@ class Stepper:
         self._beat, self._hooks = beat, hooks
         self._guard = Guard(optimizer, scaler, passes, buffers)
 
-    def take(self, step: int, span: Span, *, plan: Plan, lr: float, asked: Callable[[], bool]) -> Taken:
+    def take(self, step: int, span: Span, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]) -> Taken:
         """One step on the samples of ``span``.
 
         Args:
@@ -122,7 +122,7 @@ class Stepper:
             time.perf_counter() - begin,
         )
 
-    def _is_wrong(self, found: Found) -> bool:
+    def _is_wrong(self, found: StepNumbers) -> bool:
         return not found.taken and not (self._scaler.is_enabled() and found.loss_is_finite)
 
     def _seed(self, seed: int, step: int) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import nn
 
-from stoker.models.layout import LanguageModel
+from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss
 
 

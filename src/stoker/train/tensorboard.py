@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.errors import UserError
-from stoker.runs.folder import StepMetrics
+from stoker.runs.run_folder import StepMetrics
 
 
 def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], None]:

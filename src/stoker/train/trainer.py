@@ -13,12 +13,12 @@ from torch import nn
 
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
-from stoker.job.document import Document, Mark
-from stoker.job.keys import KeyPath, parse_key
-from stoker.job.load import check_document
+from stoker.job.key_paths import KeyPath, parse_key
+from stoker.job.load_job import check_document
 from stoker.job.resolved import ResolvedJob
-from stoker.parallel.exactly import arithmetic_of
-from stoker.runs.folder import RunFolder
+from stoker.job.yaml_document import JobDocument, Mark
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.prepare import prepare_module
 from stoker.train.run import start
@@ -114,7 +114,7 @@ class Trainer:
         return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
 
 
-def _document(keys: Mapping[str, Any]) -> Document:
+def _document(keys: Mapping[str, Any]) -> JobDocument:
     """Keyword arguments as the document that a job file would be read into."""
     data: dict[str, Any] = {}
     for key, value in keys.items():
@@ -128,7 +128,7 @@ def _document(keys: Mapping[str, Any]) -> Document:
             holder[last].update(value)
         else:
             holder[last] = dict(value) if isinstance(value, Mapping) else value
-    return Document(CALLER, data, dict.fromkeys(_paths(data), Mark(CALLER, (0, 0), (0, 0))))
+    return JobDocument(CALLER, data, dict.fromkeys(_paths(data), Mark(CALLER, (0, 0), (0, 0))))
 
 
 def _paths(value: Any, path: KeyPath = ()) -> list[KeyPath]:

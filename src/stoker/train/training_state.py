@@ -10,11 +10,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.run_weights import NONE, held_weights
 from stoker.checkpoint.state import Saved, State
-from stoker.checkpoint.weights import NONE, held_weights
-from stoker.parallel.pieces import Piece
+from stoker.parallel.shard_spec import Piece
 from stoker.train.optimizer import empty_moments, held_moments
-from stoker.train.plan import Progress
+from stoker.train.run_schedule import Progress
 
 
 class TrainingState:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from stoker.job.document import Document
 from stoker.job.importers.deepspeed import AUTO, STAGES, carry_offload
 from stoker.job.importers.engine_files import read_into
+from stoker.job.importers.foreign_file import find_beside, read_source
+from stoker.job.importers.foreign_names import read_fsdp
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import read_fsdp
-from stoker.job.importers.source import find_beside, read_source
+from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "machines and their addresses are the launcher's": "machine_rank main_process_ip main_process_port rdzv_backend "
@@ -43,7 +43,7 @@ LOST = {
 TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_MLU", "MULTI_HPU", "TP")
 
 
-def read_accelerate(document: Document) -> Ledger:
+def read_accelerate(document: JobDocument) -> Ledger:
     """Reads an Accelerate file. A DeepSpeed file that it names is read with it."""
     ledger = Ledger(document, "Accelerate", engine=True)
     kind = (ledger.text("distributed_type") or "NO").upper()

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from stoker.job.document import Document
-from stoker.job.importers.adapter import AdapterKeys, read_adapter
+from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.foreign_names import carry_schedule, task_of, tuning_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import carry_schedule, task_of, tuning_of
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import leave_trust, read_optimizer
 from stoker.job.importers.trl import PEFT_TARGETS
+from stoker.job.yaml_document import JobDocument
 
 OF_EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 FREE = {
@@ -94,7 +94,7 @@ KEYS = AdapterKeys(
 )
 
 
-def read_axolotl(document: Document) -> Ledger:
+def read_axolotl(document: JobDocument) -> Ledger:
     """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
     ledger = Ledger(document, "Axolotl")
     refused = False

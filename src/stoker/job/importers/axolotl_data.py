@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from stoker.job.importers.foreign_data import LOADERS, ForeignSource, carry_source, data_files, local, template_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local, template_of
 from stoker.job.importers.tokens import keep_in_content
-from stoker.job.keys import KeyPath
+from stoker.job.key_paths import KeyPath
 from stoker.job.template import BadTemplate, pieces_of
 
 TASK = "by the types of its data sets"
@@ -81,7 +81,7 @@ def read_data(ledger: Ledger, *, tell_task: bool, added: str | KeyPath | None = 
 def _list(ledger: Ledger, key: str, home: str, added: str | KeyPath | None) -> list[str]:
     value = ledger.value(key)
     if isinstance(value, str):
-        found = Found(local(value, ledger.document.file), "text")
+        found = ForeignSource(local(value, ledger.document.file), "text")
         carry_source(ledger, key, found, f"{home}[0]")
         return ["text"]
     if value is None:
@@ -102,7 +102,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str, add
         name = files[0] if name in LOADERS or "/" in files[0] else f"{name}/{files[0]}"
         more = len(files) > 1
         ledger.drop((*path, "data_files"), "Stoker takes one path or glob a source" if more else "`path`", matters=more)
-    found = Found(local(name, ledger.document.file))
+    found = ForeignSource(local(name, ledger.document.file))
     kind = entry.get("type", "pretrain" if path[0] == "pretraining_dataset" else None)
     _kind(ledger, path, found, kind)
     _columns(ledger, path, entry, found)
@@ -126,7 +126,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str, add
     return found.format or "auto"
 
 
-def _kind(ledger: Ledger, path: KeyPath, found: Found, kind: Any) -> None:
+def _kind(ledger: Ledger, path: KeyPath, found: ForeignSource, kind: Any) -> None:
     if isinstance(kind, dict):
         found.format = "instruction"
         for theirs, mine in (
@@ -149,7 +149,7 @@ def _kind(ledger: Ledger, path: KeyPath, found: Found, kind: Any) -> None:
         )
 
 
-def _texts(ledger: Ledger, path: KeyPath, kind: dict[str, Any], found: Found) -> None:
+def _texts(ledger: Ledger, path: KeyPath, kind: dict[str, Any], found: ForeignSource) -> None:
     """A prompt type of the file's own, as a text for each role."""
     key = "no_input_format" if kind.get("no_input_format") else "format"
     if kind.get("system_prompt"):
@@ -174,7 +174,7 @@ def _texts(ledger: Ledger, path: KeyPath, kind: dict[str, Any], found: Found) ->
             ledger.drop((*path, "format"), note, matters=True)
 
 
-def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found) -> None:
+def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource) -> None:
     """Which turns of a data set are trained."""
     roles = entry.get("roles_to_train")
     names = [str(role) for role in roles] if isinstance(roles, list) else []
@@ -196,7 +196,7 @@ def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found)
         ledger.drop((*path, "roles"), why, matters=bool(strange))
 
 
-def _columns(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found) -> None:
+def _columns(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource) -> None:
     mapping = entry.get("message_property_mappings") or {}
     role = (mapping.get("role") if isinstance(mapping, dict) else None) or entry.get("message_field_role")
     content = (mapping.get("content") if isinstance(mapping, dict) else None) or entry.get("message_field_content")
@@ -221,7 +221,7 @@ def _columns(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found)
             ledger.drop((*path, key), "the format says it")
 
 
-def _template(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found, kind: Any) -> None:
+def _template(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource, kind: Any) -> None:
     if found.format == "text":
         return
     if isinstance(kind, str) and kind.startswith("alpaca") and "chat" not in kind:

@@ -10,27 +10,27 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import Problem, UserError
-from stoker.job.document import Document, parse_document
 from stoker.job.importers.accelerate import read_accelerate
 from stoker.job.importers.axolotl import read_axolotl
 from stoker.job.importers.deepspeed import read_deepspeed
-from stoker.job.importers.layout import settle_layout
+from stoker.job.importers.foreign_file import read_source
+from stoker.job.importers.foreign_layout import settle_layout
 from stoker.job.importers.ledger import ENGINE, OVERRIDE, WRITTEN, Carried, Dropped, Ledger, Unknown
 from stoker.job.importers.llama_factory import read_llama_factory
 from stoker.job.importers.recognise import format_of, recognise
-from stoker.job.importers.source import read_source
 from stoker.job.importers.torchtune import read_torchtune
 from stoker.job.importers.trl import read_trl
 from stoker.job.importers.write import plain, write_job
-from stoker.job.keys import KeyPath, block_at, block_of, dotted, field_at
-from stoker.job.load import check_document
-from stoker.job.messages import findings
+from stoker.job.key_paths import KeyPath, block_at, block_of, dotted, field_at
+from stoker.job.load_job import check_document
 from stoker.job.overrides import apply_overrides
 from stoker.job.schema import Job
+from stoker.job.schema_errors import findings
 from stoker.job.shorthand import expand_shorthands
-from stoker.job.suggest import suggest_key
+from stoker.job.suggest_key import suggest_key
+from stoker.job.yaml_document import JobDocument, parse_document
 
-READERS: dict[str, Callable[[Document], Ledger]] = {
+READERS: dict[str, Callable[[JobDocument], Ledger]] = {
     "axolotl": read_axolotl,
     "trl": read_trl,
     "torchtune": read_torchtune,
@@ -123,7 +123,7 @@ def import_files(
     )
 
 
-def _read(document: Document, format: str | None, data_info: str | None) -> Ledger:
+def _read(document: JobDocument, format: str | None, data_info: str | None) -> Ledger:
     found = recognise(document) if format is None else format_of(format)
     if found == "llama-factory":
         return read_llama_factory(document, data_info)
@@ -148,7 +148,7 @@ def _merged(carried: Iterable[Carried]) -> tuple[dict[str, Carried], list[Droppe
 
 
 def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
-    document, problems = apply_overrides(Document("command line", {}, {}), overrides)
+    document, problems = apply_overrides(JobDocument("command line", {}, {}), overrides)
     values: dict[str, Carried] = {}
     for path, value in _leaves((), document.data):
         key = dotted(path)

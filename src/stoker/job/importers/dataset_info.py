@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.document import Document
+from stoker.job.importers.foreign_data import ForeignSource, from_here
+from stoker.job.importers.foreign_file import read_source
 from stoker.job.importers.ledger import Dropped, Ledger
-from stoker.job.importers.source import read_source
-from stoker.job.importers.sources import Found, from_here
-from stoker.job.keys import dotted
-from stoker.job.suggest import nearest
+from stoker.job.key_paths import dotted
+from stoker.job.suggest_key import nearest
+from stoker.job.yaml_document import JobDocument
 
 FILE = "dataset_info.json"
 # Tags by which a sharegpt-shaped set is one of messages.
@@ -23,7 +23,7 @@ _USUAL_TAGS = {
 JOINED = "an input follows its instruction after a blank line, in LLaMA-Factory on the next line"
 
 
-def find_register(ledger: Ledger, given: str | None) -> Document | None:
+def find_register(ledger: Ledger, given: str | None) -> JobDocument | None:
     """The register: as given, or in ``dataset_dir`` (by default ``data``), or beside the file. None if nowhere."""
     if given is not None:
         path = Path(given)
@@ -36,15 +36,15 @@ def find_register(ledger: Ledger, given: str | None) -> Document | None:
     return read_source(from_here(here / FILE)) if (here / FILE).is_file() else None
 
 
-def source_of(name: str, register: Document, ledger: Ledger, key: str) -> Found:
+def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> ForeignSource:
     """The source that a name stands for; keeps a problem where it is not registered."""
     entry = register.data.get(name)
     if not isinstance(entry, dict):
         near = nearest(name, map(str, register.data))
         message = f"`{name}` is not in {register.file}"
         ledger.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
-        return Found(name)
-    found = Found(*_path(name, entry, register))
+        return ForeignSource(name)
+    found = ForeignSource(*_path(name, entry, register))
     if entry.get("split") not in (None, "train"):
         found.split = str(entry["split"])
     for word, why in (
@@ -73,7 +73,7 @@ def source_of(name: str, register: Document, ledger: Ledger, key: str) -> Found:
     return found
 
 
-def as_text(found: Found) -> Found:
+def as_text(found: ForeignSource) -> ForeignSource:
     """The source for continued pre-training, which reads the column of the prompts only."""
     if found.format == "instruction":
         column = found.columns.get("instruction", "instruction")
@@ -82,7 +82,7 @@ def as_text(found: Found) -> Found:
     return found
 
 
-def _path(name: str, entry: dict[str, Any], register: Document) -> tuple[str]:
+def _path(name: str, entry: dict[str, Any], register: JobDocument) -> tuple[str]:
     for hub in ("hf_hub_url", "ms_hub_url"):
         if entry.get(hub):
             return (str(entry[hub]),)
@@ -95,7 +95,7 @@ def _path(name: str, entry: dict[str, Any], register: Document) -> tuple[str]:
     return (from_here(beside),)
 
 
-def _instruction(found: Found, columns: dict[str, Any], *, ranking: bool) -> None:
+def _instruction(found: ForeignSource, columns: dict[str, Any], *, ranking: bool) -> None:
     ours = {"instruction": "prompt", "input": "query", "output": "response", "system": "system", "history": "history"}
     found.format = "instruction"
     if ranking:
@@ -108,7 +108,7 @@ def _instruction(found: Found, columns: dict[str, Any], *, ranking: bool) -> Non
     }
 
 
-def _conversation(found: Found, columns: dict[str, Any], entry: dict[str, Any], *, ranking: bool) -> None:
+def _conversation(found: ForeignSource, columns: dict[str, Any], entry: dict[str, Any], *, ranking: bool) -> None:
     tags = entry.get("tags") or {}
     openai = entry.get("formatting") == "openai" or all(tags.get(tag) == word for tag, word in _MESSAGES.items())
     found.format = "messages" if openai else "sharegpt"
@@ -121,5 +121,5 @@ def _conversation(found: Found, columns: dict[str, Any], entry: dict[str, Any], 
     found.columns = {mine: str(given[theirs]) for mine, theirs in ours.items() if given.get(theirs) not in (None, mine)}
 
 
-def _lost(ledger: Ledger, register: Document, path: tuple[str, ...], why: str) -> None:
+def _lost(ledger: Ledger, register: JobDocument, path: tuple[str, ...], why: str) -> None:
     ledger.dropped.append(Dropped(dotted(path), register.at(path), why, register.where(path), True))

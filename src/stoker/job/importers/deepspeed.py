@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.job.document import Document
+from stoker.job.importers.foreign_names import carry_optimizer
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import carry_optimizer
-from stoker.job.keys import KeyPath
-from stoker.job.messages import shown
+from stoker.job.key_paths import KeyPath
+from stoker.job.schema_errors import shown
+from stoker.job.yaml_document import JobDocument
 
 AUTO = "auto: what the trainer's own file says"
 WHY_ZERO = "Stoker cuts and overlaps its traffic by itself"
@@ -64,7 +64,7 @@ STAGES = {0: "none", 1: "zero1", 2: "zero2", 3: "zero3"}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
-def read_deepspeed(document: Document) -> Ledger:
+def read_deepspeed(document: JobDocument) -> Ledger:
     """Reads a DeepSpeed file. ``auto`` stands for what the trainer that uses the file says."""
     ledger = Ledger(document, "DeepSpeed", engine=True)
     for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stoker.errors import UserError
-from stoker.job.document import Document
 from stoker.job.importers.deepspeed import read_deepspeed
+from stoker.job.importers.foreign_file import find_beside, read_source
+from stoker.job.importers.foreign_names import HYBRID, SHARDINGS, read_fsdp
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import HYBRID, SHARDINGS, read_fsdp
-from stoker.job.importers.source import find_beside, read_source
+from stoker.job.yaml_document import JobDocument
 
 
 def read_engine_keys(ledger: Ledger) -> None:
@@ -20,7 +20,7 @@ def _deepspeed(ledger: Ledger) -> None:
     value = ledger.value("deepspeed")
     if isinstance(value, dict):
         marks = {path[1:]: mark for path, mark in ledger.document.marks.items() if path[0] == "deepspeed" and path[1:]}
-        read_into(ledger, Document(ledger.document.file, value, marks))
+        read_into(ledger, JobDocument(ledger.document.file, value, marks))
         ledger.drop("deepspeed", "read as a DeepSpeed file")
         return
     name = ledger.text("deepspeed")
@@ -34,7 +34,7 @@ def _deepspeed(ledger: Ledger) -> None:
     ledger.drop("deepspeed", f"read with this file: {found}")
 
 
-def read_into(ledger: Ledger, document: Document) -> None:
+def read_into(ledger: Ledger, document: JobDocument) -> None:
     """Reads a DeepSpeed file or block into the ledger of the file that names it."""
     if not isinstance(document.data, dict):
         raise UserError(f"{document.file}: a DeepSpeed file holds keys and values")

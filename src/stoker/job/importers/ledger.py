@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.document import Document
-from stoker.job.keys import KeyPath, dotted, parse_key
-from stoker.job.messages import SPELT_FALSE, SPELT_TRUE, shown
+from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown
+from stoker.job.yaml_document import JobDocument
 
 # Who wins where two files say the same key: the command line, the trainer's file, the engine's, then their defaults.
 OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
@@ -74,7 +74,7 @@ class Ledger:
         asides: keys and values of the job that the file asks for but leaves incomplete; shown switched off.
     """
 
-    document: Document
+    document: JobDocument
     tool: str
     engine: bool = False
     carried: list[Carried] = field(default_factory=list)

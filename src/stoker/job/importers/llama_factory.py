@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.job.document import Document
-from stoker.job.importers.adapter import AdapterKeys, read_adapter
+from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
 from stoker.job.importers.dataset_info import as_text, find_register, source_of
+from stoker.job.importers.foreign_data import ForeignSource, carry_source, template_of
+from stoker.job.importers.foreign_file import find_beside, read_source
+from stoker.job.importers.foreign_names import task_of, tuning_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import task_of, tuning_of
-from stoker.job.importers.source import find_beside, read_source
-from stoker.job.importers.sources import Found, carry_source, template_of
 from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
-from stoker.job.keys import KeyPath
+from stoker.job.key_paths import KeyPath
+from stoker.job.yaml_document import JobDocument
 
 FREE = {
     "read: the register of the data sets": "dataset_dir",
@@ -89,7 +89,7 @@ KEYS = AdapterKeys(
 )
 
 
-def read_llama_factory(document: Document, data_info: str | None = None) -> Ledger:
+def read_llama_factory(document: JobDocument, data_info: str | None = None) -> Ledger:
     """Reads a training file of LLaMA-Factory.
 
     Args:
@@ -195,7 +195,7 @@ def _sources(
             message = f"`{name}` is a name of dataset_info.json, which is not found"
             ledger.problem(key, message, "name it: `--data-info FILE`")
             return
-        found = Found(name) if register is None or "/" in name else source_of(name, register, ledger, key)
+        found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, ledger, key)
         found = as_text(found) if task == "pretrain" else found
         _of_all(ledger, found, task, added)
         if weights:
@@ -203,7 +203,7 @@ def _sources(
         carry_source(ledger, key, found, f"{home}[{index}]")
 
 
-def _of_all(ledger: Ledger, found: Found, task: str, added: str | KeyPath | None) -> None:
+def _of_all(ledger: Ledger, found: ForeignSource, task: str, added: str | KeyPath | None) -> None:
     """What the file says of all its data sets at once."""
     template, limit = ledger.text("template"), ledger.whole("max_samples")
     if template is not None and task != "pretrain":

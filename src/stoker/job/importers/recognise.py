@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 
 from stoker.errors import Problem, UserError
-from stoker.job.document import Document
-from stoker.job.importers.source import SUBCOMMAND
+from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.schema import Job
+from stoker.job.yaml_document import JobDocument
 
 # Names as `--from` takes them, and as people write them.
 FORMATS = {
@@ -48,7 +48,7 @@ _SHARED = frozenset(("model_name_or_path", "per_device_train_batch_size", "outpu
 _SUBCOMMANDS = {"sft": "trl", "dpo": "trl", "grpo": "trl", "kto": "trl", "reward": "trl", "rloo": "trl"}
 
 
-def recognise(document: Document) -> str:
+def recognise(document: JobDocument) -> str:
     """The format's name. Raises UserError where the keys fit none, or two equally."""
     names = set(document.data)
     if any("_component_" in value for value in document.data.values() if isinstance(value, dict)):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from stoker.job.importers.foreign_data import ForeignSource
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.sources import Found
-from stoker.job.keys import KeyPath
+from stoker.job.key_paths import KeyPath
 
 IN_CONTENT = "new tokens are tokens in the rows' content, too"
 
@@ -29,7 +29,7 @@ def carry_tokens(ledger: Ledger, *keys: str | KeyPath) -> str | KeyPath | None:
     return found[0][0]
 
 
-def keep_in_content(found: Found, key: str | KeyPath | None) -> None:
+def keep_in_content(found: ForeignSource, key: str | KeyPath | None) -> None:
     """Tokens that a file adds are written in its rows, where other tools read them as tokens."""
     if key is not None and found.special_tokens is None and found.format not in ("text", "prompt"):
         found.special_tokens, found.keys["special_tokens"] = "keep", key

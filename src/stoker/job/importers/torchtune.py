@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.document import Document
+from stoker.job.importers.foreign_names import carry_optimizer, task_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import carry_optimizer, task_of
 from stoker.job.importers.torchtune_data import read_sources
+from stoker.job.yaml_document import JobDocument
 
 COMPONENT = "_component_"
 FREE = {
@@ -48,7 +48,7 @@ DISTRIBUTED = (
 )  # fmt: skip
 
 
-def read_torchtune(document: Document) -> Ledger:
+def read_torchtune(document: JobDocument) -> Ledger:
     """Reads a training file of torchtune. ``${key}`` stands for another key's value."""
     ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
     formats = read_sources(ledger)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.job.importers.foreign_data import LOADERS, ForeignSource, carry_source, data_files, local, template_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local, template_of
-from stoker.job.keys import KeyPath
+from stoker.job.key_paths import KeyPath
 from stoker.job.template import TURNS
 
 COMPONENT = "_component_"
@@ -73,7 +73,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
     if not source:
         ledger.problem(path, f"`{name}` names no `source`", "write `source: org/name`, or json and `data_files`")
         return format
-    found = Found(local(source, ledger.document.file), format if format != "auto" else None, dict(columns))
+    found = ForeignSource(local(source, ledger.document.file), format if format != "auto" else None, dict(columns))
     _details(ledger, path, entry, found, name)
     _trained(ledger, path, entry, found, on_input=on_input)
     _prompt_template(ledger, found)
@@ -88,7 +88,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> 
     return found.format or "auto"
 
 
-def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found, *, on_input: bool) -> None:
+def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
     """Which turns of a data set are trained."""
     strategy = entry.get("masking_strategy")
     if strategy in MASKS:
@@ -105,7 +105,7 @@ def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found,
         ledger.drop((*path, "train_on_input"), "only answers are trained, by default")
 
 
-def _prompt_template(ledger: Ledger, found: Found) -> None:
+def _prompt_template(ledger: Ledger, found: ForeignSource) -> None:
     """The tokenizer's template of texts before and behind each role's turns."""
     key = "tokenizer.prompt_template"
     value = ledger.value(key)
@@ -123,7 +123,7 @@ def _prompt_template(ledger: Ledger, found: Found) -> None:
     found.template, found.keys["template"] = {"system": "{content}", "user": "{content}"} | texts, key
 
 
-def _details(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: Found, name: str) -> None:
+def _details(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource, name: str) -> None:
     style = str(entry.get("conversation_style") or "")
     if style:
         found.format = "sharegpt" if style == "sharegpt" else "messages"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.importers.engine_files import read_engine_keys
+from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import carry_optimizer, carry_schedule
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.document import Document
-from stoker.job.importers.adapter import AdapterKeys, read_adapter
+from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
+from stoker.job.importers.foreign_data import LOADERS, ForeignSource, carry_source, data_files, local
+from stoker.job.importers.foreign_file import SUBCOMMAND
+from stoker.job.importers.foreign_names import task_of
 from stoker.job.importers.ledger import Ledger
-from stoker.job.importers.names import task_of
-from stoker.job.importers.source import SUBCOMMAND
-from stoker.job.importers.sources import LOADERS, Found, carry_source, data_files, local
 from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
+from stoker.job.yaml_document import JobDocument
 
 PEFT_TARGETS = (
     "TRL leaves them to peft, which takes them by the model's kind: write [q_proj, v_proj] for the same in Llama, "
@@ -56,7 +56,7 @@ KEYS = AdapterKeys(
 )
 
 
-def read_trl(document: Document) -> Ledger:
+def read_trl(document: JobDocument) -> Ledger:
     """Reads a file of ``trl sft --config``, or a command line; other trainers of TRL are refused by name."""
     ledger = Ledger(document, "TRL")
     if ledger.value(SUBCOMMAND) is not None:
@@ -146,7 +146,7 @@ def _data(ledger: Ledger) -> None:
         ledger.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
-def _common(ledger: Ledger) -> Found:
+def _common(ledger: Ledger) -> ForeignSource:
     """What the file says of all its data sets."""
     common = _loss(ledger)
     arguments = ledger.value("chat_template_kwargs")
@@ -163,11 +163,11 @@ def _common(ledger: Ledger) -> Found:
     return common
 
 
-def _with(common: Found, path: str) -> Found:
+def _with(common: ForeignSource, path: str) -> ForeignSource:
     return replace(common, path=path)
 
 
-def _of_mixture(ledger: Ledger, index: int, entry: Any, common: Found) -> None:
+def _of_mixture(ledger: Ledger, index: int, entry: Any, common: ForeignSource) -> None:
     home = ("datasets", index)
     if not isinstance(entry, dict) or not entry.get("path"):
         ledger.problem(home, f"`datasets[{index}]` names no path", "write `path: org/name`")
@@ -196,7 +196,7 @@ def _of_mixture(ledger: Ledger, index: int, entry: Any, common: Found) -> None:
             ledger.drop((*home, key), why, matters=key != "columns")
 
 
-def _held_out(ledger: Ledger, common: Found) -> None:
+def _held_out(ledger: Ledger, common: ForeignSource) -> None:
     share, strategy = ledger.number("test_split_size"), ledger.text("eval_strategy") or "no"
     if share and share < 1:
         ledger.carry("test_split_size", "evaluate.fraction", float(share))
@@ -215,9 +215,9 @@ def _held_out(ledger: Ledger, common: Found) -> None:
         ledger.default("evaluate.fraction", 0.0)
 
 
-def _loss(ledger: Ledger) -> Found:
+def _loss(ledger: Ledger) -> ForeignSource:
     """Which tokens are trained, for all data sets."""
-    found = Found()
+    found = ForeignSource()
     assistant, completion = ledger.flag("assistant_only_loss"), ledger.flag("completion_only_loss")
     plain = ledger.text("loss_type") in ("nll", None)
     if ledger.value("loss_type") is not None and plain:

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stoker.job.importers.layout import Aside
+from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.ledger import DEFAULT, ENGINE_DEFAULT, NOT_SET, OVERRIDE, Carried, Dropped, Unknown
-from stoker.job.keys import KeyPath, block_of, parse_key
-from stoker.job.render import INDENT, scalar
+from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.job.key_paths import KeyPath, block_of, parse_key
 from stoker.job.schema import SCHEMA_VERSION, Block, Job
 
 WIDTH = 118

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.models.attend import attend_through, interface_of
+from stoker.models.attention_patch import attend_through, interface_of
 from stoker.models.families.facts import Family, Region
-from stoker.models.packed import in_segments
+from stoker.models.packed_attention import in_segments
 
 
 def _attn(

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.models.attend import attend_through, interface_of
+from stoker.models.attention_patch import attend_through, interface_of
 from stoker.models.families.facts import Family, Region
 
 

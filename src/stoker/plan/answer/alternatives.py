@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stoker.job.layout import SHARDS, Offload, Recompute
-from stoker.plan.answer.causes import causes_of
 from stoker.plan.answer.explain import near
-from stoker.plan.search import Found, Plan, divisors, search
+from stoker.plan.answer.time_breakdown import causes_of
+from stoker.plan.search import LayoutPlan, SearchResult, divisors, search
 from stoker.plan.space import Space
 
 GIB = 2**30
@@ -28,26 +28,26 @@ class Alternative:
     """
 
     called: str
-    plan: Plan
+    plan: LayoutPlan
     slower: float
     reason: str
 
 
-def kind_of(plan: Plan) -> Kind:
+def kind_of(plan: LayoutPlan) -> Kind:
     """What plans have in common that differ in details only: micro-batch, schedule, how many share a hybrid copy."""
     layout = plan.setting.layout
     hybrid = layout.shard != "none" and layout.replicas > 1
     return layout.shard, hybrid, layout.tensor, layout.pipeline, layout.context, layout.recompute, layout.offload
 
 
-def alternatives(found: Found, *, asked: Plan | None = None) -> list[Alternative]:
+def alternatives(found: SearchResult, *, asked: LayoutPlan | None = None) -> list[Alternative]:
     """Plans of other kinds than the best: those that fit, fastest first, then those that do not, nearest first.
 
     Args:
         asked: the plan that the job's own words make.
     """
     best, *others = found.plans
-    kinds: dict[Kind, tuple[str, Plan]] = {kind_of(best): ("", best)}
+    kinds: dict[Kind, tuple[str, LayoutPlan]] = {kind_of(best): ("", best)}
     for plan in others:
         kinds.setdefault(kind_of(plan), ("", plan))
     for called, space in _asked_about(best):
@@ -69,7 +69,7 @@ def alternatives(found: Found, *, asked: Plan | None = None) -> list[Alternative
     return fitting + too_large
 
 
-def _asked_about(best: Plan) -> Iterable[tuple[str, Space]]:
+def _asked_about(best: LayoutPlan) -> Iterable[tuple[str, Space]]:
     """Names of kinds and where to look for them: what is asked for by name, then one thing otherwise at a time."""
     setting = best.setting
     layout, cluster = setting.layout, setting.cluster
@@ -99,7 +99,7 @@ def _asked_about(best: Plan) -> Iterable[tuple[str, Space]]:
                 yield "", replace(fixed, recompute={layout.recompute}, offload={layout.offload}, shard={shard})
 
 
-def reason(plan: Plan, best: Plan) -> str:
+def reason(plan: LayoutPlan, best: LayoutPlan) -> str:
     """The one thing that made a plan lose against the best: what does not fit, else what takes most longer."""
     if not plan.fits:
         return misfit(plan)
@@ -112,7 +112,7 @@ def reason(plan: Plan, best: Plan) -> str:
     return f"{theirs[name]}: {more[name] / best.seconds:+.1%} of the step"
 
 
-def misfit(plan: Plan) -> str:
+def misfit(plan: LayoutPlan) -> str:
     """What of a plan does not fit, and what most of it is."""
     memory, host = plan.memory, plan.setting.cluster.host_memory_gib_per_gpu
     if memory.upper <= plan.capacity:

@@ -7,19 +7,19 @@ from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
+from stoker.plan.answer.as_job_text import job_values
 from stoker.plan.answer.cost import Cost
-from stoker.plan.answer.whole import Answer, NothingFits, verdict
-from stoker.plan.answer.words import job_values
+from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
 from stoker.plan.memory import Memory
 from stoker.plan.reliability import Forecast
-from stoker.plan.search import Plan
-from stoker.plan.setting import Work
+from stoker.plan.search import LayoutPlan
+from stoker.plan.setting import TrainingWork
 from stoker.plan.speed import mfu_formula
 
 GIB = 2**30
 
 
-def answer_json(found: Answer | NothingFits) -> dict[str, Any]:
+def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
     """The whole answer; infinite numbers are None."""
     question = found.question
     head = {
@@ -77,7 +77,7 @@ def answer_json(found: Answer | NothingFits) -> dict[str, Any]:
     return _finite({**result, **head})
 
 
-def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
+def plan_json(plan: LayoutPlan, *, stages: tuple[Memory, ...] | None = None) -> dict[str, Any]:
     """A plan; with the memory of each of its stages where they are given or it is the only one."""
     setting, speed = plan.setting, plan.speed
     layout = setting.layout
@@ -109,7 +109,7 @@ def plan_json(plan: Plan, *, stages: tuple[Memory, ...] | None = None) -> dict[s
     return result
 
 
-def _stage(plan: Plan, memory: Memory, stage: int) -> dict[str, Any]:
+def _stage(plan: LayoutPlan, memory: Memory, stage: int) -> dict[str, Any]:
     return {
         "stage": stage + 1,
         "blocks": sum(plan.setting.blocks[stage].values()),
@@ -139,7 +139,7 @@ def _cluster(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _work(work: Work) -> dict[str, Any]:
+def _work(work: TrainingWork) -> dict[str, Any]:
     return {
         "seq_len": work.seq_len,
         "batch": work.global_batch,

@@ -8,9 +8,9 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.devices import CATALOGUE
-from stoker.plan.answer.words import cluster_words, fuller_nodes
-from stoker.plan.search import Plan, search
-from stoker.plan.setting import Tuning, Work
+from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes
+from stoker.plan.search import LayoutPlan, search
+from stoker.plan.setting import TrainingWork, Tuning
 from stoker.plan.software import STOKER, Software
 from stoker.plan.space import Space
 
@@ -24,7 +24,7 @@ LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": 
 
 
 @dataclass(frozen=True)
-class Change:
+class FittingChange:
     """A change that makes the job fit.
 
     Attributes:
@@ -38,38 +38,38 @@ class Change:
     what: str
     words: str
     factor: float
-    plan: Plan
+    plan: LayoutPlan
 
 
-def changes(work: Work, cluster: Cluster, *, on: str, software: Software = STOKER) -> list[Change]:
+def changes(work: TrainingWork, cluster: Cluster, *, on: str, software: Software = STOKER) -> list[FittingChange]:
     """Every single change that was found to make the job fit, the smallest first.
 
     Args:
         on: how the cluster was asked for.
     """
-    found: list[Change] = []
+    found: list[FittingChange] = []
     for sort in (_batch, _nodes, _device, _shorter, _tuning):
         for what, words, factor, better, where in sort(_Asked(work, cluster, on, software)):
             best = search(better, where, software=software, kept=1).plans
             if best:
-                found.append(Change(what, words, factor, best[0]))
+                found.append(FittingChange(what, words, factor, best[0]))
                 break
     return sorted(found, key=lambda change: change.factor)
 
 
-Candidate = tuple[str, str, float, Work, Cluster]
+Candidate = tuple[str, str, float, TrainingWork, Cluster]
 
 
 @dataclass(frozen=True)
 class _Asked:
     """What did not fit."""
 
-    work: Work
+    work: TrainingWork
     cluster: Cluster
     on: str
     software: Software
 
-    def fits(self, *, work: Work | None = None, cluster: Cluster | None = None) -> bool:
+    def fits(self, *, work: TrainingWork | None = None, cluster: Cluster | None = None) -> bool:
         """Whether it does with other work or on another cluster: the settings that take least memory are looked at."""
         work, cluster = work or self.work, cluster or self.cluster
         return bool(search(work, cluster, software=self.software, space=SPARING, kept=1).plans)
@@ -147,7 +147,7 @@ def _shorter(asked: _Asked) -> Iterator[Candidate]:
     """The longest rows that fit, in multiples of `SEQ_STEP`."""
     work = asked.work
 
-    def with_rows(steps: int) -> Work:
+    def with_rows(steps: int) -> TrainingWork:
         return replace(work, seq_len=steps * SEQ_STEP)
 
     low, high = 0, -(-work.seq_len // SEQ_STEP)

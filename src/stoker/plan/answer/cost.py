@@ -7,8 +7,8 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.job.resolved import ResolvedJob
-from stoker.plan.reliability import HOUR, FailureRate, Forecast, Saving, forecast
-from stoker.plan.search import Plan
+from stoker.plan.reliability import HOUR, FailureRate, Forecast, InterruptionCost, forecast
+from stoker.plan.search import LayoutPlan
 from stoker.plan.setting import Setting
 from stoker.plan.speed import tokens_per_step
 
@@ -59,7 +59,7 @@ class Cost:
     training: float
     forecast: Forecast
     as_written: Forecast | None
-    saving: Saving
+    saving: InterruptionCost
     checkpoint: float
     price: float | None
     currency: str
@@ -92,7 +92,7 @@ def checkpoint_bytes(setting: Setting) -> float:
     return float(work.trained * ((software.weights if full else 4) + software.states))
 
 
-def saving_of(setting: Setting, step: float) -> Saving:
+def saving_of(setting: Setting, step: float) -> InterruptionCost:
     """Seconds that checkpoints and interruptions take from a run whose steps take ``step`` seconds.
 
     Stoker writes while training waits, every process an equal part: the stall is the copy to the host and the write
@@ -101,10 +101,10 @@ def saving_of(setting: Setting, step: float) -> Saving:
     cluster, size = setting.cluster, checkpoint_bytes(setting)
     copy = 0.0 if cluster.device.is_cpu else size / cluster.gpus / (cluster.device.host_gbs * 1e9)
     write = size / (cluster.nodes * cluster.storage_gbs * 1e9)
-    return Saving(stall=copy + write, recovery=cluster.recovery_s, step=step)
+    return InterruptionCost(stall=copy + write, recovery=cluster.recovery_s, step=step)
 
 
-def cost_of(plan: Plan, length: Length) -> Cost:
+def cost_of(plan: LayoutPlan, length: Length) -> Cost:
     """What a run of so many steps takes, interruptions and checkpoints included."""
     setting, cluster = plan.setting, plan.setting.cluster
     steps = length.steps or SAMPLE_STEPS

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer.causes import (
+from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes
+from stoker.plan.answer.time_breakdown import (
     BUBBLE,
     CONTEXT,
     DATA,
@@ -20,10 +21,9 @@ from stoker.plan.answer.causes import (
     Cause,
     causes_of,
 )
-from stoker.plan.answer.words import cluster_words, fuller_nodes
 from stoker.plan.memory import peak_memory, room
-from stoker.plan.search import Plan, search
-from stoker.plan.setting import Setting, Work
+from stoker.plan.search import LayoutPlan, search
+from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.space import Space, trainable
 from stoker.plan.step_time import step_time
 
@@ -67,16 +67,16 @@ class Help:
 
     change: str
     words: str
-    plan: Plan
+    plan: LayoutPlan
     gain: float
     gain_per_device: float
 
 
-def plan_of(setting: Setting) -> Plan:
+def plan_of(setting: Setting) -> LayoutPlan:
     """A setting with what it takes, whether it fits or not."""
     stage, memory = peak_memory(setting)
     capacity = room(setting.cluster)
-    return Plan(setting, stage, memory, step_time(setting), capacity)
+    return LayoutPlan(setting, stage, memory, step_time(setting), capacity)
 
 
 def near(setting: Setting) -> Space:
@@ -94,7 +94,7 @@ def _around(size: int) -> Collection[int]:
     return {size // 2, size, 2 * size}
 
 
-def helps(plan: Plan, *, on: str) -> list[Help]:
+def helps(plan: LayoutPlan, *, on: str) -> list[Help]:
     """Changes that would train more tokens a second, the greatest gain first.
 
     Each is a search of its own, near the plan.
@@ -109,7 +109,7 @@ def helps(plan: Plan, *, on: str) -> list[Help]:
     return sorted(worth, key=lambda help_: -help_.gain)
 
 
-def _help(plan: Plan, better: Plan, change: str, words: str) -> Help:
+def _help(plan: LayoutPlan, better: LayoutPlan, change: str, words: str) -> Help:
     before, after = plan.speed, better.speed
     each = after.tokens_per_s_per_gpu / before.tokens_per_s_per_gpu - 1
     return Help(change, words, better, after.tokens_per_s / before.tokens_per_s - 1, each)
@@ -121,18 +121,18 @@ class _Change:
 
     called: str
     words: str
-    work: Work
+    work: TrainingWork
     cluster: Cluster
     space: Space
 
 
-def _tried(plan: Plan, change: _Change) -> Help | None:
+def _tried(plan: LayoutPlan, change: _Change) -> Help | None:
     """The best plan with a change; None where nothing fits."""
     best = search(change.work, change.cluster, software=plan.setting.software, space=change.space, kept=1).plans
     return _help(plan, best[0], change.called, change.words) if best else None
 
 
-def _changes(plan: Plan) -> Iterator[_Change]:
+def _changes(plan: LayoutPlan) -> Iterator[_Change]:
     setting = plan.setting
     work, cluster, space = setting.work, setting.cluster, near(setting)
     if setting.layout.offload == "none":
@@ -151,7 +151,7 @@ def _changes(plan: Plan) -> Iterator[_Change]:
     yield _Change("twice the batch (longer accumulation)", f"train.batch={batch}", longer, cluster, space)
 
 
-def _more_devices(plan: Plan, on: str) -> Iterator[Help]:
+def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
     """A fuller node, or one node more; where the batch cannot be divided over that, the next number that helps."""
     setting = plan.setting
     cluster = setting.cluster
@@ -171,7 +171,7 @@ def _more_devices(plan: Plan, on: str) -> Iterator[Help]:
             return
 
 
-def _bigger_micro_batch(plan: Plan) -> Iterator[Help]:
+def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[Help]:
     """Micro-batches of twice the rows in the same layout, where memory alone stands in the way."""
     setting = plan.setting
     size, layout = 2 * setting.micro_batch, setting.layout
@@ -184,7 +184,7 @@ def _bigger_micro_batch(plan: Plan) -> Iterator[Help]:
             yield _help(plan, larger, f"a micro-batch of {size}, which needs more memory than there is", "")
 
 
-def binds(plan: Plan, found: list[Help]) -> list[Bind]:
+def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
     """What the plan's speed hangs on, the most first; their seconds add up to the step's, memory's aside.
 
     Args:

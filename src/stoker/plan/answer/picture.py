@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from html import escape
 from math import floor, log10
 
-from stoker.plan.pipeline.schedule import Kind
+from stoker.plan.pipeline.schedule_order import Kind
 from stoker.plan.pipeline.timeline import Span, Timeline
 
 LETTER, LINE = 6.7, 16.0  # pixels of a letter's width and a line's height at 11 pixels

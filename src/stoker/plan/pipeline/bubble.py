@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline.schedule import chunks_of, order, stages_of
+from stoker.plan.pipeline.schedule_order import chunks_of, order, stages_of
 from stoker.plan.pipeline.timeline import StageTime, simulate
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.pipeline.schedule import order
+from stoker.plan.pipeline.schedule_order import order
 from stoker.plan.pipeline.timeline import Timeline, simulate
 from stoker.plan.setting import Setting
-from stoker.plan.step_time import Passes, exposed_send
+from stoker.plan.step_time import PassTimes, exposed_send
 
 DRAWN = 48  # passes forward of a process that a picture has room for
 
@@ -29,4 +29,4 @@ def timeline_of(setting: Setting, *, micro_batches: int | None = None) -> Timeli
     schedule = layout.schedule if pipelined else "1f1b"
     send = exposed_send(setting, efficiency_of(setting.cluster.device)) if pipelined else 0.0
     made = order(schedule, processes=layout.pipeline, micro_batches=micro_batches or setting.micro_batches)
-    return simulate(made, Passes().stages(setting), send=send)
+    return simulate(made, PassTimes().stages(setting), send=send)

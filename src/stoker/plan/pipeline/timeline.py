@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stoker.plan.pipeline.schedule import Kind, Order
+from stoker.plan.pipeline.schedule_order import Kind, Order
 
 
 class Span(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stoker.errors import Problem, UserError
-from stoker.plan.shape import Latent, Layer, Mixture, Shape, StateSpace
+from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape, StateSpace
 from stoker.plan.shapes.decoder import GPT, LLAMA, decoder
 from stoker.plan.shapes.settings import Settings
 
@@ -69,7 +69,7 @@ def llama(c: Settings) -> Shape:
 
 def mixtral(c: Settings) -> Shape:
     """Mixtral: every MLP a mixture."""
-    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("intermediate_size"))
+    experts = ExpertMixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("intermediate_size"))
     return decoder(c, **LLAMA, mixture=experts)
 
 
@@ -80,7 +80,7 @@ def qwen2(c: Settings) -> Shape:
 
 def qwen2_moe(c: Settings) -> Shape:
     """Qwen2-MoE: a gated shared expert beside the routed ones."""
-    experts = Mixture(
+    experts = ExpertMixture(
         *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
         shared_width=c.integer("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -96,7 +96,9 @@ def qwen3(c: Settings) -> Shape:
 
 def qwen3_moe(c: Settings) -> Shape:
     """Qwen3-MoE: many small experts, no shared one."""
-    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size"))
+    experts = ExpertMixture(
+        c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")
+    )
     return replace(qwen3(c), mixture=experts, pattern=_qwen_pattern(c))
 
 
@@ -182,10 +184,10 @@ def deepseek(c: Settings) -> Shape:
     return decoder(c, **LLAMA, **facts, qkv_bias=bias, output_bias=bias, mixture=experts, pattern=pattern)
 
 
-def _deepseek_experts(c: Settings) -> Mixture:
+def _deepseek_experts(c: Settings) -> ExpertMixture:
     width = c.integer("moe_intermediate_size")
     shared = width * c.integer("n_shared_experts", 0, least=0)
-    return Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, shared_width=shared)
+    return ExpertMixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, shared_width=shared)
 
 
 def _deepseek_pattern(c: Settings) -> tuple[Layer, ...]:
@@ -201,7 +203,7 @@ def mpt(c: Settings) -> Shape:
 def gpt_oss(c: Settings) -> Shape:
     """GPT-OSS: every MLP a mixture with biases, every second layer with a window, a learnt sink for each head."""
     width, bias = c.integer("intermediate_size"), c.flag("attention_bias")
-    experts = Mixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, router_bias=True)
+    experts = ExpertMixture(c.integer("num_experts"), c.integer("num_experts_per_tok"), width, router_bias=True)
     facts = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": True, "mixture": experts}
     return decoder(c, **LLAMA, **facts, layer_vectors=c.integer("num_attention_heads"))
 
@@ -232,7 +234,7 @@ def nemotron_h(c: Settings) -> Shape:
         *(c.integer("mamba_num_heads"), c.integer("mamba_head_dim"), c.integer("n_groups")),
         *(c.integer("ssm_state_size"), c.integer("conv_kernel")),
     )
-    experts = Mixture(
+    experts = ExpertMixture(
         *(c.integer("num_experts"), c.integer("num_experts_per_tok"), c.integer("moe_intermediate_size")),
         shared_width=c.integer("moe_shared_expert_intermediate_size") * c.integer("n_shared_experts", 0, least=0),
         latent_width=c.integer("moe_latent_size", 0),

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
-from stoker.models import packed
-from stoker.models.layout import LanguageModel
+from stoker.models import packed_attention
+from stoker.models.collate import Inputs, nothing
+from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss
-from stoker.models.rows import Inputs, nothing
 from stoker.train.task import Part
 
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
@@ -74,7 +74,7 @@ class LanguageTask:
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
-        return packed.segments(part.inputs.segments, part.inputs.across)
+        return packed_attention.segments(part.inputs.segments, part.inputs.across)
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)

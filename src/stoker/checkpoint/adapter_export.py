@@ -1,0 +1,113 @@
+"""An adapter as peft loads it on the model that transformers knows.
+
+In training, LoRA stands on each part of a fused layer. The file has one LoRA on the fused layer: the first
+matrices below each other, the second ones along a diagonal, so that it computes exactly the same.
+
+Shapes: I inputs, O outputs of the fused layer, R rank.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from stoker.models.adapters import trained_whole, unwrap
+from stoker.models.families import family_of
+from stoker.models.resize_embeddings import rows_by_token
+from stoker.models.split_fused import Parts, saved_tensors
+from stoker.models.virtual_tokens import Prefix, Prompt, virtual_of
+
+PREFIX = "base_model.model."
+WEIGHTS = "adapter_model.safetensors"
+
+
+def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
+    """Writes weights and configuration of a model's adapter.
+
+    Args:
+        base_name: of the model that it is for, as transformers loads it.
+    """
+    virtual = virtual_of(model)
+    if virtual is not None:
+        _save_virtual(virtual, folder, base_name)
+        return
+    assert isinstance(model, PeftModel)
+    model.peft_config["default"].base_model_name_or_path = base_name
+    model.save_pretrained(str(folder))
+    base = unwrap(model)
+    split = {name: layer for name, layer in base.named_modules() if isinstance(layer, Parts)}
+    whole = trained_whole(model)
+    if not split and not whole:
+        return
+    family = family_of(base.config)
+    config: Any = LoraConfig.from_pretrained(str(folder))
+    state = load_file(folder / WEIGHTS)
+    for name in whole:
+        state |= {f"{PREFIX}{key}": tensor for key, tensor in saved_tensors(base, family, name).items()}
+    for name, layer in split.items():
+        count = _join(state, name, layer)
+        if count:
+            config.rank_pattern[name] = config.r * count
+            # The factor on the product is alpha over the rank, or over its root: the same as before.
+            config.alpha_pattern[name] = config.lora_alpha * (count**0.5 if config.use_rslora else count)
+    if split:
+        end = ".lora_A.weight"
+        config.target_modules = {key[len(PREFIX) : -len(end)] for key in state if key.endswith(end)}
+        config.fan_in_fan_out = family is not None and bool(family.transposed)
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    config.save_pretrained(str(folder))
+
+
+def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
+    """Cuts what an adapter's file holds of the embedding and the head to as many rows."""
+    state = load_file(folder / WEIGHTS)
+    for name in rows_by_token(base):
+        if (held := state.get(f"{PREFIX}{name}")) is not None:
+            state[f"{PREFIX}{name}"] = held[:rows].contiguous()
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def _save_virtual(virtual: Prompt | Prefix, folder: Path, base_name: str) -> None:
+    """As peft saves them: what the encoder makes, without the encoder."""
+    config = copy.copy(virtual.config)
+    config.base_model_name_or_path, config.inference_mode = base_name, True
+    config.save_pretrained(str(folder))
+    made = virtual.embeddings().detach().float().cpu().contiguous()
+    save_file({"prompt_embeddings": made}, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:
+    """Replaces the LoRA matrices of a layer's parts by those of the layer; says how many parts had some."""
+    firsts, seconds, magnitudes = [], [], []
+    dora = False
+    parts: list[tuple[str, Any]] = list(layer.named_children())
+    for part, linear in parts:
+        inside = f"{PREFIX}{name}.{part}"
+        first = state.pop(f"{inside}.lora_A.weight", None)
+        second = state.pop(f"{inside}.lora_B.weight", None)
+        firsts += [] if first is None else [first]
+        seconds.append(torch.zeros(linear.out_features, 0) if second is None else second)
+        magnitude = state.pop(f"{inside}.lora_magnitude_vector", None)
+        # Without DoRA of its own, a part has the magnitudes of its weight.
+        magnitudes.append(magnitude if magnitude is not None else linear.weight.detach().norm(dim=1).cpu())
+        dora = dora or magnitude is not None
+    if firsts:
+        whole = f"{PREFIX}{name}"
+        state[f"{whole}.lora_A.weight"] = torch.cat(firsts)
+        state[f"{whole}.lora_B.weight"] = _diagonal(seconds)
+        if dora:
+            state[f"{whole}.lora_magnitude_vector"] = torch.cat(magnitudes)
+    return len(firsts)
+
+
+def _diagonal(blocks: list[Tensor]) -> Tensor:
+    """Matrices along a diagonal, also those without columns, shape (O, sum of R)."""
+    return torch.block_diag(*blocks).contiguous()

@@ -1,0 +1,295 @@
+"""Whether an export holds and answers what was trained, and what its precision costs on held-out rows.
+
+Three comparisons, each against what may differ there and no more:
+
+1. Merging: the merged model's answers are the trained model's, to the rounding of float32.
+2. Storing: every weight that is read back from the export differs from the merged one by no more than its type rounds
+   by (`stoker.checkpoint.rounding`). What these weights alone change of the held-out log-probabilities is the cost of
+   the type.
+3. Serving: the program that will serve the export answers as these weights do. transformers computes them in float32.
+   llama.cpp rounds activations to the type as well, which costs about what rounding the weights does; see `allowed`.
+
+Tokens, splitting, template and stop tokens are equal or refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.checkpoint.export import DTYPES, Export, check_export, check_quantisable, merged_model, write_export
+from stoker.checkpoint.gguf_replay import Continuation, ReplayRequest, replay
+from stoker.checkpoint.load_run import TunedRun
+from stoker.checkpoint.model_card import public_name
+from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
+from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
+from stoker.checkpoint.text_check import check_stops, check_texts, left_out, texts_of_gguf
+from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
+from stoker.errors import RunFailed, UserError
+from stoker.models.quantise import quantised_copy
+
+FLOAT32 = 1e-3  # largest difference of logits between two orders of the same sums, as a share of their spread
+EIGHT_BIT = 5e-2  # bitsandbytes rounds activations to 8 bits, in which the least difference before is a whole step
+# llama.cpp rounds activations besides, in the same blocks as weights: as much again, and outliers cost more. SmolLM2
+# under LoRA differs by 1.1 of the cost of q8_0 weights (34 held-out tokens).
+ACTIVATIONS = 4.0
+PARTING = 5.0  # deviations by which two tokens may be apart where greedy answers part
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found of an export that holds what was trained.
+
+    Attributes:
+        line: for people.
+        rows, tokens: that were scored.
+        held_out: whether the rows were held out, instead of trained on.
+        before, after: mean loss of the tokens, of the trained model and of the export as it is served.
+        cost: root mean square of what the stored weights alone change of the tokens' log-probabilities.
+        difference: the same, of what the program that serves them changes.
+        allowed: the most that ``difference`` may be.
+    """
+
+    line: str
+    rows: int
+    tokens: int
+    held_out: bool
+    before: float
+    after: float
+    cost: float
+    difference: float
+    allowed: float
+
+    def as_json(self) -> dict[str, Any]:
+        """As other programs read it."""
+        return {name: value for name, value in asdict(self).items() if name != "line"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A finished export.
+
+    Attributes:
+        written: the folder, or the GGUF file.
+        drift: what fewer bits changed of the answers, in words; empty where the weights are not quantised.
+        base: what the export calls its base.
+        warning: what whoever loads it has to know of that.
+    """
+
+    written: Path
+    verified: Verified
+    drift: str
+    base: str
+    warning: str | None
+
+
+def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
+    """Writes a run's export and verifies it; the run's own model is gone afterwards.
+
+    Raises:
+        UserError: the export cannot be.
+        RunFailed: what was written is not what was trained; it is then called ``TO.differs``.
+    """
+    check_export(tuned, export)
+    if export.quantise:
+        check_quantisable(tuned, export.quantise)
+    reference = take_reference(tuned, base)
+    lost: list[str] = []
+    if export.format != "adapter":
+        tuned = replace(tuned, model=merged_model(tuned.model))
+    whole: Any = tuned.model
+    if export.quantise:
+        tuned = replace(tuned, model=quantised_copy(whole, export.quantise, DTYPES[export.weights]).eval())
+    found: list[Verified] = []
+
+    def check(written: Path) -> None:
+        if export.quantise:
+            _check_merged(reference, whole)
+            check_quantised_weights(whole, tuned.model, export.quantise, export.weights)
+            held = tuple(answer(tuned.model, reference.questions, reference.stop_ids))
+            lost.append(_drift(reference.answers, held))
+        found.append(verify(reference, tuned.model, export, written))
+
+    written = write_export(tuned, export, base, check)
+    name = public_name(tuned.job, base)
+    return Exported(written, found[0], "".join(lost), name.name, name.warning if export.format == "adapter" else None)
+
+
+def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:
+    """Reads an export back, replays it, and compares.
+
+    Args:
+        model: the run's own; merged, unless the export is an adapter. It has the stored weights afterwards.
+
+    Raises:
+        RunFailed: the export cannot be loaded, or holds, answers, stops or tokenises differently.
+    """
+    expected: Sequence[ReplayAnswer] = reference.answers
+    if export.format != "adapter":
+        if not export.quantise:
+            _check_merged(reference, model)
+            gguf = export.format == "gguf"
+            take_stored(
+                model, stored_in_gguf(model, written) if gguf else stored_in_folder(model, written, export.weights)
+            )
+        expected = answer(model, reference.questions, reference.stop_ids)
+    if export.format == "gguf":
+        return _verify_gguf(reference, expected, model, written)
+    return _verify_folder(reference, expected, model, export, written)
+
+
+def _check_merged(reference: ReferenceAnswers, model: nn.Module) -> None:
+    """Compares a merged model with the trained one."""
+    merged = answer(model, reference.questions, reference.stop_ids)
+    apart = distance(reference.answers, merged)
+    if not apart <= FLOAT32:
+        raise RunFailed(f"the merged model answers differently: {_apart(apart, FLOAT32)}")
+
+
+def distance(ours: Sequence[ReplayAnswer], theirs: Sequence[ReplayAnswer]) -> float:
+    """The largest difference of logits, as a share of their spread, so that one bound serves every model."""
+    pairs = zip(_same_words(ours, theirs), _same_words(theirs, ours), strict=True)
+    apart = [float((a.logits - b.logits).abs().max() / a.logits.std()) for a, b in pairs]
+    return max(apart, key=lambda value: math.inf if math.isnan(value) else value)
+
+
+def _same_words(answers: Sequence[ReplayAnswer], others: Sequence[ReplayAnswer]) -> list[ReplayAnswer]:
+    """Answers without logits that the others lack: the trained model may have rows beyond its last token."""
+    width = min(answer.logits.shape[1] for answer in others)
+    return [replace(answer, logits=answer.logits[:, :width]) for answer in answers]
+
+
+def _apart(found: float, allowed: float) -> str:
+    return f"logits differ by {found:.2g} of their spread, {allowed:g} is allowed"
+
+
+def _verify_folder(
+    reference: ReferenceAnswers, expected: Sequence[ReplayAnswer], model: nn.Module, export: Export, written: Path
+) -> Verified:
+    own = replace(reference.request, base=None, dtype=None, quantisation=None)
+    replayed, texts = answer_afresh(written, reference.request if export.format == "adapter" else own)
+    check_texts(reference.texts, texts, "transformers", (0,))
+    check_stops(reference.stop_ids, written)
+    expected, before = (_same_words(answers, replayed) for answers in (expected, reference.answers))
+    tolerance = EIGHT_BIT if "8bit" in (reference.quantise, export.quantise) else FLOAT32
+    apart = distance(expected, replayed)
+    if not apart <= tolerance:
+        raise RunFailed(f"the export answers differently: {_apart(apart, tolerance)}")
+    trained, stored, served = (_scores(reference, answers) for answers in (before, expected, replayed))
+    allowed = tolerance * float(torch.cat([a.logits for a in before]).std())
+    _check_parting(reference, expected, [a.tokens for a in replayed], model, PARTING * allowed)
+    equal = sum(a.tokens == b.tokens for a, b in zip(before, replayed, strict=True))
+    how = f"in a fresh process: {{}}logits within {apart:.1e} of their spread ({tolerance:g} allowed)"
+    return _verified(reference, trained, stored, served, allowed, equal, how)
+
+
+def _verify_gguf(
+    reference: ReferenceAnswers, expected: Sequence[ReplayAnswer], model: nn.Module, written: Path
+) -> Verified:
+    """Through llama.cpp where it is installed."""
+    request = ReplayRequest(
+        prompts=[list(q.ids[: q.prompt]) for q in reference.questions],
+        texts=list(reference.texts.asked),
+        conversations=list(reference.texts.conversations),
+        rows=[list(q.ids) for q in reference.questions],
+        positions=[list(q.positions) for q in reference.questions],
+    )
+    try:
+        got, program = replay(written, request, through="llamacpp"), "llama.cpp"
+    except UserError as error:
+        if isinstance(error, RunFailed):
+            raise
+        got, program = replay(written, request, through="transformers"), "transformers (llama.cpp is not installed)"
+    texts = texts_of_gguf(written, got.encodings, got.renderings)
+    check_texts(reference.texts, texts, program, left_out(written, len(reference.texts.start)))
+    known = [score is not None for scores in got.scores for score in scores]
+    given = torch.tensor([score for scores in got.scores for score in scores if score is not None])
+    trained, stored = (_scores(reference, answers)[known] for answers in (reference.answers, expected))
+    cost, difference = _root_mean_square(stored - trained), _root_mean_square(given - stored)
+    spread = float(torch.cat([a.logits for a in reference.answers]).std())
+    allowed = max(FLOAT32 * spread, ACTIVATIONS * cost)
+    if not difference <= allowed:
+        raise RunFailed(
+            f"the GGUF answers differently in {program}: log-probabilities of trained tokens differ by "
+            f"{difference:.2g} (root mean square) from those of its own weights, {allowed:.2g} is allowed"
+        )
+    answers = [_until_stop(reference, c) for c in got.continuations]
+    ours = [a.tokens[: len(b)] for a, b in zip(reference.answers, answers, strict=True)]
+    _check_parting(reference, expected, answers, model, PARTING * allowed)
+    equal = sum(a == b[: len(a)] for a, b in zip(ours, answers, strict=True))
+    how = f"through {program}: {{}}log-probabilities within {difference:.1e} ({allowed:.1e} allowed)"
+    return _verified(reference, trained, stored, given, allowed, equal, how)
+
+
+def _verified(
+    reference: ReferenceAnswers, trained: Tensor, stored: Tensor, served: Tensor, allowed: float, equal: int, how: str
+) -> Verified:
+    """
+    Args:
+        equal: greedy answers that are those of the trained model.
+        how: the sentence in which the losses have their place.
+    """
+    before, after = float(-trained.mean()), float(-served.mean())
+    rows, kind = (
+        len(reference.questions),
+        "held-out rows" if reference.held_out else "training rows (none are held out)",
+    )
+    losses = f"loss {before:.4f} before, {after:.4f} after ({len(trained)} tokens); "
+    answers = f"{equal} of {rows} greedy answers equal, tokens and template equal"
+    line = f"replayed {rows} {kind} {how.format(losses)}, {answers}"
+    cost, difference = _root_mean_square(stored - trained), _root_mean_square(served - stored)
+    return Verified(line, rows, len(trained), reference.held_out, before, after, cost, difference, allowed)
+
+
+def _scores(reference: ReferenceAnswers, answers: Sequence[ReplayAnswer]) -> Tensor:
+    return torch.cat([a.scores(q) for a, q in zip(answers, reference.questions, strict=True)])
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -> str:
+    """How far the answers in fewer bits are from those of the trained model, in one line."""
+    apart = [
+        _root_mean_square(ours.logits - theirs.logits) / float(ours.logits.std())
+        for ours, theirs in zip(trained, quantised, strict=True)
+    ]
+    equal = sum(a.tokens == b.tokens for a, b in zip(trained, quantised, strict=True))
+    return (
+        f"in fewer bits logits are {sum(apart) / len(apart):.1e} of their spread from the trained ones (root mean "
+        f"square), {equal} of {len(apart)} greedy answers equal"
+    )
+
+
+def _until_stop(reference: ReferenceAnswers, continuation: Continuation) -> tuple[int, ...]:
+    """A program's answer up to its first stop token; llama.cpp stops at more than the training's."""
+    stops = [i for i, token in enumerate(continuation.tokens) if token in reference.stop_ids]
+    return tuple(continuation.tokens[: stops[0] + 1 if stops else None])
+
+
+def _check_parting(
+    reference: ReferenceAnswers,
+    expected: Sequence[ReplayAnswer],
+    answers: Sequence[Sequence[int]],
+    model: nn.Module,
+    allowed: float,
+) -> None:
+    """Greedy answers may part where two tokens are as likely as each other to within the noise, and nowhere else."""
+    for question, ours, theirs in zip(reference.questions, expected, answers, strict=True):
+        parted = next((i for i, (a, b) in enumerate(zip(ours.tokens, theirs, strict=False)) if a != b), None)
+        if parted is None:
+            continue
+        logits = next_logits(model, [*question.ids[: question.prompt], *ours.tokens[:parted]])
+        apart = float(logits[ours.tokens[parted]] - logits[theirs[parted]])
+        if not apart <= allowed:
+            raise RunFailed(
+                f"the export answers differently: token {theirs[parted]} instead of {ours.tokens[parted]}, whose "
+                f"logit is {apart:.2g} higher, {allowed:.2g} is allowed"
+            )

@@ -1,0 +1,112 @@
+"""A run as something to use: its model with the weights of one of its checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from stoker.checkpoint.run_weights import restore_weights
+from stoker.checkpoint.store import Store, place_of
+from stoker.errors import UserError
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.resolved import ResolvedJob
+from stoker.job.trust import code_problems
+from stoker.models.adapters import keep_originals
+from stoker.models.build_model import build_model
+from stoker.models.quantise import device_for
+from stoker.models.text import TextSide, open_text_side
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.find_run import find_run
+from stoker.runs.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class TunedRun:
+    """A trained language model.
+
+    Attributes:
+        folder: the run it comes from.
+        step: of the checkpoint.
+        model: with its adapters around it, in evaluation mode.
+        text: tokenizer, codec and sequence length.
+    """
+
+    folder: RunFolder
+    loaded: LoadedJob
+    step: int
+    model: nn.Module
+    text: TextSide
+    device: Device
+
+    @property
+    def job(self) -> ResolvedJob:
+        return self.loaded.job
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self.text.tokenizer
+
+
+def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> tuple[Store, int]:
+    """The store and step of a checkpoint: ``last``, ``best``, or a step.
+
+    Raises:
+        UserError: the run has no such checkpoint.
+    """
+    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
+    steps = store.steps()
+    if not steps:
+        raise UserError(f"{folder.path} has no checkpoint yet")
+    if at == "last":
+        return store, steps[-1]
+    if at == "best":
+        best = store.numbers(steps[-1])["progress"]["best_step"]
+        if best not in steps:
+            raise UserError(f"{folder.path} has no best checkpoint: nothing was held out, or checkpoint.best is false")
+        return store, best
+    if not at.isdigit() or int(at) not in steps:
+        raise UserError(
+            f"{folder.path} has no checkpoint {at!r}: write last, best, or one of {', '.join(map(str, steps))}"
+        )
+    return store, int(at)
+
+
+def _as_option(key: str) -> str:
+    return "--" + key.removeprefix("model.").removesuffix("=true").replace("_", "-")
+
+
+def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> TunedRun:
+    """Loads a run's model with the weights of a checkpoint.
+
+    Args:
+        trusted: which of the run's keys that let code run the user stands for, as ``key=value``.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or the run asks to run code and nobody stands for it.
+    """
+    folder = find_run(path, base)
+    loaded = load_job(folder.job, trusted)
+    job = loaded.job
+    if job.model is None:
+        raise UserError(
+            f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"
+        )
+    if problems := code_problems(loaded, _as_option):
+        raise UserError(*problems)
+    store, step = checkpoint_step(folder, job, at, base)
+    # What was trained in mixed precision is used in it, too.
+    device = device_for(job)
+    text = open_text_side(loaded, base)
+    with arithmetic_of(device):
+        model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
+    keep_originals(model)
+    restore_weights(model, store.load(step))
+    return TunedRun(folder, loaded, step, model.eval(), text, device)

@@ -1,0 +1,152 @@
+"""The model card of an export: base, data, settings, losses and versions, and nothing of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.job.resolved import ResolvedJob
+from stoker.models import offline_models
+from stoker.models.model_source import locate
+
+if TYPE_CHECKING:
+    from stoker.checkpoint.load_run import TunedRun
+
+HUB_CACHE = re.compile(r"models--([\w.-]+?)--([\w.-]+)")  # a folder of huggingface_hub's cache
+SETTINGS = (
+    *("lr", "schedule", "warmup", "batch", "seq_len", "optimizer", "weight_decay", "clip", "precision"),
+)  # of ``train``
+TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "deep")  # of ``tune``, where it has them
+
+
+@dataclass(frozen=True)
+class BaseName:
+    """What a base is called to others.
+
+    Attributes:
+        name: a hub id, or what this machine calls it, without its folders.
+        local: whether only this machine knows it by that name.
+        remark: what differs from what the name leads to.
+    """
+
+    name: str
+    local: bool = False
+    remark: str = ""
+
+    @property
+    def warning(self) -> str | None:
+        """What whoever loads the export has to know."""
+        if not self.local:
+            return None
+        return (
+            f"the base is a folder or file of this machine, {self.name}, and no hub id: whoever loads this needs the "
+            "same weights, and gives their place"
+        )
+
+
+def public_name(job: ResolvedJob, base: Path) -> BaseName:
+    """The hub id of a job's base where it has one."""
+    assert job.model is not None
+    name = job.model.name
+    if name in offline_models.PACKAGED and (source := locate(name, base)) is not None and source.kind == "gguf":
+        packaged = offline_models.PACKAGED[name]
+        return BaseName(
+            packaged.hub, remark=f"trained on the weights of the package {packaged.distribution}: {packaged.about}"
+        )
+    source = locate(name, base)
+    if source is None or source.kind == "hub":
+        return BaseName(name)
+    if source.kind == "scratch":
+        return BaseName(name, local=True, remark="trained from random weights")
+    cached = HUB_CACHE.search(source.where)
+    if cached:
+        return BaseName(f"{cached[1]}/{cached[2]}")
+    given = Path(name)
+    inside = not given.is_absolute() and not {"..", "~"} & set(given.parts)
+    # With its dot it is a path to every loader, and never somebody else's model of that name on the hub.
+    return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
+
+
+def write_card(tuned: TunedRun, form: str, base: Path, folder: Path) -> None:
+    """Writes ``README.md`` into an export's folder."""
+    found = public_name(tuned.job, base)
+    (folder / "README.md").write_text("\n".join([*_head(tuned, form, found), *_body(tuned, form, found)]) + "\n")
+
+
+def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
+    """What the hub reads."""
+    yield "---"
+    if not base.local:
+        yield f"base_model: {base.name}"
+    yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
+    yield "license: unknown"
+    yield "pipeline_tag: text-generation"
+    yield "tags:"
+    yield f"- {tuned.job.task}"
+    yield f"- {tuned.job.tune.method}"
+    yield "---"
+
+
+def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
+    job, events = tuned.job, tuned.folder.read_events()
+    yield f"# {tuned.folder.path.name}"
+    yield f"\n{base.name}, {_method(job)}, step {tuned.step}, written by Stoker as {form}."
+    if base.warning:
+        yield f"\n**{base.warning[0].upper()}{base.warning[1:]}.**"
+    if base.remark:
+        yield f"\n{base.remark[0].upper()}{base.remark[1:]}."
+    yield "\nLicence: unknown. The base and the data have theirs."
+    yield "\n## Data\n\n| source | rows | tokens | share | epochs |\n| --- | --- | --- | --- | --- |"
+    for part in next((e["sources"] for e in reversed(events) if e.get("sources")), []):
+        counts = f"{part['rows']:,} | {part['tokens']:,} | {part['share']:.1%} | {part['epochs']:.2f}"
+        yield f"| {_name(part['name'])} | {counts} |"
+    yield "\n## Settings\n\n| setting | value |\n| --- | --- |"
+    yield from (f"| {name} | {value} |" for name, value in _settings(tuned))
+    yield "\n## Losses\n\n| | before | after |\n| --- | --- | --- |"
+    yield from (f"| {name} | {first:.4f} | {last:.4f} |" for name, first, last in _losses(tuned, events))
+    yield "\n## Versions\n\n| package | version |\n| --- | --- |"
+    yield from (f"| {name} | {version} |" for name, version in _versions(tuned).items() if version)
+
+
+def _method(job: ResolvedJob) -> str:
+    return "all weights trained" if job.tune.method == "full" else f"tuned by {job.tune.method}"
+
+
+def _name(source: str) -> str:
+    return Path(source).name if Path(source).is_absolute() else source
+
+
+def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
+    job = tuned.job
+    yield "task", job.task
+    yield "method", job.tune.method
+    if job.tune.method != "full":
+        for name in TUNING:
+            value = getattr(job.tune, name, None)
+            if value not in (None, False, 0.0):
+                yield name, ", ".join(value) if isinstance(value, list) else value
+    yield "steps", tuned.step
+    yield from ((name, getattr(job.train, name)) for name in SETTINGS)
+    yield "seed", job.seed
+
+
+def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float]]:
+    """Of the training rows and of those held out, up to the step that is exported."""
+    steps = [line["loss"] for line in tuned.folder.read_metrics() if line["step"] <= tuned.step]
+    if steps:
+        yield "training rows, first and last step", steps[0], steps[-1]
+    held_out = [e["loss"] for e in events if e.get("event") == "evaluated" and e.get("step", 0) <= tuned.step]
+    if held_out:
+        yield "held-out rows", held_out[0], held_out[-1]
+
+
+def _versions(tuned: TunedRun) -> dict[str, str | None]:
+    try:
+        found: dict[str, str | None] = json.loads(tuned.folder.environment.read_text("utf-8"))["versions"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    return found

@@ -1,0 +1,150 @@
+"""What the trained model answers: asked before its weights are merged for an export, which is asked the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from stoker.checkpoint.export import base_of, codec_of_run
+from stoker.checkpoint.load_run import TunedRun
+from stoker.checkpoint.replay import (
+    Conversation,
+    ReplayAnswer,
+    ReplayRequest,
+    ReplayRow,
+    TextAnswers,
+    answer,
+    vocabulary_of,
+)
+from stoker.data.chat_template import TemplateRefused
+from stoker.data.corpus import open_corpus
+from stoker.data.tokenise import TextCodec
+from stoker.models.adapters import unwrap
+from stoker.models.quantise import quantisation
+
+ROWS = 6
+LONGEST = 1024  # tokens of a row, the last of its prompt kept
+SCORED = 64  # trained tokens of a row: the logits of a large vocabulary fill memory
+CONVERSATIONS: tuple[Conversation, ...] = (
+    [{"role": "user", "content": "Name 3 colours, please.\nThen  stop."}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who are you?"}],
+    [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello! How can I help?"},
+        {"role": "user", "content": "Name a colour."},
+    ],
+)
+TEXTS = ("Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve café — 你好，世界 🙂")
+
+
+@dataclass(frozen=True)
+class RenderedTexts:
+    """What the training's tokenizer and template make of texts and conversations.
+
+    Attributes:
+        asked: the texts.
+        conversations: those that the template takes.
+        expected: of the training.
+        start: the text of the token that begins every text, where there is one.
+    """
+
+    asked: tuple[str, ...]
+    conversations: tuple[Conversation, ...]
+    expected: TextAnswers
+    start: str
+
+
+@dataclass(frozen=True)
+class ReferenceAnswers:
+    """What the trained model answers, kept before its weights are merged for the export.
+
+    Attributes:
+        held_out: whether the rows were held out, instead of trained on.
+        request: what a fresh process is asked.
+    """
+
+    questions: tuple[ReplayRow, ...]
+    answers: tuple[ReplayAnswer, ...]
+    held_out: bool
+    texts: RenderedTexts
+    request: ReplayRequest
+    quantise: str = "none"
+
+    @property
+    def stop_ids(self) -> Sequence[int]:
+        """Tokens that end an answer."""
+        return self.request.stop_ids
+
+
+def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
+    """Asks the trained model what the export will be asked: held-out rows, training rows where there are none.
+
+    The model is in float32 afterwards, unless its base is quantised.
+    """
+    assert tuned.job.model is not None
+    codec = codec_of_run(tuned)
+    questions, held_out = _questions(tuned, base)
+    stops = tuple(sorted(codec.stop_ids))
+    model = unwrap(tuned.model)
+    settings = quantisation(tuned.job.model.quantise, model.dtype)
+    dtype = str(model.dtype).removeprefix("torch.")
+    if settings is None:
+        tuned.model.float()
+    texts = _texts(tuned, codec, questions)
+    request = ReplayRequest(
+        questions,
+        stops,
+        texts.asked,
+        texts.conversations,
+        tuned.job.model.trust_remote_code,
+        settings.to_dict() if settings is not None else None,
+        base_of(tuned, base),
+        dtype,
+    )
+    answers = tuple(answer(tuned.model, questions, stops))
+    return ReferenceAnswers(questions, answers, held_out, texts, request, tuned.job.model.quantise)
+
+
+def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool]:
+    corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base)
+    held_out = corpus.evaluation_documents()
+    documents = held_out or corpus.sequences[0]
+    step = max(1, len(documents) // ROWS)
+    rows = [(d.row.ids, d.row.trained) for d in documents[::step][:ROWS]]
+    questions = tuple(_question(ids.tolist(), trained.tolist()) for ids, trained in rows if trained[1:].any())
+    corpus.close()
+    return questions, bool(held_out)
+
+
+def _question(ids: list[int], trained: list[bool]) -> ReplayRow:
+    """The first and the last trained tokens of a row, which end with its stop token."""
+    targets = [place for place in range(1, len(ids)) if trained[place]]
+    if len(targets) > SCORED:
+        targets = [*targets[: SCORED // 2], *targets[-SCORED // 2 :]]
+    cut = max(0, min(targets[0] - 1, len(ids) - LONGEST))
+    ids, targets = ids[cut : cut + LONGEST], [t - cut for t in targets if t - cut < LONGEST]
+    prompt = targets[0] if targets[0] > 1 else max(1, len(ids) // 2)
+    return ReplayRow(tuple(ids), prompt, tuple(t - 1 for t in targets))
+
+
+def _texts(tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]) -> RenderedTexts:
+    backend: Tokenizer = codec.tokenizer
+    rows = [backend.decode(list(q.ids), skip_special_tokens=False) for q in questions]
+    asked = (*TEXTS, *rows)
+    rendered: list[tuple[Conversation, str]] = []
+    for conversation in CONVERSATIONS if tuned.job.task != "pretrain" else ():
+        try:
+            rendered.append((conversation, codec.template.render(conversation, prompt=True)))
+        except TemplateRefused:
+            continue  # this template takes no system message, or none in this order
+    template = codec.template.source if tuned.job.task != "pretrain" else tuned.tokenizer.chat_template
+    expected = TextAnswers(
+        vocabulary_of(backend.get_vocab(with_added_tokens=True)),
+        template if isinstance(template, str) else None,
+        [backend.encode(text, add_special_tokens=False).ids for text in asked],
+        [text for _, text in rendered],
+    )
+    return RenderedTexts(asked, tuple(c for c, _ in rendered), expected, tuned.tokenizer.bos_token or "")

@@ -1,0 +1,89 @@
+"""Going on from the newest state that can be read: from copies in memory, or else from the disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.memory_restore import Remembered, remembered
+from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
+from stoker.checkpoint.store import Store
+from stoker.errors import RunFailed
+
+SETTLE = 30.0  # seconds that writers of processes that are gone get to finish, where there is nothing newer
+POLL = 0.05  # seconds
+
+
+def restore_newest(
+    store: Store, memory: Path | None, places: Places, *, before: int | None, on_damage: Callable[[Damaged], None]
+) -> Restored | None:
+    """Restores the newest state; see `stoker.checkpoint.saver.Saver.restore_newest`. A collective.
+
+    Args:
+        memory: the folder of the copies in memory; None where there is none.
+    """
+    copies = remembered(memory, before)
+    newest = max((copy.step for copy in copies), default=-1)
+    by_first(lambda: _settle(store, newest))
+    steps = by_first(lambda: [step for step in store.steps() if before is None or step < before])
+    candidates: list[Remembered | int] = sorted([*copies, *steps], key=_newness, reverse=True)
+    damaged: dict[int, DamagedError] = {}
+    torn: OSError | None = None
+    for candidate in candidates:
+        if isinstance(candidate, Remembered):
+            try:
+                recalled = _recall(candidate, places)
+            except OSError as error:  # something has removed the copies meanwhile
+                torn = error
+                continue
+            if recalled:
+                restored = Restored(candidate.step, dict(candidate.numbers), "memory")
+                break
+        else:
+            try:
+                numbers = store.restore(candidate, places)
+            except DamagedError as error:
+                damaged[candidate] = error
+            else:
+                restored = Restored(candidate, numbers, "disk")
+                break
+    else:
+        if damaged:
+            raise RunFailed(
+                f"no checkpoint in {store.folder} can be read ({damaged[max(damaged)]}); nothing has been changed. "
+                "Put one back from a copy, or write --fresh: it renames this run's folder and trains from the first "
+                "step"
+            )
+        if torn is not None:
+            raise RunFailed(f"the copies in memory are gone ({torn}), and there is no checkpoint yet") from torn
+        return None
+    for step, found in damaged.items():  # not before: whoever finds none to go on from may still mend one
+        on_damage(Damaged(step, found, store.put_aside(step)))
+    return restored
+
+
+def _settle(store: Store, newest: int) -> None:
+    """Lets the writers of processes that are gone finish a checkpoint that is newer than what there is."""
+    deadline = time.monotonic() + SETTLE
+    while time.monotonic() < deadline:
+        there = max([newest, *store.steps()])
+        if not any(step > there for step in store.storage.pending()):
+            return
+        time.sleep(POLL)
+
+
+def _recall(copy: Remembered, places: Places) -> bool:
+    """Restores from copies in memory; says whether every process found what it needs."""
+    known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
+    held = places({name: Saved(*entry) for name, entry in known.items()})
+    if not all(together(lambda: copy.covers(held))):
+        return False
+    together(lambda: copy.fill(held))
+    return True
+
+
+def _newness(candidate: Remembered | int) -> tuple[int, bool]:
+    """Of the same step, what lies in memory is there sooner."""
+    return (candidate, False) if isinstance(candidate, int) else (candidate.step, True)

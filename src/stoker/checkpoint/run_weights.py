@@ -1,0 +1,80 @@
+"""The weights of a model that a checkpoint holds: what training changes, and how it is put back."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.checkpoint.chunks import Chunk, Held, chunk_of
+from stoker.checkpoint.store import State
+from stoker.errors import RunFailed
+from stoker.parallel.shard import reshard
+from stoker.parallel.shard_spec import Piece
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name; a shared one once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers that training may change (batch norm's averages, also beside frozen weights), by name."""
+    persistent = model.state_dict().keys()
+    return {name: b for name, b in model.named_buffers() if name in persistent}
+
+
+def stepped(
+    model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
+) -> Iterator[tuple[str, nn.Parameter, Piece | None]]:
+    """The parameters that the optimizer steps: name in the whole model, parameter, its tensor-parallel piece.
+
+    Args:
+        pieces: by name in ``model``, of the parameters that are split over the tensor processes.
+        aliases: name in the whole model by name in ``model``, where they differ: on a pipeline's stages, and for the
+            copy of a tied embedding that the last of them has as its head.
+    """
+    reshard(model)
+    for name, parameter in trainable(model).items():
+        yield aliases.get(name, name), parameter, pieces.get(name)
+
+
+def held_weights(
+    model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE
+) -> dict[str, list[Chunk]]:
+    """What this process holds of the trained weights and the buffers, as checkpoints name them."""
+    held: dict[str, list[Chunk]] = defaultdict(list)
+    for name, parameter, piece in stepped(model, pieces, aliases):
+        held[f"model/{name}"].append(chunk_of(parameter, piece))
+    for name, buffer in saved_buffers(model).items():
+        held[f"buffer/{aliases.get(name, name)}"].append(chunk_of(buffer, pieces.get(name)))
+    return dict(held)
+
+
+def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases: Mapping[str, str] = NONE) -> Held:
+    """What this process holds of the gradients, by parameter; none of parameters that have none."""
+    held: dict[str, list[Chunk]] = defaultdict(list)
+    for name, parameter, piece in stepped(model, pieces, aliases):
+        if parameter.grad is not None:
+            held[name].append(chunk_of(parameter.grad, piece))
+    return dict(held)
+
+
+@torch.no_grad()
+def restore_weights(model: nn.Module, state: State) -> None:
+    """Copies the weights of a checkpoint, read whole, into a model that lies in one process."""
+    saved = {key for key in state.tensors if not key.startswith("optimizer/")}
+    places = held_weights(model)
+    if saved != set(places):
+        odd = sorted(saved ^ set(places))[0]
+        raise RunFailed(f"the checkpoint of step {state.step} is of another model: {odd} is only in one of them")
+    for key, chunks in places.items():
+        whole = state.tensors[key]
+        assert isinstance(whole, Tensor)
+        chunks[0].tensor.copy_(whole)

@@ -1,0 +1,245 @@
+"""What the processes agree on before they save: who writes which box of which tensor, and where in which file.
+
+It depends on names, shapes and layout only, so it is made once and used for every checkpoint and copy of a run.
+The planning, the files' format and the metadata are those of torch.distributed.checkpoint: one archive of
+`torch.save` a tensor, which is made without the tensor's bytes and kept as an `Envelope`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import socket
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, cast
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.serialization import skip_data
+
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.envelope import Envelope, EnvelopePart
+from stoker.checkpoint.planners import ChunkSaver
+
+ALIGNED = 64  # bytes: every tensor of the staged data begins at a multiple, as vector instructions like it
+SPARE = 0.8  # of the memory that is free, what copies may take
+# What a process holds: names, boxes, types. The same means that an agreement still holds.
+Signature = tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], torch.dtype], ...]
+
+
+@dataclass(frozen=True)
+class Item:
+    """A box of a tensor that this process writes.
+
+    Attributes:
+        name, shape: of the whole tensor.
+        offsets, sizes: of the box in it.
+        at: where its bytes begin in the staged data.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    at: int
+
+    @property
+    def length(self) -> int:
+        """Of the box, in bytes."""
+        return torch.Size(self.sizes).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Who writes what.
+
+    Attributes:
+        group: a word for this agreement of these processes, as no other has.
+        signature: of what this process held.
+        world: processes.
+        items: what this process writes, by where it lies in the staged data.
+        length: of the staged data, in bytes.
+        envelope: of this process' file.
+        metadata: of the whole checkpoint, a file's bytes; empty but on rank 0.
+        size: bytes of the whole checkpoint, without its metadata.
+        slots: copies of the staged data that the machine's memory has room for, at most two.
+    """
+
+    group: str
+    signature: Signature
+    world: int
+    items: tuple[Item, ...]
+    length: int
+    envelope: Envelope
+    metadata: bytes
+    size: int
+    slots: int
+
+
+def signature_of(held: Held) -> Signature:
+    """What a process holds, without the numbers in it."""
+    return tuple(
+        (name, chunk.shape, chunk.offsets, tuple(chunk.tensor.shape), chunk.tensor.dtype)
+        for name, (chunk, *_) in held.items()
+    )
+
+
+def agree(held: Held, place: Path | None) -> Agreement:
+    """Agrees on who writes what. A collective.
+
+    Args:
+        place: the folder in this machine's memory that the copies go below; what earlier processes of the run left
+            there will be overwritten. None where no copies are made.
+
+    Raises:
+        ValueError: the boxes that the processes hold overlap, or leave something out: a bug of a layout.
+    """
+    signature = signature_of(held)
+    planner = ChunkSaver()
+    planner.set_up_planner(dict(held))
+    plans = together(planner.create_local_plan)
+    decided: tuple[list[SavePlan], Metadata] = by_first(lambda: planner.create_global_plan(plans))
+    written, metadata = decided
+    items = _items(written[rank()].items, held)
+    length = items[-1].at + items[-1].length if items else 0
+    envelope, places = _envelope(f"__{rank()}_0.distcp", items)
+    all_told = together(
+        lambda: _Told(socket.gethostname(), envelope.size, length, *_room(place), places, uuid.uuid4().hex[:8])
+    )
+    return Agreement(
+        all_told[0].group,
+        signature,
+        len(plans),
+        items,
+        length,
+        envelope,
+        _metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
+        sum(other.size for other in all_told),
+        min(_slots(other.machine, all_told) for other in all_told),
+    )
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a process tells the others: its machine, the bytes that it writes, copies, has free and has taken."""
+
+    machine: str
+    size: int
+    length: int
+    free: int
+    kept: int
+    places: dict[MetadataIndex, _StorageInfo]
+    group: str
+
+
+def _items(written: Sequence[WriteItem], held: Held) -> tuple[Item, ...]:
+    items = []
+    at = 0
+    for item in written:
+        chunk = held[item.index.fqn][0]
+        items.append(
+            Item(item.index.fqn, chunk.shape, chunk.tensor.dtype, chunk.offsets, tuple(chunk.tensor.shape), at)
+        )
+        at += -(-items[-1].length // ALIGNED) * ALIGNED
+    return tuple(items)
+
+
+def _room(place: Path | None) -> tuple[int, int]:
+    """Bytes that copies may take, and bytes that they take already."""
+    if place is None:
+        return 0, 0
+    system = os.statvfs(place)
+    free = int(SPARE * min(system.f_bavail * system.f_frsize, psutil.virtual_memory().available))
+    return free, sum(path.stat().st_size for path in place.glob("rank-*/slot-?"))
+
+
+def _slots(machine: str, told: Sequence[_Told]) -> int:
+    """Copies that the memory of one machine has room for."""
+    here = [other for other in told if other.machine == machine]
+    wanted = sum(other.length for other in here)
+    room = min(other.free for other in here) + max(other.kept for other in here)
+    return min(2, room // wanted) if wanted else 2
+
+
+# -- files as torch.distributed.checkpoint writes them --------------------------------------------------------------
+
+
+class _Record(io.RawIOBase):
+    """A file of which only what is written is kept, and where a tensor's bytes are passed over."""
+
+    def __init__(self) -> None:
+        self.words = bytearray()
+        self.gap: int | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        before = len(self.words)
+        self.words += data
+        return len(self.words) - before
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        assert whence == os.SEEK_CUR and self.gap is None
+        self.gap = len(self.words)
+        return self.gap + offset
+
+
+@lru_cache(maxsize=4096)
+def _archive(sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
+    """What `torch.save` writes before and after the bytes of a tensor."""
+    record = _Record()
+    with skip_data():
+        torch.save(torch.empty(sizes, dtype=dtype), cast(IO[bytes], record))  # of memory that is never touched
+    gap = len(record.words) if record.gap is None else record.gap
+    return bytes(record.words[:gap]), bytes(record.words[gap:])
+
+
+def _envelope(name: str, items: Sequence[Item]) -> tuple[Envelope, dict[MetadataIndex, _StorageInfo]]:
+    """A file of one archive a tensor, and where in it each of them lies."""
+    parts, places = [], {}
+    words = bytearray()
+    since, offset = 0, 0
+    for item in items:
+        head, tail = _archive(item.sizes, item.dtype)
+        words += head + tail
+        since += len(head)
+        if item.length:
+            parts.append(EnvelopePart(since, item.at, item.length))
+            since = 0
+        since += len(tail)
+        length = len(head) + item.length + len(tail)
+        places[MetadataIndex(item.name, item.offsets)] = _StorageInfo(name, offset, length)
+        offset += length
+    return Envelope(name, tuple(parts), bytes(words)), places
+
+
+def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _StorageInfo]]) -> bytes:
+    metadata.storage_data = {index: place for found in places for index, place in found.items()}
+    metadata.storage_meta, metadata.version = StorageMeta(), CURRENT_DCP_VERSION
+    return pickle.dumps(metadata)
+
+
+def unchanged(agreement: Agreement | None, held: Held, *, intact: bool) -> bool:
+    """Whether an agreement still holds, on all processes. A collective.
+
+    Args:
+        intact: whether this process has all the files that were made for it.
+    """
+    same = intact and agreement is not None and agreement.signature == signature_of(held)
+    if not dist.is_initialized():
+        return same
+    changed = torch.tensor(0 if same else 1)
+    dist.all_reduce(changed, op=dist.ReduceOp.MAX)
+    return not changed.item()

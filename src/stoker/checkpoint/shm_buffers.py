@@ -1,0 +1,205 @@
+"""A process' copies of its part of the training state, in files of the machine's memory that outlive it.
+
+``rank-<rank>/slot-<number>`` holds the bytes, and ``slot-<number>.json`` beside it what they are. That is removed
+before the bytes change and appears, whole, after them: a copy with such a file is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.save_plan import Agreement, Item
+
+
+@dataclass(frozen=True)
+class Copy:
+    """A process' part of the training state after a step, whole, in memory.
+
+    Attributes:
+        data: the file of its bytes.
+        group: of the `Agreement` that it was made under.
+        numbers: as `stoker.checkpoint.store.State` has them.
+    """
+
+    data: Path
+    step: int
+    group: str
+    rank: int
+    world: int
+    items: tuple[Item, ...]
+    numbers: Mapping[str, Any]
+
+    def tensors(self) -> Iterator[tuple[Item, Tensor]]:
+        """The boxes, as they lie in the file: to be read only."""
+        if not any(item.length for item in self.items):
+            data = torch.empty(0, dtype=torch.uint8)
+        else:
+            data = torch.from_file(str(self.data), shared=False, size=self.data.stat().st_size, dtype=torch.uint8)
+        for item in self.items:
+            yield item, _box(data, item)
+
+
+class Slot:
+    """Room for one copy, mapped into this process."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.path = folder / f"slot-{number}"
+        self.header = folder / f"slot-{number}.json"
+        self._step: int | None = None
+        self._map: mmap.mmap | None = None
+        self._boxes: list[Tensor] = []
+        self._file: tuple[int, int] | None = None
+        self.group = ""
+        self._items = ""
+        self._pinned: Tensor | None = None
+
+    @property
+    def step(self) -> int:
+        """Of the copy in it; -1 where there is none."""
+        if self._step is None:
+            copy = read_copy(self.header)
+            self._step = copy.step if copy else -1
+        return self._step
+
+    def is_there(self) -> bool:
+        """Whether other processes find the copy that was made last; so, too, where none was made yet."""
+        return not self.group or _identity(self.path) == self._file
+
+    def forget_step(self) -> None:
+        """Another process may have removed the copy."""
+        self._step = None
+
+    def fill(self, step: int, held: Held, numbers: Mapping[str, Any], agreement: Agreement, *, rank: int) -> float:
+        """Copies what this process is to write, of all that it holds.
+
+        Returns:
+            The seconds that it took, once there was room.
+
+        Raises:
+            OSError: the memory is full.
+        """
+        self.header.unlink(missing_ok=True)
+        self._step = -1
+        if self.group != agreement.group:
+            self._make_room(agreement)
+        begin = time.perf_counter()
+        devices = set()
+        for item, box in zip(agreement.items, self._boxes, strict=True):
+            tensor = held[item.name][0].tensor
+            box.copy_(tensor, non_blocking=True)
+            devices.add(tensor.device)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        facts = {"step": step, "group": agreement.group, "rank": rank, "world": agreement.world, "numbers": numbers}
+        partial = self.header.with_suffix(".partial")
+        partial.write_text(f'{json.dumps(facts)[:-1]}, "items": {self._items}}}', encoding="utf-8")
+        partial.replace(self.header)
+        self._step = step
+        return time.perf_counter() - begin
+
+    def _make_room(self, agreement: Agreement) -> None:
+        """Maps a file as large as is needed, all of it there: what could fail fails here, and not in a copy."""
+        self.close()
+        if agreement.length and (not self.path.exists() or self.path.stat().st_size != agreement.length):
+            self.path.unlink(missing_ok=True)  # who still reads the old one has it mapped
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        data = torch.empty(0, dtype=torch.uint8)
+        try:
+            if agreement.length:
+                _allocate(descriptor, agreement.length)
+                populate = getattr(mmap, "MAP_POPULATE", 0)
+                self._map = mmap.mmap(descriptor, agreement.length, flags=mmap.MAP_SHARED | populate)
+                data = torch.frombuffer(self._map, dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
+        self._pin(data)
+        self._boxes = [_box(data, item) for item in agreement.items]
+        self._file = _identity(self.path)
+        self._items = json.dumps([_plain(item) for item in agreement.items])
+        self.group = agreement.group
+
+    def _pin(self, data: Tensor) -> None:
+        """Page-locks the memory where there are GPUs, which then copy to it several times as fast."""
+        if data.numel() and torch.cuda.is_available() and torch.cuda.is_initialized():
+            done = torch.cuda.cudart().cudaHostRegister(data.data_ptr(), data.numel(), 0)
+            if int(done) == 0:  # where it may not be locked, copies are slower
+                self._pinned = data
+
+    def empty(self) -> None:
+        """Gives the memory back."""
+        self.header.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Lets the memory go; the copy stays."""
+        if self._pinned is not None:
+            torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
+            self._pinned = None
+        self._boxes = []
+        self._map = None  # unmapped with the last tensor over it
+        self.group = ""
+
+
+def read_copy(header: Path) -> Copy | None:
+    """The copy that a header tells of; None where there is none, or its bytes are gone."""
+    try:
+        kept = json.loads(header.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    items = tuple(
+        Item(name, tuple(shape), getattr(torch, dtype), tuple(offsets), tuple(sizes), at)
+        for name, shape, dtype, offsets, sizes, at in kept["items"]
+    )
+    data = header.with_suffix("")
+    if not data.exists() or data.stat().st_size < max((item.at + item.length for item in items), default=0):
+        return None
+    return Copy(data, kept["step"], kept["group"], kept["rank"], kept["world"], items, kept["numbers"])
+
+
+def copies_in(folder: Path) -> list[Copy]:
+    """All whole copies of the processes of a run that lie in this machine's memory."""
+    found = [read_copy(header) for header in sorted(folder.glob("rank-*/slot-?.json"))]
+    return [copy for copy in found if copy is not None]
+
+
+def forget_copies(copies: Sequence[Copy]) -> None:
+    """From now on they are no copies."""
+    for copy in copies:
+        copy.data.with_suffix(".json").unlink(missing_ok=True)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is at a path; None where there is none."""
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
+def _plain(item: Item) -> tuple[Any, ...]:
+    return item.name, item.shape, str(item.dtype).removeprefix("torch."), item.offsets, item.sizes, item.at
+
+
+def _box(data: Tensor, item: Item) -> Tensor:
+    return data[item.at : item.at + item.length].view(item.dtype).view(item.sizes)
+
+
+def _allocate(descriptor: int, length: int) -> None:
+    with suppress(AttributeError):  # a system without it
+        os.posix_fallocate(descriptor, 0, length)
+        return
+    os.truncate(descriptor, length)

@@ -1,0 +1,70 @@
+"""Whether an export splits texts, renders conversations and stops as in training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.reference_answers import RenderedTexts
+from stoker.checkpoint.replay import TextAnswers
+from stoker.errors import RunFailed
+
+
+def check_texts(texts: RenderedTexts, got: TextAnswers, program: str, added: Sequence[int]) -> None:
+    """
+    Args:
+        added: characters that a program may leave out before a conversation, as encoding puts them there.
+    """
+    wanted = texts.expected
+    ours, theirs = json.loads(wanted.vocabulary), json.loads(got.vocabulary)
+    for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            raise RunFailed(f"the export's tokenizer differs: token {number} is {b!r}, trained {a!r}")
+    if len(theirs) < len(ours):
+        raise RunFailed(f"the export's tokenizer differs: it has {len(theirs)} tokens, trained {len(ours)}")
+    for text, a_ids, b_ids in zip(texts.asked, wanted.texts, got.texts, strict=True):
+        if a_ids != b_ids:
+            raise RunFailed(
+                f"the export tokenises differently in {program}: {text[:40]!r} gives {b_ids[:8]}, trained {a_ids[:8]}"
+            )
+    if got.template != wanted.template:
+        raise RunFailed("the export's chat template is another than the training's")
+    for a, b in zip(wanted.rendered, got.rendered, strict=True):
+        if b not in [a[count:] for count in added]:
+            raise RunFailed(
+                f"the export's chat template gives another text in {program}: {b[:60]!r}, trained {a[:60]!r}"
+            )
+
+
+def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
+    wanted = set(stop_ids)
+    stops = json.loads((folder / "generation_config.json").read_text("utf-8")).get("eos_token_id")
+    if {stops} != wanted if isinstance(stops, int) else set(stops or ()) != wanted:
+        raise RunFailed(f"the export stops differently: at {stops}, trained {sorted(wanted)}")
+
+
+def _fields(file: Path) -> Any:
+    from gguf import GGUFReader
+
+    return GGUFReader(file).fields
+
+
+def texts_of_gguf(file: Path, encodings: Sequence[Sequence[int]], renderings: Sequence[str]) -> TextAnswers:
+    """The file's own tokens and template, and what the program made of texts."""
+    fields = _fields(file)
+    template = fields.get("tokenizer.chat_template")
+    tokens = json.dumps(fields["tokenizer.ggml.tokens"].contents(), ensure_ascii=False)
+    start = _start_of(fields)
+    texts = [list(ids[1:] if start is not None and list(ids[:1]) == [start] else ids) for ids in encodings]
+    return TextAnswers(tokens, template.contents() if template else None, texts, list(renderings))
+
+
+def _start_of(fields: Any) -> int | None:
+    adds = fields.get("tokenizer.ggml.add_bos_token")
+    return int(fields["tokenizer.ggml.bos_token_id"].contents()) if adds is not None and adds.contents() else None
+
+
+def left_out(file: Path, start: int) -> Sequence[int]:
+    return (0, start) if _start_of(_fields(file)) is not None else (0,)

@@ -1,0 +1,248 @@
+"""Building a token cache: all cores, a progress report, in the foreground or behind a running training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from stoker.data.detect_format import detect
+from stoker.data.readers import decode
+from stoker.data.row_batch import EncodedBatch
+from stoker.data.rows import Raw, Rejected
+from stoker.data.sources import Source, cache_folder
+from stoker.data.splits import ALL_ROWS
+from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, lock, write_json
+from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.hardware.process import available_cores, end_with
+
+CHUNK_ROWS = 512
+CHUNK_BYTES = 4 << 20  # of rows that are long
+SMALL = 8 << 20  # bytes: below, starting worker processes takes longer than the tokenising
+LOOKED_AT = 200  # sound rows read to find the format
+UNREADABLE = "unreadable"  # the format of a source without a sound row
+
+Report = Callable[[str, int, int, float | None], None]
+"""Called with (source, rows read, tokens written, share of the source read) as a build goes on; the share is None
+where it cannot be told before the end (compressed files, columns)."""
+
+
+def find_format(source: Source, columns: Mapping[str, str]) -> str:
+    """The format of a source, from its first sound rows; `UNREADABLE` where every row is broken.
+
+    Raises:
+        UserError: when there is no row at all, or the columns fit no format.
+    """
+    values: list[dict[str, Any] | str] = []
+    rows = 0
+    for raw in source.rows():
+        rows += 1
+        value = decode(raw) if isinstance(raw, Raw) else raw
+        if not isinstance(value, Rejected):
+            values.append(value)
+            if len(values) == LOOKED_AT:
+                break
+    if not rows:
+        raise UserError(Problem(f"{source.name} is empty", "give a source that holds at least one row"))
+    if not values:
+        return UNREADABLE
+    try:
+        return detect(values, columns)
+    except UserError as error:
+        raise UserError(
+            *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)
+        ) from error
+
+
+_worker_codec: TextCodec
+_worker_settings: RowSettings
+
+
+def _start_worker(codec: TextCodec, settings: RowSettings, parent: int) -> None:
+    global _worker_codec, _worker_settings  # a worker process is set up once
+    end_with(parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers
+    _worker_codec, _worker_settings = codec, settings
+
+
+def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
+    return tokenise(chunk, _worker_codec, _worker_settings)
+
+
+def _nothing() -> None:
+    """The first work of a process: when it is done, the process has started and has its tokenizer."""
+    _worker_codec.encoder.encode([" "], [()])
+
+
+def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
+    """Rows in groups that hang on nothing but the rows: shards end where a group ends."""
+    chunk: list[Raw | Rejected] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += _size(row)
+        if len(chunk) == CHUNK_ROWS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _size(row: Raw | Rejected) -> int:
+    if isinstance(row, Rejected):
+        return 0
+    values = row.value.values() if isinstance(row.value, dict) else (row.value,)
+    return sum(len(value) for value in values if isinstance(value, str | bytes))
+
+
+@dataclass
+class _Meter:
+    """How much of a source has been read: ``total`` bytes lie in it, None where they are not the rows' own."""
+
+    total: int | None
+    read: int = 0
+
+    @property
+    def share(self) -> float | None:
+        return min(1.0, self.read / self.total) if self.total else None
+
+    def count(self, rows: Iterable[Raw | Rejected]) -> Iterator[Raw | Rejected]:
+        for row in rows:
+            self.read += _size(row) + 1  # and its line feed
+            yield row
+
+
+def _holds_its_rows(source: Source) -> bool:
+    """Whether the bytes of the files are those of the rows: plain lines, all of them used."""
+    plain = all(file.suffix in (".jsonl", ".ndjson", ".txt", ".md") for file in source.files)
+    return plain and not source.corpus and source.part == ALL_ROWS
+
+
+def _batches(
+    source: Source,
+    rows: Iterator[Raw | Rejected],
+    skip: int,
+    codec: TextCodec,
+    settings: RowSettings,
+    workers: int,
+    *,
+    behind: bool = False,
+) -> Iterator[EncodedBatch]:
+    """The source's batches in order, tokenised by this process and ``workers - 1`` others.
+
+    Where the build runs ``behind`` a training, this process only hands out the work.
+    """
+    chunks = _chunks(islice(rows, skip, None))
+    others = workers if behind else workers - 1
+    if workers == 1 or source.size_bytes < SMALL:
+        for chunk in chunks:
+            yield tokenise(chunk, codec, settings)
+        return
+    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
+        waiting: deque[Future[EncodedBatch]] = deque()
+        started = [pool.submit(_nothing) for _ in range(others)]
+        try:
+            for chunk in chunks:
+                ready = behind or any(future.done() for future in started)
+                if ready and (behind or sum(not future.done() for future in waiting) < 2 * others):
+                    waiting.append(pool.submit(_work, chunk))
+                else:
+                    waiting.append(Future())
+                    waiting[-1].set_result(tokenise(chunk, codec, settings))
+                # Memory has a bound; this process waits for the others only when it is reached.
+                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _build(
+    folder: Path,
+    source: Source,
+    codec: TextCodec,
+    settings: RowSettings,
+    *,
+    report: Report | None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Builds the cache in ``folder``; behind a running training where there is an event to stop it by."""
+    try:
+        with lock(folder):
+            if (folder / "complete.json").exists():
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            done = TokenCache(folder)  # whole shards of a build that was killed
+            read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
+            writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
+            meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
+            rows = meter.count(source.rows())
+            cores = available_cores()
+            for batch in _batches(source, rows, read, codec, settings, cores, behind=stop is not None):
+                if stop is not None and stop.is_set():
+                    return
+                writer.add(batch)
+                read += batch.rows_in
+                tokens += len(batch.ids)
+                if report:
+                    report(source.name, read, tokens, meter.share)
+            writer.flush()
+            write_json(folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format})
+    except OSError as error:
+        advice = "free some space, or set STOKER_CACHE to another folder"
+        raise RunFailed(
+            Problem(f"the token cache cannot be written: {error.strerror or error}", advice, file=str(folder))
+        ) from error
+    except BrokenExecutor as error:
+        message = f"{source.name}: a process that tokenised was killed, perhaps for want of memory"
+        raise RunFailed(Problem(message, "run the same command again: it goes on from there")) from error
+
+
+def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
+    """Where the cache of a source lies."""
+    return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
+
+
+def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
+    """The cache of a source, built first where it is not there."""
+    folder = cache_path(source, codec, settings)
+    if not (folder / "complete.json").exists():
+        _build(folder, source, codec, settings, report=report)
+    return TokenCache(folder)
+
+
+def open_stream(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
+    """The cache of a source while it is being built: returns once the first shard can be read."""
+    folder = cache_path(source, codec, settings)
+    if (folder / "complete.json").exists():
+        return TokenCache(folder)
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def body() -> None:
+        try:
+            _build(folder, source, codec, settings, report=report, stop=stop)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=body, name="stoker-tokenise", daemon=True)
+    thread.start()
+
+    def close() -> None:
+        stop.set()
+        thread.join()
+
+    cache = TokenCache(folder, lambda: errors[0] if errors else None, close)
+    cache.wait_for(0)
+    return cache

@@ -1,0 +1,159 @@
+"""The bytes and lines of a file, plain or out of an archive; a damaged archive ends where the damage is."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+
+BOM = b"\xef\xbb\xbf"
+# No honest sample is longer, and without a bound a file without newlines would fill the memory.
+LONGEST_LINE = 64 * 2**20
+# How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
+_HIGH = re.compile(rb"[\x80-\xff]")
+_ALONE = re.compile(rb"(?<![\x80-\xff])[\x80-\xff](?![\x80-\xff])")
+_EMPTY_LINES = re.compile(rb"[\r\n]*\n")
+MAGIC = {".gz": (b"\x1f\x8b",), ".zst": (b"\x28\xb5\x2f\xfd", b"\x2a\x4d\x18")}
+
+
+class ByteStream:
+    """A file's decompressed bytes, as `buffer`, and its lines.
+
+    Attributes:
+        line: number of the last line that `lines` gave.
+
+    Raises:
+        UserError: the file's bytes are no archive of the kind that its name says, or are UTF-16.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.line = 0
+        self._archive: _Archive | None = None
+        if path.suffix.lower() in MAGIC:
+            self._archive = _Archive(path)
+            self.buffer: io.BufferedReader[Any] = io.BufferedReader(self._archive, 2**16)
+        else:
+            self.buffer = io.BufferedReader(io.FileIO(path), 2**18)
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.buffer.close()
+
+    @property
+    def damage(self) -> str:
+        """Why the bytes end before their end; empty where they do not, or not yet."""
+        return self._archive.damage if self._archive else ""
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """(number, line with its end), without the byte order mark. Of a line over `LONGEST_LINE` only the
+        beginning, longer than that by a byte; of a damaged archive, no half line. Empty lines come in runs:
+        one item, numbered as the first of them, holds several line ends.
+        """
+        while line := self.buffer.readline(LONGEST_LINE + 1):
+            if self.line == 0:
+                if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+                    advice = f"convert it: iconv -f UTF-16 -t UTF-8 {self.path.name}"
+                    raise UserError(Problem("this is UTF-16, not UTF-8", advice, file=str(self.path), line=1))
+                line = line.removeprefix(BOM)
+            if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                while (rest := self.buffer.readline(2**20)) and not rest.endswith(b"\n"):
+                    pass
+            elif self.damage and not line.endswith(b"\n"):
+                return
+            number = self.line = self.line + 1
+            if line in (b"\n", b"\r\n") and (run := _EMPTY_LINES.match(self.buffer.peek())):
+                line += self.buffer.read(run.end())
+                self.line += run.group().count(b"\n")
+            yield number, line
+
+
+def utf8_advice(path: Path) -> str:
+    """The command that makes UTF-8 of a file in another encoding."""
+    return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
+
+
+def _encoding_of(path: Path) -> str:
+    """The encoding that a file which is not UTF-8 is most likely in: gb18030, cp1251 or cp1252."""
+    with ByteStream(path) as stream:
+        sample = stream.buffer.read(2**20)
+    sample = sample[: sample.rfind(b"\n") + 1] or sample
+    high = len(_HIGH.findall(sample))
+    alone = len(_ALONE.findall(sample))
+    if 2 * alone > high:  # letters with accents among ASCII ones
+        return "cp1252"
+    try:
+        sample.decode("gb18030")
+    except UnicodeDecodeError:
+        return "cp1251"
+    return "gb18030"
+
+
+class _Archive(io.RawIOBase):
+    """An archive's bytes up to its end or to the damage in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.damage = ""
+        suffix = path.suffix.lower()
+        with path.open("rb") as file:
+            head = file.read(4)
+        if not any(magic in (head[: len(magic)], head[1:]) for magic in MAGIC[suffix]):
+            raise UserError(Problem(f"not a {suffix} archive, whatever its name says", file=str(path)))
+        self._blocks = _gzip_blocks(path) if suffix == ".gz" else _zstandard_blocks(path)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest and not self.damage:
+            try:
+                self._rest = next(self._blocks, b"")
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                self.damage = f"damaged archive: {error}"
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+def _gzip_blocks(path: Path) -> Iterator[bytes]:
+    with gzip.open(path) as file:
+        while block := file.read1(2**16):
+            yield block
+
+
+def _zstandard_blocks(path: Path) -> Iterator[bytes]:
+    try:
+        import zstandard
+    except ImportError as error:
+        problem = Problem("reading .zst needs zstandard", "pip install 'stoker[zstd]'", file=str(path))
+        raise UserError(problem) from error
+    # The library's own reader takes a truncated file for a whole one; the object below knows its frame's end.
+    decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
+    with path.open("rb") as file:
+        frame = decompressor.decompressobj()
+        begun = False
+        while data := file.read(2**14):
+            while data:
+                if frame.eof:
+                    frame, begun = decompressor.decompressobj(), False
+                begun = True
+                try:
+                    block = frame.decompress(data)
+                except zstandard.ZstdError as error:
+                    raise EOFError(str(error)) from error
+                if block:
+                    yield block
+                data = frame.unused_data if frame.eof else b""
+        if begun and not frame.eof:
+            raise EOFError("it ends before its end-of-frame mark")

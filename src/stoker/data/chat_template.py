@@ -1,0 +1,332 @@
+"""Conversations as the model will see them, and which characters of them are trained.
+
+The text comes from the tokenizer's own chat template. Which part is the answer is found by rendering too:
+what the template writes for the conversation up to an answer, with the generation prompt, is exactly what the
+model is given when it is asked; what the whole adds to it is what the model has to write. No marker string is
+searched for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property, lru_cache
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from stoker.data import template_sandbox
+from stoker.data.messages import REASONING
+from stoker.data.rows import Message
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{{ message['content'] + '\n\n' }}"
+    "{% elif message['role'] == 'assistant' %}"
+    "{{ '### Response:\n' + message['content'] + eos_token + '\n\n' }}"
+    "{% else %}{{ '### Instruction:\n' + message['content'] + '\n\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '### Response:\n' }}{% endif %}"
+)
+NONE = (
+    "{% for message in messages %}{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+)
+BUILT_IN = {"chatml": CHATML, "plain": PLAIN, "none": NONE}
+DEFAULT = "plain"  # for a tokenizer without a template: it needs no token that the vocabulary may lack
+
+
+class TemplateRefused(Exception):
+    """The template does not take this conversation (it raised, or it needs a field that is not there)."""
+
+
+class InvalidTemplate(ValueError):
+    """The template is not valid Jinja."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks answers for other tools; here it only has to be let through."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)
+
+    def _through(self, caller: Any) -> str:
+        return caller()
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way for what is asked most: a loop keeps back only private names."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if type(obj) is LoopContext:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _refuse(message: str) -> None:
+    raise TemplateRefused(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def environment() -> jinja2.Environment:
+    """The sandbox that transformers renders templates in: same options, same names."""
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def check_template(source: str) -> None:
+    """Parses a template, which runs nothing of it.
+
+    Raises:
+        InvalidTemplate: when it is not valid Jinja.
+    """
+    try:
+        environment().parse(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidTemplate(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
+    except RecursionError as error:
+        raise InvalidTemplate("the chat template is not valid Jinja: it is nested too deeply") from error
+
+
+@lru_cache(maxsize=16)
+def compile_template(source: str) -> jinja2.Template:
+    """A template ready to render. Compiling computes what is constant in it: see `stoker.data.template_sandbox`.
+
+    Raises:
+        InvalidTemplate: when the template is not valid Jinja.
+    """
+    check_template(source)
+    try:
+        template = environment().from_string(source)
+    except MemoryError:
+        raise
+    except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        raise InvalidTemplate(f"the chat template is not valid Jinja: {error or type(error).__name__}") from error
+    template.globals = dict(template.globals)  # each rendering copies them, and a chain of maps is slow to copy
+    return template
+
+
+def as_template_message(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: reasoning under its names, arguments as objects."""
+    as_read: dict[str, Any] = {"role": message.role, "content": message.content}
+    if not message.extra:
+        return as_read
+    as_read |= {name: value for name, value in message.extra.items() if name not in as_read}
+    reasoning = next((as_read[name] for name in REASONING if as_read.get(name) is not None), None)
+    if reasoning is not None:
+        as_read = {"thinking": reasoning, **as_read, "reasoning_content": reasoning}
+    if isinstance(as_read.get("tool_calls"), list):
+        as_read["tool_calls"] = [_with_arguments(call) for call in as_read["tool_calls"]]
+    return as_read
+
+
+def _with_arguments(call: Any) -> Any:
+    """A tool call whose arguments, where they are JSON in a string, are the object that it says."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    arguments = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+        return call
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": parsed}} if isinstance(parsed, dict) else call
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text.
+
+    Attributes:
+        text: the whole, as the template writes it.
+        spans: (start, end) in characters of each trained answer, its stop token included.
+        exact_prefix: whether every answer's prompt, as it will be served, is a prefix of the whole.
+        separated: the text for `stoker.data.special_text.SpecialText.encoder`, where content holds special tokens that
+            are to be text. It has the same length.
+    """
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    exact_prefix: bool
+    separated: str | None = None
+
+    @property
+    def written(self) -> str:
+        """The text that is encoded."""
+        return self.text if self.separated is None else self.separated
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A chat template with the special tokens it may name (``bos_token``, ``eos_token`` ...)."""
+
+    source: str
+    special_tokens: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return dict(self.special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        prompt: bool = False,
+    ) -> str:
+        """The text of the messages; with ``prompt``, up to where the model has to go on.
+
+        Raises:
+            TemplateRefused: when the template raises on this conversation.
+            UserError: it takes too much time or memory.
+        """
+        if not template_sandbox.inside() and self.source not in BUILT_IN.values():
+            return template_sandbox.render(self, messages, tools, prompt=prompt)
+        most = template_sandbox.account(messages, tools) if template_sandbox.inside() else None
+        template = compile_template(self.source)
+        given = {
+            **self._names,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
+        try:
+            text = template.render(given)
+        except (TemplateRefused, MemoryError):
+            raise
+        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+            raise TemplateRefused(f"{type(error).__name__}: {error}") from error
+        if most is not None and len(text) > most:
+            template_sandbox.exceeded(
+                f"writes {len(text):,} characters, which is more than {most:,} for this conversation"
+            )
+        return text
+
+    def render_trained(
+        self,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None = None,
+        *,
+        train_on: str = "all",
+        silent: Collection[int] = (),
+    ) -> Rendered:
+        """The text, and where its answers lie.
+
+        Args:
+            messages: role, content and what else the template reads; the last one is the assistant's.
+            tools: JSON schemas of the functions the model may call.
+            train_on: ``all`` the assistant's turns, the ``last`` one, or ``everything``.
+            silent: turns that are not trained, whoever speaks.
+
+        Raises:
+            TemplateRefused: when the template raises, or writes nothing for an answer.
+        """
+        text = self.render(messages, tools)
+        if train_on == "everything":
+            return Rendered(text, self._but_for(text, messages, tools, sorted(silent)), True)
+        answers = answers_in(messages, train_on, silent)
+        spans, exact = [], True
+        for i in answers:
+            try:
+                asked = self.render(messages[:i], tools, prompt=True)
+            except TemplateRefused:
+                # A greeting before the user's first turn: it cannot be asked for, so it is not taught.
+                if any(message["role"] == "user" for message in messages[:i]):
+                    raise
+                continue
+            start = _common_prefix(asked, text)
+            exact = exact and start == len(asked)
+            end = self._answer_end(text, messages, i, tools)
+            if end <= start:
+                raise TemplateRefused(f"the template writes nothing for the answer in turn {i + 1}")
+            spans.append((start, end))
+        if not spans:
+            raise TemplateRefused("no answer comes after a turn that it can be asked with")
+        return Rendered(text, tuple(spans), exact)
+
+    def _but_for(
+        self,
+        text: str,
+        messages: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] | None,
+        silent: Sequence[int],
+    ) -> tuple[tuple[int, int], ...]:
+        """The text without these turns; of the assistant's, the role's mark stays."""
+        bounds = [0]
+        for i in silent:
+            try:
+                before = self.render(messages[:i], tools, prompt=messages[i]["role"] == "assistant")
+            except TemplateRefused:  # such a conversation has no beginning
+                before = ""
+            bounds += [_common_prefix(before, text), self._answer_end(text, messages, i, tools)]
+        bounds.append(len(text))
+        return tuple((start, end) for start, end in zip(bounds[::2], bounds[1::2], strict=True) if start < end)
+
+    def _answer_end(
+        self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
+    ) -> int:
+        """Where the answer of turn i ends: with the text of the turns up to it, where the whole begins so.
+
+        Some templates write a turn otherwise when others follow (thinking is taken out of the past). Then a
+        rendering that differs only by one more character in the answer shows where its content ends, in the
+        whole and in the turns up to it; what follows the content there closes the turn here too.
+        """
+        if i == len(messages) - 1:
+            return len(text)
+        turns = list(messages[: i + 1])
+        until = self.render(turns, tools)
+        if text.startswith(until):
+            return len(until)
+        longer = {**messages[i], "content": f"{messages[i]['content']}\x00"}
+        closing = until[_common_prefix(until, self.render([*turns[:-1], longer], tools)) :]
+        end = _common_prefix(text, self.render([*turns[:-1], longer, *messages[i + 1 :]], tools))
+        return end + len(closing) if text.startswith(closing, end) else end
+
+
+def answers_in(messages: Sequence[Mapping[str, Any]], train_on: str, silent: Collection[int]) -> list[int]:
+    """The turns that are trained; arguments as of `ChatTemplate.render_trained`."""
+    answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    return [i for i in (answers[-1:] if train_on == "last" else answers) if i not in silent]
+
+
+def _common_prefix(a: str, b: str) -> int:
+    """How many characters two texts share from their start."""
+    limit = min(len(a), len(b))
+    if a[:limit] == b[:limit]:
+        return limit
+    low, high = 0, limit  # a[:low] == b[:low] and a[:high] != b[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[:middle] == b[:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,115 @@
+"""Which fields of a conversation reach its text, found by rendering it without them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.data.chat_template import TemplateRefused
+from stoker.data.formats import has_content
+from stoker.data.messages import REASONING
+from stoker.data.rows import Message
+
+Turns = list[dict[str, Any]]
+Render = Callable[[Turns, Sequence[dict[str, Any]] | None], str]
+
+# Why a row whose answer loses this field is dropped.
+LOST_ANSWER = {
+    "tool_calls": "the template writes no tool calls",
+    "content": "the template leaves out what an answer says",
+    "reasoning": "the template writes no reasoning, and an answer has nothing else",
+}
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What of a conversation does not reach its text.
+
+    Attributes:
+        fields: (turn, field) with content that changes nothing in the text; ("tools" belongs to turn -1).
+        parts: turns whose content reaches the text, but not all of it.
+    """
+
+    fields: frozenset[tuple[int, str]]
+    parts: frozenset[int]
+
+    def reason(self, turns: Turns, trained: Collection[int]) -> str:
+        """Why the conversation cannot be trained on: a trained answer lost what it consists of. Else empty."""
+        for i in sorted(trained):
+            if (i, "tool_calls") in self.fields:
+                return LOST_ANSWER["tool_calls"]
+            if (i, "content") in self.fields:
+                return LOST_ANSWER["content"]
+            says_more = turns[i]["content"].strip() or turns[i].get("tool_calls")
+            if not says_more and any((i, name) in self.fields for name in REASONING):
+                return LOST_ANSWER["reasoning"]
+        return ""
+
+
+def lost_fields(
+    render: Render, text: str, messages: Sequence[Message], turns: Turns, tools: Sequence[dict[str, Any]] | None
+) -> Lost:
+    """Compares the text of a conversation with those that it has without one of its fields.
+
+    Args:
+        render: gives the text of turns and tools; raises `TemplateRefused`.
+        text: of the whole.
+        messages, turns: the same, as they were read and as `stoker.data.chat_template.as_template_message` makes them.
+    """
+
+    def same(changed: Turns, tools: Sequence[dict[str, Any]] | None = tools) -> bool:
+        try:
+            return render(changed, tools) == text
+        except TemplateRefused:
+            return False  # the template reads what is missing
+
+    given = _given(messages)
+    lost = set()
+    if (given or tools) and same([_without(turn, given) for turn in turns], None):
+        lost = {(i, name) for name, places in given.items() for i in places} | ({(-1, "tools")} if tools else set())
+    else:
+        if tools and same(turns, None):
+            lost.add((-1, "tools"))
+        for name, places in given.items():
+            if same([_without(turn, (name,)) for turn in turns]):
+                lost |= {(i, name) for i in places}
+            elif len(places) > 1:
+                lost |= {(i, name) for i in places if same(_with(turns, i, _without(turns[i], (name,))))}
+        lost |= {(i, "tool_calls") for i in given.get("tool_calls", ()) if _loses_a_call(turns, i, same)}
+    shortened = [i for i, turn in enumerate(turns) if turn["content"].strip() not in text]
+    for i in shortened:
+        if same(_with(turns, i, {**turns[i], "content": f"{turns[i]['content']}\x00"})):
+            lost.add((i, "content"))
+    parts = {i for i in shortened if (i, "content") not in lost and turns[i]["role"] == "assistant"}
+    return Lost(frozenset(lost), frozenset(parts))
+
+
+def _given(messages: Sequence[Message]) -> dict[str, list[int]]:
+    """The fields beside role and content that say something, and in which turns."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for i, message in enumerate(messages):
+        for name, value in message.extra.items():
+            if has_content(value):
+                found[name].append(i)
+    return found
+
+
+def _without(turn: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The turn without these fields; reasoning goes under all its names at once, role and content stay."""
+    gone = {*names, *(REASONING if not set(REASONING).isdisjoint(names) else ())} - {"role", "content"}
+    return {name: value for name, value in turn.items() if name not in gone}
+
+
+def _with(turns: Turns, i: int, turn: dict[str, Any]) -> Turns:
+    return [*turns[:i], turn, *turns[i + 1 :]]
+
+
+def _loses_a_call(turns: Turns, i: int, same: Callable[[Turns], bool]) -> bool:
+    """Whether one of several calls of a turn could as well not be there."""
+    calls = turns[i]["tool_calls"]
+    if not isinstance(calls, list) or len(calls) < 2:
+        return False
+    fewer = ([*calls[:k], *calls[k + 1 :]] for k in range(len(calls)))
+    return any(same(_with(turns, i, {**turns[i], "tool_calls": left})) for left in fewer)

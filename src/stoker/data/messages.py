@@ -1,0 +1,232 @@
+"""The turns of a conversation: from published spellings to `Message`, refusing what cannot be trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from stoker.data.rows import Message, Role
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+SPEAKERS: dict[str, Role] = {
+    "system": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "tool": "tool",
+}
+WEIGHTS = ("weight", "loss_weight")  # of a turn: 0 is not trained
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing, the first is the standard
+TEXTS = frozenset({"text", "input_text", "output_text"})  # types of content parts
+CALLS = frozenset({"tool_call", "tool_calls"})
+NOT_TEXT = {"image": "a picture", "video": "a film", "audio": "sound"}  # by what the part's type contains
+
+
+class Refused(Exception):
+    """This row cannot be used; the message is the reason that is counted."""
+
+
+def parsed(value: Any) -> Any:
+    """`value`, or what it says where it is a string that holds a JSON array or object."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def text_of(content: Any) -> str:
+    """Content as text: a string, or a number or a boolean as JSON writes it.
+
+    Raises:
+        Refused: it is anything else, or holds what UTF-8 cannot.
+    """
+    if isinstance(content, float) and not math.isfinite(content):
+        raise Refused(f"content is not text: {json.dumps(content)}")
+    if isinstance(content, bool | int | float):
+        return json.dumps(content)
+    if not isinstance(content, str):
+        raise Refused(f"content is not text: {_kind(content)}")
+    if not content.isascii():
+        try:
+            content.encode("utf-8")
+        except UnicodeEncodeError:
+            raise Refused("half a surrogate pair in a string") from None
+    return content
+
+
+def content_of(content: Any) -> tuple[str, dict[str, Any]]:
+    """The text of a turn's content, and what its other parts say: ``reasoning_content``, ``tool_calls``.
+
+    Parts are ``{"type": "text", "text": ...}``, or with the text under ``value``; likewise of the types
+    reasoning, thinking and tool_call.
+
+    Raises:
+        Refused: a part is a picture, a film, sound, or of another unknown type.
+    """
+    if not isinstance(content, list):
+        return "" if content is None else text_of(content), {}
+    texts: list[str] = []
+    reasoning: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for part in content:
+        if not isinstance(part, dict):
+            raise Refused(f"content is not text: {_kind(part)}")
+        kind = str(part.get("type", "text"))
+        said = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
+        if kind in CALLS and said is not None:
+            calls += _calls(said)
+        elif isinstance(said, str) and kind in TEXTS:
+            texts.append(text_of(said))
+        elif isinstance(said, str) and kind in REASONING:
+            reasoning.append(text_of(said))
+        else:
+            what = next((f"{name} cannot be trained" for word, name in NOT_TEXT.items() if word in kind), "")
+            raise Refused(f"{what or 'content is not text'}: a part of type {kind[:40]!r}")
+    extra: dict[str, Any] = {REASONING[0]: "\n".join(reasoning)} if reasoning else {}
+    return "".join(texts), extra | ({"tool_calls": calls} if calls else {})
+
+
+def messages_in(value: Any, place: str) -> list[Message] | None:
+    """The messages that a message or a list of them holds, in OpenAI's form or ShareGPT's; None where it is neither.
+
+    Raises:
+        Refused: as `role_messages` does.
+    """
+    turns = value if isinstance(value, list) else [value]
+    if turns and all(isinstance(turn, dict) and "role" in turn for turn in turns):
+        return role_messages(turns, place)
+    if turns and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in turns):
+        return from_value_messages(turns, place)
+    return None
+
+
+def role_messages(turns: Any, place: str) -> list[Message]:
+    """Messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
+
+    Args:
+        place: the column that they stand in, for the audit.
+
+    Raises:
+        Refused: a role is unknown, a content is no text, a turn is empty where something must be said.
+    """
+    return _messages(turns, "role", "content", ROLES, place)
+
+
+def from_value_messages(turns: Any, place: str) -> list[Message]:
+    """Messages of ShareGPT's form, {from, value}. A function_call's JSON becomes tool_calls."""
+    return _messages(turns, "from", "value", SPEAKERS, place)
+
+
+def _messages(turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str) -> list[Message]:
+    if not isinstance(turns, list):
+        raise Refused(f"not a list of messages: {_kind(turns)}")
+    if not turns:
+        raise Refused("no messages")
+    messages = []
+    for turn in turns:
+        if not isinstance(turn, dict):
+            raise Refused(f"not a message: {_kind(turn)}")
+        if speaker not in turn:
+            raise Refused(f"message without {speaker}")
+        name = turn[speaker]
+        role = roles.get(name.strip().lower()) if isinstance(name, str) else None
+        if role is None:
+            raise Refused(f"unknown role: {str(name)[:40]!r}")
+        extra = {k: v for k, v in turn.items() if k not in (speaker, content) and v is not None}
+        value = turn.get(content)
+        if name.strip().lower() == "function_call":
+            extra["tool_calls"], value = _calls(value), ""
+        if isinstance(extra.get("function_call"), dict):  # as OpenAI wrote a call before there were several
+            extra["tool_calls"] = _calls(extra.pop("function_call"))
+        trained = _weight(extra, role)
+        text, parts = content_of(value)
+        if twice := next((name for name in parts if extra.get(name)), ""):
+            raise Refused(f"a turn has {twice} beside its content and in it")
+        message = Message(role, text, extra | parts, trained, place)
+        if _says_something(message):
+            messages.append(message)
+    return messages
+
+
+def _says_something(message: Message) -> bool:
+    """False for an empty system message; empty user and assistant turns are refused, tools may be silent."""
+    if message.content.strip() or message.role == "tool":
+        return True
+    if message.role == "system":
+        return False
+    if message.role == "user":
+        raise Refused("empty user turn")
+    if not any(message.extra.get(name) for name in ("tool_calls", *REASONING)):
+        raise Refused("empty answer")
+    return True
+
+
+def _weight(extra: dict[str, Any], role: Role) -> bool:
+    """Whether a turn is trained, by its weight, which is taken out of `extra`. Of other turns than the
+    assistant's, weights other than 0 stay there: they have no effect.
+    """
+    trained = True
+    for name in WEIGHTS:
+        value = extra.get(name)
+        if isinstance(value, bool | int | float) and value == 0:
+            trained = False
+            del extra[name]
+        elif role == "assistant" and value is not None:
+            if not isinstance(value, bool | int | float) or value != 1:
+                raise Refused(f"a turn's {name} is neither 0 nor 1: {str(value)[:40]}")
+            del extra[name]
+    return trained
+
+
+def trained(messages: list[Message]) -> tuple[Message, ...]:
+    """The messages up to the assistant's last.
+
+    Raises:
+        Refused: the assistant never speaks, or only in turns whose weight is 0.
+    """
+    last = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=-1)
+    if last < 0:
+        only_system = messages and all(message.role == "system" for message in messages)
+        raise Refused("only a system message" if only_system else "no assistant turn")
+    if not any(message.trained for message in messages if message.role == "assistant"):
+        raise Refused("every answer has the weight 0")
+    return tuple(messages[: last + 1])
+
+
+def tools_of(value: Any) -> tuple[dict[str, Any], ...] | None:
+    """The tools on offer, from a list or the JSON of one; None where there are none."""
+    tools = parsed(value)
+    if tools is None or tools in ("", []):
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Refused("tools is not a list of objects")
+    return tuple(tools)
+
+
+def _calls(value: Any) -> list[dict[str, Any]]:
+    calls = parsed(value)
+    calls = calls if isinstance(calls, list) else [calls]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise Refused("function call is not JSON with a name")
+    return [
+        {"type": "function", "function": {"name": call["name"], "arguments": call.get("arguments", {})}}
+        for call in calls
+    ]
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

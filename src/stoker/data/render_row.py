@@ -1,0 +1,120 @@
+"""A row's turns as the text that is trained on, and what of the row the text leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.data.chat_template import ChatTemplate, Rendered, TemplateRefused, answers_in, as_template_message
+from stoker.data.ignored_fields import lost_fields
+from stoker.data.messages import WEIGHTS
+from stoker.data.rows import Conversation, Message, Preference
+from stoker.data.special_text import Inseparable, SpecialText
+
+NOT_SEPARATED = "special tokens in its content, for which the template looks: keep them with data[].special_tokens"
+TEMPLATE_REFUSES = "the chat template refuses it"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What rendering a row gave.
+
+    Attributes:
+        texts: the conversation; of a preference, its chosen and its rejected one. Empty where there is a reason.
+        reason: why the row cannot be trained on.
+        ignored: the fields with content that do not reach the text.
+        untrained: the assistant's turns that are not trained because of their weight.
+    """
+
+    texts: tuple[Rendered, ...] = ()
+    reason: str = ""
+    ignored: tuple[str, ...] = ()
+    untrained: int = 0
+
+
+def render_example(
+    template: ChatTemplate, example: Conversation | Preference, train_on: str, special: SpecialText | None = None
+) -> Outcome:
+    """Renders a row with its answers marked. Never raises, whatever the template does.
+
+    Args:
+        special: the special tokens, where the row's content holds some that are to be text.
+    """
+    outcomes = [_render(template, conversation, train_on, special) for conversation in _conversations(example)]
+    reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
+    return Outcome(
+        texts=() if reason else tuple(text for outcome in outcomes for text in outcome.texts),
+        reason=reason,
+        ignored=tuple(dict.fromkeys(name for outcome in outcomes for name in outcome.ignored)),
+        untrained=sum(turn.role == "assistant" and not turn.trained for turn in turns_of(example)),
+    )
+
+
+def turns_of(example: Conversation | Preference) -> tuple[Message, ...]:
+    """All turns of a row; of a preference, the prompt's and both sides'."""
+    if isinstance(example, Conversation):
+        return example.messages
+    return (*example.prompt, *example.chosen, *example.rejected)
+
+
+def _conversations(example: Conversation | Preference) -> Iterator[Conversation]:
+    """A conversation itself; of a preference both sides, of which the answers alone are trained."""
+    if isinstance(example, Conversation):
+        yield example
+        return
+    prompt = tuple(replace(message, trained=False) for message in example.prompt)
+    for answer in (example.chosen, example.rejected):
+        yield Conversation((*prompt, *answer), example.tools)
+
+
+def _render(template: ChatTemplate, conversation: Conversation, train_on: str, special: SpecialText | None) -> Outcome:
+    messages, tools = conversation.messages, conversation.tools
+    turns = [as_template_message(message) for message in messages]
+    silent = {i for i, message in enumerate(messages) if not message.trained}
+    answers = answers_in(turns, train_on, silent)
+    if not answers:
+        return Outcome(reason="every answer that would be trained has the weight 0")
+    try:
+        rendered = template.render_trained(turns, tools, train_on=train_on, silent=silent)
+    except TemplateRefused as error:
+        return Outcome(reason=f"{TEMPLATE_REFUSES}: {' '.join(str(error).split())}")
+    if special is not None:
+        try:
+            rendered = replace(rendered, separated=separated(template, special, rendered.text, turns, tools))
+        except Inseparable:
+            return Outcome(reason=NOT_SEPARATED)
+    lost = lost_fields(template.render, rendered.text, messages, turns, tools)
+    read = WEIGHTS if train_on == "everything" else ()
+    names = [_name(messages, i, field) for i, field in sorted(lost.fields) if field not in read]
+    names += [f"{_name(messages, i, 'content')} (in part)" for i in sorted(lost.parts.intersection(answers))]
+    reason = lost.reason(turns, answers)
+    return Outcome(() if reason else (rendered,), reason, tuple(dict.fromkeys(names)))
+
+
+def separated(
+    template: ChatTemplate,
+    special: SpecialText,
+    text: str,
+    turns: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None = None,
+    *,
+    prompt: bool = False,
+) -> str:
+    """The rendered text of turns whose special tokens are text; see `SpecialText.separate`.
+
+    Raises:
+        Inseparable: the template looks for special tokens in content itself.
+    """
+    try:
+        return special.separate(text, template.render(special.mark(turns), special.mark(tools), prompt=prompt))
+    except TemplateRefused as error:
+        raise Inseparable from error
+
+
+def _name(messages: tuple[Message, ...], turn: int, field: str) -> str:
+    """A field by the file's names: ``messages[].name``, or the column that is the turn's content."""
+    if turn < 0:
+        return field
+    place = messages[turn].place
+    return place if field == "content" and not place.endswith("[]") else f"{place}.{field}"

@@ -1,0 +1,158 @@
+"""A chunk of rows as tokens, in columns: few large arrays travel between processes faster than many."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stoker.data.rows import Rejected
+
+INDEX = np.dtype(
+    [
+        ("start", "<i8"),  # first token, counted within the batch or the shard
+        ("length", "<i4"),
+        ("trained", "<i4"),  # tokens with a loss: the first token of a sequence never has one
+        ("row", "<i8"),
+        ("file", "<i4"),
+        ("digest", "<u8"),
+        ("stops", "?"),
+        ("cut", "?"),
+        ("continues", "?"),
+        ("exact", "?"),
+    ]
+)
+
+Span = tuple[int, int]
+"""(first, one past the last), in tokens or in characters."""
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """One training sequence out of a row.
+
+    Attributes:
+        ids: token ids, shape (length,).
+        trained: which of them are trained, shape (length,).
+        source, row: where the row stands, as the reader counts.
+        cut: whether tokens of the row were left out.
+        stops: whether its last trained token is a stop token.
+        continues: whether the row goes on in the next sequence.
+        exact_prefix: whether the prompt, as it will be served, is an exact prefix.
+        digest: 64 bits of the ids: equal sequences have equal digests.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    source: str
+    row: int
+    cut: bool
+    stops: bool
+    continues: bool
+    exact_prefix: bool
+    digest: int
+
+
+@dataclass
+class EncodedBatch:
+    """What a chunk of rows became.
+
+    Attributes:
+        rows_in: rows read.
+        ids, trained: the tokens of all sequences end to end, shape (tokens,).
+        index: one entry of `INDEX` a sequence.
+        files: names that the index's ``file`` counts in.
+        dropped: the rows that give no sequence, in the order in which they were read.
+        rows_cut, rows_split: rows that lost tokens, rows that became several sequences.
+        ignored: fields with content that do not reach the text -> rows.
+        turns_untrained: the assistant's turns whose weight is 0.
+        longest: tokens of the longest row, of those too that gave no sequence.
+        special_tokens: those that are written inside of content.
+    """
+
+    rows_in: int = 0
+    ids: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
+    trained: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    index: np.ndarray = field(default_factory=lambda: np.zeros(0, INDEX))
+    files: tuple[str, ...] = ()
+    dropped: list[Rejected] = field(default_factory=list)
+    rows_cut: int = 0
+    rows_split: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    turns_untrained: int = 0
+    longest: int = 0
+    special_tokens: int = 0
+
+    @property
+    def rows(self) -> list[Tokenised]:
+        """The sequences one by one."""
+        found = []
+        for entry in self.index:
+            tokens = slice(int(entry["start"]), int(entry["start"]) + int(entry["length"]))
+            found.append(
+                Tokenised(
+                    self.ids[tokens],
+                    self.trained[tokens],
+                    self.files[int(entry["file"])],
+                    int(entry["row"]),
+                    bool(entry["cut"]),
+                    bool(entry["stops"]),
+                    bool(entry["continues"]),
+                    bool(entry["exact"]),
+                    int(entry["digest"]),
+                )
+            )
+        return found
+
+
+class Columns:
+    """Collects sequences and makes the arrays of a `EncodedBatch` of them."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+        self._spans: list[Span] = []
+        self._entries: list[tuple[int, int, int, int, int, int, bool, bool, bool, bool]] = []
+        self._files: dict[str, int] = {}
+
+    def add(
+        self,
+        ids: Sequence[int],
+        spans: Sequence[Span],
+        place: tuple[str, int],
+        *,
+        stops: bool,
+        cut: bool,
+        continues: bool,
+        exact: bool,
+    ) -> None:
+        """One sequence: its ids, the spans of its trained tokens, and (file, row) where it stands."""
+        start = len(self._ids)
+        self._ids.extend(ids)
+        trained = 0
+        for first, last in spans:
+            self._spans.append((start + first, start + last))
+            trained += last - max(first, 1)
+        file = self._files.setdefault(place[0], len(self._files))
+        self._entries.append(
+            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact),
+        )
+
+    def into(self, batch: EncodedBatch) -> None:
+        """Sets the batch's arrays."""
+        batch.ids = np.array(self._ids, dtype=np.uint32)
+        batch.trained = np.zeros(len(self._ids), dtype=bool)
+        for first, last in self._spans:
+            batch.trained[first:last] = True
+        batch.index = np.array(self._entries, dtype=INDEX)
+        batch.files = tuple(self._files)
+        content = batch.ids.tobytes()
+        batch.index["digest"] = np.array(
+            [_digest(content[4 * e[0] : 4 * (e[0] + e[1])]) for e in self._entries], dtype=np.uint64
+        )
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -1,0 +1,233 @@
+"""Chat templates are programs of somebody else's: they run in a process of their own, short of time and memory.
+
+The process has no way out but its answer, which is JSON. Its processor time is an account: it begins with
+`SECONDS`, each rendering adds what an honest one needs, and the kernel ends the process when it is used up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Any
+
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.data.chat_template import ChatTemplate
+    from stoker.data.render_row import Outcome
+    from stoker.data.rows import Conversation, Preference
+    from stoker.data.special_text import SpecialText
+
+SECONDS = 3.0  # of processor time that a process has, beside what its renderings add
+SECONDS_A_RENDERING = 0.02
+SECONDS_A_CHARACTER = 2e-6
+MEMORY = 2 << 30  # bytes of its address space
+OUTPUT, OUTPUT_A_CHARACTER = 1 << 18, 64  # characters of a rendering, and for each that went in
+
+
+class _Exceeded(Exception):
+    """A template took more than it is given."""
+
+
+def render(template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any] | None, *, prompt: bool) -> str:
+    """`ChatTemplate.render` in the templates' process.
+
+    Raises:
+        TemplateRefused: as there.
+        UserError: the template is not valid Jinja, or takes too much time or memory.
+    """
+    text: str = _ask("render", template, messages, tools, prompt)
+    return text
+
+
+def render_examples(
+    template: ChatTemplate, rows: Sequence[tuple[Conversation | Preference, SpecialText | None]], train_on: str
+) -> list[Outcome]:
+    """`stoker.data.render_row.render_example` of each row in the templates' process.
+
+    Raises:
+        UserError: as `render` does.
+    """
+    from stoker.data.chat_template import Rendered
+    from stoker.data.render_row import Outcome
+
+    found = []
+    for answer in _ask("examples", template, rows, train_on) if rows else []:
+        texts = [Rendered(**{**text, "spans": tuple((a, b) for a, b in text["spans"])}) for text in answer["texts"]]
+        found.append(Outcome(tuple(texts), answer["reason"], tuple(answer["ignored"]), answer["untrained"]))
+    return found
+
+
+def arguments_of(source: str) -> set[str]:
+    """`stoker.data.templates.arguments_of` in the templates' process."""
+    return set(_ask("arguments", source))
+
+
+# --- the side that asks
+
+
+class _Child:
+    """The process, and the lock under which one thread at a time asks it."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-P", "-c", f"from {__name__} import serve; serve({SECONDS})"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )  # Ctrl-C is not for it
+
+    def ask(self, request: bytes) -> dict[str, Any]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            _send(self.process.stdin, request)
+            answer = _receive(self.process.stdout)
+        except BrokenPipeError:
+            answer = None
+        if answer is None:
+            return {"exceeded": _how_it_ended(self.process.wait())}
+        content: dict[str, Any] = json.loads(answer)
+        return content
+
+    def close(self) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+_children: dict[int, _Child] = {}  # by the process that asks: a fork has not its parent's
+_lock = threading.Lock()
+
+
+def _ask(what: str, *arguments: Any) -> Any:
+    from stoker.data.chat_template import TemplateRefused
+
+    with _lock:
+        child = _children.get(os.getpid())
+        if child is None:
+            child = _children[os.getpid()] = _Child()
+            atexit.register(child.close)
+        answer = child.ask(pickle.dumps((what, arguments)))
+        if "exceeded" in answer:
+            del _children[os.getpid()]
+            atexit.unregister(child.close)
+            child.close()
+    if "refused" in answer:
+        raise TemplateRefused(answer["refused"])
+    if "exceeded" in answer:
+        message = f"the chat template {answer['exceeded']}"
+        raise UserError(Problem(message, "name another one in data[].template", key="template"))
+    if "invalid" in answer:
+        raise UserError(Problem(answer["invalid"], "see data[].template for others", key="template"))
+    return answer["value"]
+
+
+def _how_it_ended(code: int) -> str:
+    if code == -signal.SIGPROF:
+        return f"does not come to an end: it took more than {SECONDS:g} s of processor time"
+    return f"ended the process that it ran in, perhaps by its memory (exit code {code})"
+
+
+def _send(stream: IO[bytes], content: bytes) -> None:
+    stream.write(len(content).to_bytes(8, "little") + content)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> bytes | None:
+    """A message; None where the other side has ended."""
+    head = stream.read(8)
+    if len(head) < 8:
+        return None
+    size = int.from_bytes(head, "little")
+    content = stream.read(size)
+    return content if len(content) == size else None
+
+
+# --- the side that answers
+
+
+def _render(template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any] | None, prompt: bool) -> str:
+    return template.render(messages, tools, prompt=prompt)
+
+
+def _examples(template: ChatTemplate, rows: Sequence[tuple[Any, Any]], train_on: str) -> list[dict[str, Any]]:
+    from stoker.data.render_row import render_example
+
+    outcomes = (render_example(template, example, train_on, special) for example, special in rows)
+    return [{**vars(outcome), "texts": list(map(vars, outcome.texts))} for outcome in outcomes]
+
+
+def _arguments(source: str) -> list[str]:
+    from stoker.data.templates import arguments_of
+
+    return sorted(arguments_of(source))
+
+
+_ANSWERS: Mapping[str, Callable[..., Any]] = {"render": _render, "examples": _examples, "arguments": _arguments}
+
+
+def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
+    """Adds to the processor time what a rendering needs; gives the characters that it may write."""
+    size = sum(
+        len(value) if isinstance(value, str) else len(str(value)) for turn in messages for value in turn.values()
+    )
+    size += len(str(tools)) if tools else 0
+    left, _ = signal.getitimer(signal.ITIMER_PROF)
+    more = SECONDS_A_RENDERING + SECONDS_A_CHARACTER * size
+    signal.setitimer(signal.ITIMER_PROF, min(max(left, 1e-3) + more, SECONDS + SECONDS_A_CHARACTER * size))
+    return OUTPUT + OUTPUT_A_CHARACTER * size
+
+
+def exceeded(what: str) -> None:
+    """Ends the request: the template took more than it is given."""
+    raise _Exceeded(what)
+
+
+def _answer(request: bytes) -> dict[str, Any]:
+    from stoker.data.chat_template import InvalidTemplate, TemplateRefused
+
+    what, arguments = pickle.loads(request)
+    try:
+        return {"value": _ANSWERS[what](*arguments)}
+    except TemplateRefused as error:
+        return {"refused": str(error)}
+    except InvalidTemplate as error:
+        return {"invalid": str(error)}
+    except _Exceeded as error:
+        return {"exceeded": str(error)}
+    except MemoryError:
+        return {"exceeded": f"takes more than {MEMORY >> 30} GiB of memory"}
+
+
+def inside() -> bool:
+    """Whether this is the process that templates run in."""
+    return _serving.is_set()
+
+
+_serving = threading.Event()
+
+
+def serve(seconds: float) -> None:
+    """What the process does until nobody asks any more."""
+    _serving.set()
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    with suppress(ImportError, ValueError, OSError):  # not on every system
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    while (request := _receive(sys.stdin.buffer)) is not None:
+        try:
+            answer = json.dumps(_answer(request)).encode()
+        except MemoryError:
+            answer = json.dumps({"exceeded": f"takes more than {MEMORY >> 30} GiB of memory"}).encode()
+        _send(sys.stdout.buffer, answer)

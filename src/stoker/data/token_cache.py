@@ -1,0 +1,311 @@
+"""Tokens on disk: memory-mapped, keyed by content, written shard by shard, never built twice.
+
+A cache is a folder named by the digest of everything that decides its content: the bytes of the source, the
+tokenizer, the template and the settings. A shard becomes visible when its ``.json`` is renamed into place, so
+a killed build leaves whole shards only, and the next build goes on behind them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock
+
+from stoker.data.render_row import TEMPLATE_REFUSES
+from stoker.data.row_batch import INDEX, EncodedBatch
+from stoker.data.rows import Rejected
+from stoker.data.tokenise import RowSettings, TextCodec
+from stoker.errors import Problem, RunFailed, reason_of
+from stoker.hardware.cache_folder import ADVICE
+
+__all__ = [
+    "FORMAT",
+    "INDEX",
+    "Row",
+    "ShardSummary",
+    "ShardWriter",
+    "TokenCache",
+    "cache_key",
+    "lock",
+    "write_json",
+]
+
+FORMAT = 2  # raised whenever the tokens of an unchanged source would change
+SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
+SHARD_ROWS = 8192
+DROPPED_LISTED = 10_000  # per shard; all of them are counted
+KINDS, LONGEST_KIND = 50, 160  # reasons counted apart in a shard, and characters of one
+
+
+def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
+    """The digest that names a cache."""
+    parts = [FORMAT, repr(INDEX.descr), fingerprint, codec.fingerprint, asdict(settings)]
+    content = json.dumps(parts, sort_keys=True)
+    return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training sequence as it lies in a cache: views of the memory map."""
+
+    ids: np.ndarray
+    trained: np.ndarray
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What building a shard counted."""
+
+    rows_in: int
+    rows_cut: int
+    rows_split: int
+    sequences: int
+    tokens: int
+    trained: int
+    dropped: tuple[Rejected, ...]
+    reasons: dict[str, int]
+    files: tuple[str, ...]
+    ignored: dict[str, int]
+    turns_untrained: int
+    longest: int
+    special_tokens: int
+
+
+class ShardWriter:
+    """Collects rows and writes them as the shards of a cache."""
+
+    def __init__(self, folder: Path, vocabulary: int, first: int) -> None:
+        self.folder = folder
+        self.dtype = np.dtype(np.uint16 if vocabulary <= 1 << 16 else np.uint32)
+        self.number = first
+        self._reset()
+
+    def _reset(self) -> None:
+        self.batches: list[EncodedBatch] = []
+        self.tokens = 0
+        self.sequences = 0
+
+    def add(self, batch: EncodedBatch) -> None:
+        """Takes a chunk of rows; writes a shard when enough of them have come together."""
+        self.batches.append(batch)
+        self.tokens += len(batch.ids)
+        self.sequences += len(batch.index)
+        if self.tokens >= SHARD_TOKENS or self.sequences >= SHARD_ROWS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what has come together, if anything."""
+        if not self.batches:
+            return
+        name = f"shard-{self.number:05d}"
+        files = sorted({file for batch in self.batches for file in batch.files})
+        number_of = {file: i for i, file in enumerate(files)}
+        index = np.concatenate([_renumbered(batch, number_of) for batch in self.batches])
+        lengths = index["length"].astype(np.int64)
+        index["start"] = np.cumsum(lengths) - lengths
+        ids = np.concatenate([batch.ids for batch in self.batches])
+        trained = np.concatenate([batch.trained for batch in self.batches])
+        _write(self.folder / f"{name}.tokens", ids.astype(self.dtype))
+        _write(self.folder / f"{name}.trained", np.packbits(trained))
+        _write(self.folder / f"{name}.index", index)
+        dropped = [d for batch in self.batches for d in batch.dropped]
+        summary = {
+            "rows_in": sum(batch.rows_in for batch in self.batches),
+            "rows_cut": sum(batch.rows_cut for batch in self.batches),
+            "rows_split": sum(batch.rows_split for batch in self.batches),
+            "sequences": len(index),
+            "tokens": len(ids),
+            "trained": int(index["trained"].sum()),
+            "dtype": self.dtype.name,
+            "files": files,
+            "dropped": [[d.source, d.row, d.reason] for d in dropped[:DROPPED_LISTED]],
+            "reasons": _bounded(Counter(reason_kind(d.reason) for d in dropped)),
+            "ignored": dict(sum((batch.ignored for batch in self.batches), Counter())),
+            "turns_untrained": sum(batch.turns_untrained for batch in self.batches),
+            "longest": max(batch.longest for batch in self.batches),
+            "special_tokens": sum(batch.special_tokens for batch in self.batches),
+        }
+        write_json(self.folder / f"{name}.json", summary)
+        self.number += 1
+        self._reset()
+
+
+def reason_kind(reason: str) -> str:
+    """The stable phrase that a reason begins with: what is counted together. What a template says belongs to it."""
+    phrase, _, detail = reason.partition(":")
+    return reason[:LONGEST_KIND] if phrase == TEMPLATE_REFUSES and detail else phrase
+
+
+def _bounded(kinds: Counter[str]) -> dict[str, int]:
+    """The most frequent reasons; a template may say something else of every row."""
+    most = dict(kinds.most_common(KINDS))
+    rest = kinds.total() - sum(most.values())
+    return most | ({"other reasons": rest} if rest else {})
+
+
+def _renumbered(batch: EncodedBatch, number_of: dict[str, int]) -> np.ndarray:
+    """The batch's index with the shard's numbers of the files."""
+    index = batch.index.copy()
+    if len(index):
+        index["file"] = np.array([number_of[file] for file in batch.files], dtype=np.int32)[index["file"]]
+    return index
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    """An array's bytes, on the disk before anything names them."""
+    with path.open("wb") as file:
+        values.tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file so that it is either whole or not there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    temporary.replace(path)
+
+
+class TokenCache:
+    """The rows of one source as tokens; whole, or still growing behind a running build.
+
+    Rows are numbered over all shards. Views come from memory maps: a corpus need not fit into memory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        failed: Callable[[], BaseException | None] = lambda: None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder = folder
+        self._failed = failed
+        self.close = close  # ends a build that runs behind; its whole shards stay
+        self._indices: list[np.ndarray] = []
+        self._tokens: list[np.ndarray] = []
+        self._trained: list[np.ndarray] = []
+        self.summaries: list[ShardSummary] = []
+        self.starts = [0]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Opens the shards that have come since the last look."""
+        while (meta := self.folder / f"shard-{len(self.summaries):05d}.json").exists():
+            summary = json.loads(meta.read_text(encoding="utf-8"))
+            stem = meta.with_suffix("")
+            empty = summary["sequences"] == 0
+            dtype = np.dtype(summary.pop("dtype"))
+            for arrays, suffix, kind in (
+                (self._indices, "index", INDEX),
+                (self._tokens, "tokens", dtype),
+                (self._trained, "trained", np.dtype(np.uint8)),
+            ):
+                arrays.append(np.zeros(0, kind) if empty else np.memmap(f"{stem}.{suffix}", kind, "r"))
+            summary["dropped"] = tuple(Rejected(*d) for d in summary["dropped"])
+            summary["files"] = tuple(summary["files"])
+            self.summaries.append(ShardSummary(**summary))
+            self.starts.append(self.starts[-1] + summary["sequences"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole source has been tokenised."""
+        return (self.folder / "complete.json").exists()
+
+    @property
+    def ready(self) -> int:
+        """Rows that can be read now."""
+        return self.starts[-1]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole source; waits for a running build."""
+        while not self.complete:
+            self._wait()
+        self.refresh()
+        return self.ready
+
+    def _wait(self) -> None:
+        if (error := self._failed()) is not None:
+            raise error
+        time.sleep(0.05)
+        self.refresh()
+
+    def wait_for(self, row: int) -> bool:
+        """Waits until a row can be read; false when the source ends before it."""
+        while self.ready <= row:
+            if self.complete:
+                self.refresh()
+                return self.ready > row
+            self._wait()
+        return True
+
+    def _place(self, row: int) -> tuple[int, int]:
+        if not 0 <= row < self.ready:
+            raise IndexError(f"row {row} of {self.ready}")
+        shard = bisect_right(self.starts, row) - 1
+        return shard, row - self.starts[shard]
+
+    def __getitem__(self, row: int) -> Row:
+        shard, i = self._place(row)
+        start, length = int(self._indices[shard]["start"][i]), int(self._indices[shard]["length"][i])
+        first_byte = start // 8
+        bits = np.unpackbits(self._trained[shard][first_byte : (start + length + 7) // 8])
+        trained = bits[start - first_byte * 8 :][:length].astype(bool)
+        return Row(np.asarray(self._tokens[shard][start : start + length]), trained)
+
+    def length(self, row: int) -> int:
+        """Tokens of a row."""
+        shard, i = self._place(row)
+        return int(self._indices[shard]["length"][i])
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens of each of these rows."""
+        shards = np.searchsorted(self.starts, rows, side="right") - 1
+        lengths = np.empty(len(rows), dtype=np.int64)
+        for shard in np.unique(shards):
+            here = shards == shard
+            lengths[here] = self._indices[shard]["length"][rows[here] - self.starts[shard]]
+        return lengths
+
+    def origin(self, row: int) -> tuple[str, int]:
+        """(file, row number) where a row came from."""
+        shard, i = self._place(row)
+        entry = self._indices[shard][i]
+        return self.summaries[shard].files[int(entry["file"])], int(entry["row"])
+
+    def column(self, name: str) -> np.ndarray:
+        """One column of the index over all rows ready now: ``length``, ``trained``, ``digest`` ..."""
+        if not self._indices:
+            return np.zeros(0, dtype=INDEX[name])
+        return np.concatenate([index[name] for index in self._indices])
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """The lock under which a cache is built: a second process waits and then finds it whole.
+
+    Raises:
+        RunFailed: nothing can be written there.
+    """
+    own = FileLock(f"{folder}.lock")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        own.acquire()
+    except OSError as error:
+        message = f"the cache cannot be written: {error.strerror or reason_of(error)}"
+        raise RunFailed(Problem(message, ADVICE, file=str(folder.parent))) from error
+    try:
+        yield
+    finally:
+        own.release()

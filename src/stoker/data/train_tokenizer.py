@@ -1,0 +1,71 @@
+"""A vocabulary of one's own, learnt from texts: BPE, WordPiece or Unigram, all of them over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from stoker.data import formats
+from stoker.data.build_cache import find_format
+from stoker.data.readers import decode
+from stoker.data.rows import Conversation, Rejected, Text
+from stoker.data.sources import Source
+from stoker.data.wordpiece import learn_wordpiece
+from stoker.job.schema import SourceBlock
+
+SPECIAL = ("<|endoftext|>", "<|pad|>")
+Kind = Literal["bpe", "wordpiece", "unigram"]
+# Ids of the smallest tokenizer: every byte, in WordPiece at the start and inside of a word, and the special tokens.
+FEWEST: dict[Kind, int] = {"bpe": 256 + len(SPECIAL), "wordpiece": 512 + len(SPECIAL), "unigram": 256 + len(SPECIAL)}
+LEARNT_FROM = 64 << 20  # characters a source: merges found on more text differ little, and learning takes minutes
+
+
+def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -> Tokenizer:
+    """A byte-level BPE of ``size`` ids: 256 bytes (nothing is unknown), the special tokens, the merges.
+
+    Words are found as GPT-2 finds them (Radford et al., 2019), so llama.cpp and other readers know them.
+    """
+    return learn_from_texts((text for source, block in sources for text in texts_of(source, block)), size)
+
+
+def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tokenizer:
+    """A tokenizer of up to ``size`` ids over bytes, from texts that are at hand."""
+    if kind == "wordpiece":
+        return learn_wordpiece(texts, size, SPECIAL)
+    tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = (trainers.BpeTrainer if kind == "bpe" else trainers.UnigramTrainer)(
+        vocab_size=size,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def texts_of(source: Source, block: SourceBlock, most: int | None = None) -> Iterator[str]:
+    """The texts of a source: its documents, or the turns of its conversations; broken rows give none.
+
+    Args:
+        most: characters after which no further row is read; by default `LEARNT_FROM`.
+    """
+    most = LEARNT_FROM if most is None else most
+    read = 0
+    found = find_format(source, block.columns) if block.format == "auto" else block.format
+    for raw in source.rows():
+        value = raw if isinstance(raw, Rejected) else decode(raw)
+        example = value if isinstance(value, Rejected) else formats.parse(value, found, block.columns)
+        texts: list[str] = []
+        if isinstance(example, Text):
+            texts = [example.text]
+        elif isinstance(example, Conversation):
+            texts = [message.content for message in example.messages]
+        for text in texts:
+            yield text
+            read += len(text)
+        if read > most:
+            return

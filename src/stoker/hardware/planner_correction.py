@@ -1,0 +1,142 @@
+"""What finished runs showed of the planner's error on a device: two factors and a constant, kept as JSON.
+
+A prediction is corrected as
+
+- seconds: what the device computes, by ``compute``; what travels between devices stays;
+- memory: what is estimated (activations and what goes with them), by ``memory``; and ``constant`` bytes on top.
+
+Model states are exact, and collectives are measured by `stoker plan --calibrate`: an error is looked for in the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.cache_folder import cache_folder
+
+FORMAT = 1
+COPIES = "checkpoint copies"
+COUNTED = ("weights", "gradients", "optimizer", "process", COPIES)  # components of memory; the others are estimated
+TRAVEL = ("pipeline sends", "data parallel")  # parts of a step that devices do not compute in
+LEAST, MOST = 0.5, 2.0  # what one run may say of activations; an error beyond that is a constant's
+SHORTEST = 0.05  # share of the predicted computation that a measured step leaves for it at least
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What one kind of run on one kind of device showed.
+
+    Attributes:
+        device: the catalogue's name of a GPU, the maker's of a processor.
+        threads: of a process, on a processor; 0 on a GPU.
+        precision, tuning: of the run.
+        compute: factor of the seconds that a device computes in.
+        memory: factor of the bytes that are estimated.
+        constant: bytes on top of them.
+        calibration: date of the measurements that the predictions build on; None where there are none.
+        run, model, date: where it is from, for the reader.
+        stoker: version of the planner that it corrects.
+    """
+
+    device: str
+    threads: int
+    precision: str
+    tuning: str
+    compute: float = 1.0
+    memory: float = 1.0
+    constant: float = 0.0
+    calibration: str | None = None
+    run: str = ""
+    model: str = ""
+    date: str = ""
+    stoker: str = ""
+
+    def memory_parts(self, parts: Mapping[str, float]) -> dict[str, float]:
+        """Bytes by component, corrected."""
+        found = {name: size * (1.0 if name in COUNTED else self.memory) for name, size in parts.items()}
+        return {**found, "as measured": self.constant} if self.constant else found
+
+    def time_parts(self, parts: Mapping[str, float]) -> dict[str, float]:
+        """Seconds by what they are spent on, corrected."""
+        return {name: seconds * (1.0 if name in TRAVEL else self.compute) for name, seconds in parts.items()}
+
+
+def fitted(
+    correction: Correction,
+    *,
+    memory_parts: Mapping[str, float],
+    time_parts: Mapping[str, float],
+    memory: float,
+    seconds: float,
+) -> Correction:
+    """The correction under which what was predicted for a run is what was measured.
+
+    Args:
+        correction: whose device, precision and so on are kept.
+        memory_parts, time_parts: as predicted without a correction, in bytes and seconds.
+        memory, seconds: as measured.
+    """
+    counted = sum(size for name, size in memory_parts.items() if name in COUNTED)
+    estimated = sum(memory_parts.values()) - counted
+    travel = sum(spent for name, spent in time_parts.items() if name in TRAVEL)
+    computed = sum(time_parts.values()) - travel
+    factor = min(MOST, max(LEAST, (memory - counted) / estimated)) if estimated else 1.0
+    return Correction(
+        **{
+            **asdict(correction),
+            "compute": max(SHORTEST, (seconds - travel) / computed),
+            "memory": factor,
+            "constant": memory - counted - factor * estimated,
+        }
+    )
+
+
+def correction_file(device: str, threads: int) -> Path:
+    """Where the corrections of a device are kept."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return cache_folder() / "correction" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
+
+
+def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
+    """What was learnt of the device, for each precision and tuning; nothing of another version of the planner.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = correction_file(device, threads)
+    if not path.is_file():
+        return ()
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found = [Correction(**item) for item in data["corrections"]] if data["format"] == FORMAT else []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        problem = Problem("the corrections are damaged, and are not used", "remove the file", file=str(path))
+        raise UserError(problem) from error
+    return tuple(item for item in found if item.stoker == version("stoker"))
+
+
+def keep(correction: Correction) -> Path:
+    """Puts it in the place of what was known of its device, precision and tuning; says in which file."""
+    path = correction_file(correction.device, correction.threads)
+    others = [item for item in kept_corrections(correction.device, correction.threads) if not _alike(item, correction)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    items = [asdict(item) for item in (*others, correction)]
+    partial.write_text(json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _alike(one: Correction, other: Correction) -> bool:
+    return (one.precision, one.tuning) == (other.precision, other.tuning)
+
+
+def forget(device: str, threads: int) -> None:
+    """Drops what was learnt of a device: it corrects predictions that nobody makes once the device is measured anew."""
+    correction_file(device, threads).unlink(missing_ok=True)

@@ -1,0 +1,57 @@
+"""A job's corners of the batch triangle, handed to the solver."""
+
+from __future__ import annotations
+
+from stoker.job.batch_solver import DEFAULT_BATCH, BatchTriangle, solve_batch
+from stoker.job.layout import Layout, ScheduleName
+from stoker.job.schema import Job
+
+DEFAULT_BATCH_OF_TASK = {"pretrain": 16}
+SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
+SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
+# Every key that the triangle hangs on.
+TRIANGLE = (
+    *(f"train.{name}" for name in ("batch", "micro_batch", "accumulation", "seq_len")),
+    *(f"parallel.{name}" for name in ("data", "pipeline", "schedule", "devices", "tensor", "context")),
+    "task",
+)
+DEFAULT_SCHEDULE: ScheduleName = "1f1b"
+
+
+def is_scratch(job: Job) -> bool:
+    """Whether the model is one of the catalogue's sizes that are trained from random weights."""
+    return job.model is not None and job.model.name.startswith(SCRATCH_PREFIX) and "/" not in job.model.name
+
+
+def seq_len_of(job: Job) -> int:
+    """The longest sequence in tokens: as written, else 512 for from-scratch models and 1024 for others."""
+    if job.train.seq_len != "auto":
+        return job.train.seq_len
+    return SCRATCH_SEQ_LEN if is_scratch(job) else SEQ_LEN
+
+
+def data_parallel_of(job: Job) -> int | None:
+    """Data-parallel processes as written or as the devices leave them; None where neither says."""
+    parts = job.parallel
+    if parts.data == "auto" and parts.devices != "auto":
+        return max(1, len(parts.devices) // (parts.tensor * parts.pipeline * parts.context))
+    return _number(parts.data)
+
+
+def triangle_of(job: Job) -> BatchTriangle:
+    """Solve the job's batch triangle. Raises BatchError where its corners contradict each other."""
+    train, parts = job.train, job.parallel
+    schedule = DEFAULT_SCHEDULE if parts.schedule == "auto" else parts.schedule
+    return solve_batch(
+        batch=_number(train.batch),
+        micro_batch=_number(train.micro_batch),
+        accumulation=_number(train.accumulation),
+        data_parallel=data_parallel_of(job),
+        seq_len=None if job.task == "module" else seq_len_of(job),
+        default_batch=DEFAULT_BATCH_OF_TASK.get(job.task, DEFAULT_BATCH),
+        pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
+    )
+
+
+def _number(corner: int | str) -> int | None:
+    return corner if isinstance(corner, int) else None

@@ -1,0 +1,52 @@
+"""A job under judgement: what the checks for conflicts may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.errors import Problem
+from stoker.job.key_paths import KeyPath, parse_key
+from stoker.job.schema import Job
+from stoker.job.yaml_document import JobDocument
+
+
+class CannotTellError(Exception):
+    """A conflict hangs on a key that is itself wrong, which has been reported already."""
+
+
+class View:
+    """A job under judgement: its values, which of them were written, and which are wrong by themselves."""
+
+    def __init__(self, job: Job, document: JobDocument, wrong: set[KeyPath]) -> None:
+        self.job, self.document, self.wrong = job, document, wrong
+
+    def value(self, key: str) -> Any:
+        """The value of a key, written or default; None inside a block that is not there."""
+        path = self._known(key)
+        value: Any = self.job
+        for part in path:
+            value = value[part] if isinstance(part, int) else getattr(value, part, None)
+        return value
+
+    def given(self, key: str) -> bool:
+        """Whether a value that is not ``auto`` was written."""
+        path = self._known(key)
+        try:
+            return self.document.at(path) not in (None, "auto")
+        except KeyError:
+            return False
+
+    def _known(self, key: str) -> KeyPath:
+        path = parse_key(key)
+        if any(path[: len(wrong)] == wrong for wrong in self.wrong):
+            raise CannotTellError(key)
+        return path
+
+    def at_each(self, keys: list[str], message: str, suggestion: str) -> Iterator[Problem]:
+        """The same problem at the place of every key that was written; at the first key's where none was."""
+        places = [(key, where) for key in keys if (where := self.document.where(parse_key(key)))]
+        for key, where in places or [(keys[0], "")]:
+            others = ", ".join(other for _, other in places if other != where)
+            also = f" (see also {others})" if others else ""
+            yield self.document.problem(parse_key(key), f"{message}{also}", suggestion)

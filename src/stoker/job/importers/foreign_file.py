@@ -1,0 +1,106 @@
+"""Reading a foreign file: YAML, JSON, or a command line with ``--key value``, with the place of every value."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import KeyPath
+from stoker.job.yaml_document import JobDocument, Mark, kind_of, parse_document, parse_value, read_text
+
+SUBCOMMAND = "(subcommand)"  # under this key stands the word before the first option: sft of `trl sft --...`
+_TOKEN = re.compile(r"#[^\n]*|\\\n|(?:[^\s\"'\\]|\\.|\"(?:\\.|[^\"\\])*\"|'[^']*')+", re.DOTALL)
+_OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
+
+
+def read_source(path: str | Path) -> JobDocument:
+    """The file's keys and values. Raises UserError with the place of what cannot be read."""
+    if not Path(path).exists():
+        raise UserError(Problem("there is no such file", file=str(path)))
+    text = read_text(path)
+    if _is_command_line(Path(path), text):
+        return _command_line(text, str(path))
+    # JSON is YAML but for tabs, which YAML does not indent with.
+    text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE) if _is_json(text) else text
+    document = parse_document(text, str(path))
+    if not isinstance(document.data, dict) or not document.data:
+        what = kind_of(document.data) if document.data else "nothing"
+        raise UserError(Problem(f"the file holds {what}, not keys and values", file=str(path), line=1, column=1))
+    return document
+
+
+def find_beside(name: str, document: JobDocument) -> Path | None:
+    """A file that another one names: from where we are, from that file's folder, or from one above it."""
+    here = Path(document.file).resolve().parent
+    for folder in (Path.cwd(), here, *here.parents):
+        if (folder / name).is_file():
+            found = folder / name
+            return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+    return None
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")
+
+
+def _is_command_line(path: Path, text: str) -> bool:
+    if path.suffix.lower() in (".yaml", ".yml", ".json"):
+        return False
+    return re.search(r"(^|\s)--[A-Za-z][\w-]*", text) is not None
+
+
+def _command_line(text: str, file: str) -> JobDocument:
+    """``trl sft --learning_rate 2e-5 --packing``: options as keys; several values make a list, none means true."""
+    data: dict[str, Any] = {}
+    marks: dict[KeyPath, Mark] = {}
+    key = ""
+    before = ""
+    for found in _TOKEN.finditer(text):
+        if found[0].startswith(("#", "\\\n")):
+            continue
+        quoted = found[0].startswith(("'", '"'))
+        word = " ".join(shlex.split(found[0]))
+        line, column = _place(text, found.start())
+        option = _OPTION.fullmatch(word) if word.startswith("--") and not quoted else None
+        if option is None and key:
+            _add(data, key, word if quoted else _read(word))
+            marks[(key,)] = Mark(file, marks[(key,)].key, marks[(key,)].value if _many(data[key]) else (line, column))
+        elif option is None:
+            before = word
+        else:
+            if not data and re.fullmatch(r"[a-z]{2,9}", before):
+                data[SUBCOMMAND], marks[(SUBCOMMAND,)] = before, Mark(file, (line, 1), (line, 1))
+            key = option[1].replace("-", "_")
+            if key in data:
+                where = Problem(f"`--{option[1]}` is given twice", "keep one", file=file, line=line, column=column)
+                raise UserError(where)
+            data[key] = True if option[2] is None else _read(option[2])
+            marks[(key,)] = Mark(file, (line, column), (line, column))
+            key = "" if option[2] is not None else key
+    if not data:
+        raise UserError(Problem("the file holds no `--key value`", file=file, line=1, column=1))
+    return JobDocument(file, data, marks)
+
+
+def _add(data: dict[str, Any], key: str, value: Any) -> None:
+    held = data[key]
+    data[key] = value if held is True else [*held, value] if isinstance(held, list) else [held, value]
+
+
+def _many(value: Any) -> bool:
+    return isinstance(value, list)
+
+
+def _read(word: str) -> Any:
+    try:
+        value = parse_value(word)
+    except UserError:
+        return word
+    return word if value is None or (isinstance(value, dict | list) and not word.startswith(("{", "["))) else value
+
+
+def _place(text: str, at: int) -> tuple[int, int]:
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)

@@ -1,0 +1,148 @@
+"""What the tools call optimizers, schedules and shardings, and what they are called here."""
+
+from __future__ import annotations
+
+from stoker.job.importers.ledger import Ledger
+from stoker.job.key_paths import choices, field_at
+from stoker.job.schema import Job, TuneBlock
+from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
+
+EIGHT_BIT = "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory"
+# What the tools call the tasks.
+TASKS = {
+    "pt": "pretrain", "pretrain": "pretrain", "sft": "sft", "rm": "reward", "reward": "reward", "dpo": "dpo",
+    "ppo": "ppo", "grpo": "grpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo", "ipo": "ipo", "rloo": "rloo",
+    "kd": "distillation", "gdpo": "gdpo", "ebft": "ebft",
+}  # fmt: skip
+
+
+def task_of(ledger: Ledger, key: str, word: str) -> str | None:
+    """Carries the task, or keeps the problem that Stoker has none such (yet); returns what was carried."""
+    task = TASKS.get(word.lower(), word.lower())
+    can = choices(Job.model_fields["task"].annotation)
+    if task in can:
+        ledger.carry(key, "task", task)
+        return task
+    ledger.problem(key, f"Stoker cannot train `{word}` yet", f"it can train {', '.join(can)}")
+    return None
+
+
+def tuning_of(ledger: Ledger, key: str, word: str) -> str | None:
+    """Carries the tuning method, or keeps the problem that Stoker has none such (yet)."""
+    can = choices(TuneBlock.model_fields["method"].annotation)
+    if word in can:
+        ledger.carry(key, "tune.method", word)
+        return word
+    ledger.problem(key, f"Stoker cannot tune by `{word}` yet", f"it can tune by {', '.join(can)}")
+    return None
+
+
+def carry_optimizer(ledger: Ledger, key: str) -> None:
+    """Carries the optimizer's name."""
+    name = ledger.text(key)
+    if name is None:
+        return
+    word = name.split(".")[-1].lower().replace("optimizernames", "")
+    if "adafactor" in word:
+        ledger.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr")
+    elif word == "sgd":
+        ledger.carry(key, "train.optimizer", "sgd", "momentum is `beta1`")
+    elif "adam" in word and not any(other in word for other in ("mini", "ademamix", "stable", "schedule", "any")):
+        small = any(bits in word for bits in ("8bit", "4bit", "fp8", "bnb", "paged"))
+        ledger.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "")
+    else:
+        can = ", ".join(choices(field_at(("train", "optimizer"))[0].annotation))  # type: ignore[union-attr]
+        ledger.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
+
+
+SCHEDULES = {
+    "linear": ("linear", ""),
+    "cosine": ("cosine", ""),
+    "cosine_with_restarts": ("cosine", "without restarts, which is the same for one cycle"),
+    "cosine_with_min_lr": ("cosine", ""),
+    "cosine_warmup_with_min_lr": ("cosine", ""),
+    "polynomial": ("linear", "linear: the power is 1 and the end 0"),
+    "constant": ("constant", ""),
+    "constant_with_warmup": ("constant", ""),
+    "warmup_stable_decay": ("wsd", "Stoker decays linearly over the last fifth"),
+}
+
+
+def carry_schedule(ledger: Ledger, key: str, kwargs: str = "lr_scheduler_kwargs", lr: float | None = None) -> None:
+    """Carries the schedule's name, and where its arguments say so, its end."""
+    name = ledger.text(key)
+    if name is None:
+        return
+    found = SCHEDULES.get(name.lower())
+    if found is None:
+        can = ", ".join(choices(field_at(("train", "schedule"))[0].annotation))  # type: ignore[union-attr]
+        ledger.drop(key, f"Stoker has {can}; without a line here it takes cosine", matters=True)
+        return
+    ledger.carry(key, "train.schedule", *found)
+    if "min_lr" not in name.lower():
+        return
+    rate, end = ledger.number(f"{kwargs}.min_lr_rate"), ledger.number(f"{kwargs}.min_lr")
+    if rate is not None:
+        ledger.carry(f"{kwargs}.min_lr_rate", "train.min_lr", float(rate))
+    elif end is not None and lr:
+        ledger.carry(f"{kwargs}.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
+
+
+SHARDINGS = {
+    "full_shard": "zero3", "shard_grad_op": "zero2", "no_shard": "none", "hybrid_shard": "zero3",
+    "hybrid_shard_zero2": "zero2", "1": "zero3", "2": "zero2", "3": "none", "4": "zero3", "5": "zero2",
+}  # fmt: skip
+HYBRID = "sharded within a machine, replicated between them: write `shard_size` (devices of a machine) beside it"
+BY_BLOCK = "Stoker shards block by block, always"
+FSDP_FREE: dict[str, str] = {
+    BY_BLOCK: "auto_wrap_policy transformer_layer_cls_to_wrap min_num_params use_orig_params wrap",
+    "Stoker reads each process's part of the weights only": "cpu_ram_efficient_loading sync_module_states",
+    "PyTorch's fully_shard prefetches by itself": "backward_prefetch forward_prefetch limit_all_gathers",
+    "a checkpoint of Stoker fits every layout": "state_dict_type final_state_dict_type",
+    "fully_shard (FSDP2) is what Stoker uses": "version",
+    "for XLA devices": "xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt",
+}
+
+
+def read_fsdp(ledger: Ledger, block: str, *, asked: bool, stated: bool = False) -> None:
+    """The keys of an ``fsdp_config`` block, with or without the prefix ``fsdp_``.
+
+    Args:
+        asked: whether the file asks for FSDP at all; its block is idle otherwise.
+        stated: whether the sharding was carried already.
+    """
+    inside = ledger.value(block)
+    if not isinstance(inside, dict):
+        return
+    if not asked:
+        ledger.drop(block, "idle: the file does not ask for FSDP")
+        return
+    names = {str(key).removeprefix("fsdp_"): f"{block}.{key}" for key in inside}
+    stated = _strategy(ledger, names) or stated
+    if not stated:
+        ledger.default("parallel.shard", "zero3", "FULL_SHARD")
+    for name, target, value in (
+        ("offload_params", "parallel.offload", "params"),
+        ("activation_checkpointing", "parallel.recompute", "full"),
+    ):
+        if name in names and ledger.flag(names[name]):
+            ledger.carry(names[name], target, value)
+        elif name in names:
+            ledger.idle("off, as by Stoker's default", names[name])
+    for why, free in FSDP_FREE.items():
+        ledger.idle(why, *(names[name] for name in free.split() if name in names))
+
+
+def _strategy(ledger: Ledger, names: dict[str, str]) -> bool:
+    """Carries the sharding strategy, by its old key or its new one; whether there was any."""
+    old, new = names.get("sharding_strategy", ""), names.get("reshard_after_forward", "")
+    for key in (key for key in (old, new) if key and ledger.value(key) is not None):
+        word = str(ledger.value(key)).lower()
+        if key == new and old:
+            ledger.drop(key, "the sharding strategy says it")
+        elif word in SHARDINGS or (key == new and word in (*SPELT_TRUE, *SPELT_FALSE)):
+            shard = SHARDINGS.get(word, "zero3" if word in SPELT_TRUE else "zero2")
+            ledger.carry(key, "parallel.shard", shard, HYBRID if word in ("4", "5") or "hybrid" in word else "")
+        else:
+            ledger.problem(key, f"there is no sharding strategy `{word}`", "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
+    return any(entry.target == "parallel.shard" for entry in ledger.carried)

@@ -1,0 +1,85 @@
+"""A job as YAML text: what a run's folder keeps, and what ``stoker check`` prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.job.conflicts import has_effect
+from stoker.job.key_paths import KeyPath, block_at, leaves
+from stoker.job.schema import Job
+from stoker.job.yaml_document import parse_value
+
+INDENT = 2
+
+
+def scalar(value: Any) -> str:
+    """A value on one line, so that it is read back as the same value."""
+    if isinstance(value, list):
+        return "[" + ", ".join(scalar(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{scalar(str(key))}: {scalar(item)}" for key, item in value.items()) + "}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float):
+        text = f"{value:.12g}" if float(f"{value:.12g}") == value else repr(value)
+        return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", text)
+    return str(value) if isinstance(value, int) else _text(str(value))
+
+
+def _text(text: str) -> str:
+    """Bare where that is read back as the same text, also inside brackets; else in quotes."""
+    if re.fullmatch(r"[A-Za-z0-9_./~+-][A-Za-z0-9_./:+* -]*", text) and not text.endswith((" ", ":")):
+        try:
+            if parse_value(text) == text and parse_value(f"[{text}]") == [text]:
+                return text
+        except UserError:
+            pass
+    escapes = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    quoted = "".join(escapes.get(c, c) if c in escapes or c.isprintable() else _escaped(c) for c in text)
+    return f'"{quoted}"'
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def job_lines(job: Job) -> Iterator[tuple[str, KeyPath | None]]:
+    """The job as YAML lines, each with the path of the leaf it holds; None for the line that opens a block.
+
+    What is not set (null) or has no effect in this job is left out: reading the lines gives the same job.
+    """
+    opened: list[str | int] = []
+    dash = False
+    for path, value in leaves(job):
+        if (
+            value is None
+            or not has_effect(job, path)
+            or (value == [] and block_at(path) is None and path[-1] == "data")
+        ):
+            continue
+        common = 0
+        while common < len(path) - 1 and common < len(opened) and opened[common] == path[common]:
+            common += 1
+        for depth in range(common, len(path) - 1):
+            part = path[depth]
+            if isinstance(part, int):
+                dash = True
+            else:
+                yield f"{_indent(path[:depth], False)}{part}:", None
+        opened = list(path[:-1])
+        yield f"{_indent(path[:-1], dash)}{path[-1]}: {scalar(value)}", path
+        dash = False
+
+
+def _indent(path: KeyPath, dash: bool) -> str:
+    spaces = " " * (INDENT * len(path))
+    return spaces[:-INDENT] + "- " if dash else spaces
+
+
+def dump_job(job: Job) -> str:
+    """The job as a YAML file: reading it gives the same job."""
+    return "".join(line + "\n" for line, _ in job_lines(job))

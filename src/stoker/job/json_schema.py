@@ -1,0 +1,47 @@
+"""The JSON schema of a job file, for editors: what `Job` accepts, and the shorthands beside it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.job.key_paths import block_of, choices, field_at
+from stoker.job.schema import Job
+from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
+
+
+def editor_schema() -> dict[str, Any]:
+    """The schema (JSON Schema 2020-12) as a mapping that `json.dumps` takes."""
+    schema: dict[str, Any] = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Job.model_json_schema(),
+    }
+    schema["title"] = "Stoker job"
+    for key, main in MAIN_KEY.items():
+        field, _ = field_at((key, main))
+        options = choices(field.annotation) if field is not None else []
+        short: dict[str, Any] = {"type": "string", **({"enum": options} if options else {"minLength": 1})}
+        _allow(schema["properties"], key, short)
+    text: dict[str, Any] = {"type": "string", "minLength": 1}
+    tokens = {"items": text, "type": "array"}
+    _allow(schema["$defs"]["ModelBlock"]["properties"], TOKENS[1], text, tokens)
+    _allow(schema["properties"], ALL_AUTO, {"const": "auto", "type": "string"})
+    source = {"$ref": "#/$defs/SourceBlock"}
+    for holder, key in (
+        (schema["properties"], "data"),
+        (schema["$defs"]["EvaluateBlock"]["properties"], "data"),
+    ):
+        holder[key]["items"] = {"anyOf": [text, source]}
+        _allow(holder, key, text, source)
+    for name, field in Job.model_fields.items():
+        block, is_list = block_of(field.annotation)
+        if block is not None and not is_list and field.default_factory is not None:
+            _allow(schema["properties"], name, {"type": "null"})
+    return schema
+
+
+def _allow(properties: dict[str, Any], key: str, *more: dict[str, Any]) -> None:
+    """Let a property be one of the shorthands as well."""
+    written = properties[key]
+    notes = {name: written.pop(name) for name in ("description", "default", "title") if name in written}
+    options = written.pop("anyOf") if set(written) == {"anyOf"} else [written]
+    properties[key] = {**notes, "anyOf": [*more, *options]}

@@ -1,0 +1,139 @@
+"""From a job file and overrides to a checked, resolved job that knows where each value was written."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.errors import Problem, UserError
+from stoker.job.conflict_view import View
+from stoker.job.conflicts import conflicts
+from stoker.job.key_paths import KeyPath, block_at, parse_key
+from stoker.job.overrides import apply_overrides
+from stoker.job.resolve import Origin, resolve
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import SCHEMA_VERSION, Job
+from stoker.job.schema_errors import KeyFinding, findings
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
+
+ANY_TASK = "sft"  # stands in for a task that is missing or wrong, so that the rest can still be judged
+
+
+@dataclass(frozen=True)
+class ReadJob:
+    """A job as its author wrote it, and the document it was read from."""
+
+    job: Job
+    document: JobDocument
+
+    def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
+        """A problem at a key's place; if it was not written, at the nearest enclosing key, or the file."""
+        return self.document.problem(parse_key(key), message, suggestion)
+
+
+@dataclass(frozen=True)
+class LoadedJob(ReadJob):
+    """A resolved job, and the origin of each of its leaves by dotted key.
+
+    Attributes:
+        plan: what the planner says of the layout, where it chose it.
+    """
+
+    job: ResolvedJob
+    origins: dict[str, Origin]
+    plan: str = ""
+
+
+class JobError(UserError):
+    """A job with problems. ``sound`` is what is left of it without them, for checks of other rooms."""
+
+    def __init__(self, *problems: Problem | str, sound: ReadJob) -> None:
+        super().__init__(*problems)
+        self.sound = sound
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
+    """Read, check and resolve a job. Raises UserError with all problems, in the order of the file."""
+    return check_document(read_document(path), overrides)
+
+
+def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> LoadedJob:
+    """Check and resolve a job that has been read. Raises UserError with all problems in the file's order."""
+    document, problems = apply_overrides(document, overrides)
+    found: list[KeyFinding] = []
+    try:
+        job = Job.model_validate(document.data)
+        wrong: set[KeyPath] = set()
+    except ValidationError as error:
+        found = findings(error, document)
+        job, wrong = _without(document, found)
+    problems += [document.problem(f.path, *_words(f, document), at_key=f.unknown) for f in found]
+    problems += conflicts(View(job, document, wrong))
+    if isinstance(document.data.get("version"), bool):  # true equals 1, but is no version
+        problems.append(document.problem(("version",), "`version` must be 1, not true", "write 1"))
+    if problems:
+        raise JobError(*sorted(problems, key=place), sound=ReadJob(job, document))
+    resolved, origins = resolve(job, document)
+    return LoadedJob(resolved, document, origins)
+
+
+def _words(finding: KeyFinding, document: JobDocument) -> tuple[str, str]:
+    """The finding's message and suggestion; a version from the future has words of its own."""
+    if finding.path == ("version",):
+        version = document.at(("version",))
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            message = f"this file is of version {version}, and this Stoker reads version {SCHEMA_VERSION}"
+            return message, "install a newer Stoker"
+    return finding.message, finding.suggestion
+
+
+def _without(document: JobDocument, found: list[KeyFinding]) -> tuple[Job, set[KeyPath]]:
+    """The job without what is wrong in it, for the other checks, and the paths that cannot be judged."""
+    data = copy.deepcopy(document.data)
+    wrong = {finding.path for finding in found}
+    # A misspelt key is not missing as well.
+    wrong |= {f.meant for f in found if f.meant is not None and not document.where(f.meant)}
+    while True:
+        before = copy.deepcopy(data)
+        for finding in found:
+            _remove(data, finding.path, wrong)
+        if "task" not in data:
+            data["task"] = ANY_TASK
+            wrong.add(("task",))
+        assert data != before, f"nothing was removed for {found}"
+        try:
+            return Job.model_validate(data), wrong
+        except ValidationError as error:
+            # Removing a required key makes its block incomplete: the next round removes the block.
+            found = findings(error, JobDocument(document.file, data, document.marks))
+            wrong |= {finding.path for finding in found}
+
+
+def _remove(data: dict[str, Any], path: KeyPath, wrong: set[KeyPath]) -> None:
+    """Take out the value at a path; if it is missing, or inside a list, the block or list that wants it."""
+    holder: Any = data
+    for depth, part in enumerate(path):
+        last = depth == len(path) - 1
+        if isinstance(holder, list):
+            # The other items keep their numbers: a list with one bad item is left out whole.
+            if last or block_at(path[: depth + 1]) is None:
+                wrong.add(path[:depth])
+                return _remove(data, path[:depth], wrong)
+        elif not isinstance(holder, dict) or part not in holder:
+            wrong.add(path[:depth])
+            return _remove(data, path[:depth], wrong) if depth else None
+        if last:
+            del holder[part]
+            return None
+        holder = holder[part]
+    return None
+
+
+def place(problem: Problem) -> tuple[bool, int, int]:
+    """What problems are sorted by: the file from its top, then the command line."""
+    return problem.file == COMMAND_LINE, problem.line, problem.column

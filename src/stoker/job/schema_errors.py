@@ -1,0 +1,176 @@
+"""What the validator found, in plain words: one finding for each key that is wrong."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.errors import UserError
+from stoker.job.key_paths import (
+    KeyPath,
+    accepts,
+    block_of,
+    choices,
+    describe,
+    dotted,
+    example_of,
+    field_at,
+    in_words,
+    item_of,
+)
+from stoker.job.schema import LARGEST
+from stoker.job.suggest_key import nearest, suggest_key
+from stoker.job.yaml_document import JobDocument, parse_value
+
+SPELT_TRUE = ("yes", "on", "y", "true")
+SPELT_FALSE = ("no", "off", "n", "false")
+_LEADING_NUMBER = re.compile(r"\d+(\.\d+)?([eE][-+]?\d+)?(?=\D*$)")
+
+
+@dataclass(frozen=True)
+class KeyFinding:
+    """One wrong key: its path, what is wrong, what to write, and what an unknown key was meant to be."""
+
+    path: KeyPath
+    message: str
+    suggestion: str
+    unknown: bool = False
+    meant: KeyPath | None = None
+
+
+def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
+    """One finding for each wrong key. The members of a union all complain; the reader hears of it once."""
+    found: dict[KeyPath, KeyFinding] = {}
+    missing: set[KeyPath] = set()
+    for item in error.errors(include_url=False, include_context=False):
+        path = _written_path(item["loc"], document)
+        if item["type"] == "missing":
+            absent = (*path, item["loc"][-1])
+            missing.add(absent)
+            found[absent] = _missing(absent)
+        elif item["type"] == "extra_forbidden":
+            near = suggest_key(path[:-1], str(path[-1]))
+            found[path] = KeyFinding(path, f"unknown key `{dotted(path)}`", near.text, True, near.target)
+        else:
+            found.setdefault(path, _wrong(path, document))
+    inner = {path[:end] for path in found for end in range(len(path))}
+    told = missing & {finding.meant for finding in found.values()}  # misspelt, and so not missing
+    return [f for path, f in found.items() if path not in told and (path not in inner or f.unknown)]
+
+
+def _written_path(loc: tuple[int | str, ...], document: JobDocument) -> KeyPath:
+    """The validator's location without the names of union members, which are no keys of the file."""
+    path: KeyPath = ()
+    value: Any = document.data
+    part: Any
+    for part in loc:
+        # Names of union members ("constrained-int", "list[str]") are no keys of what was written.
+        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
+            path, value = (*path, part), value[part]
+    return path
+
+
+def _missing(path: KeyPath) -> KeyFinding:
+    field, _ = field_at(path)
+    assert field is not None
+    options = choices(field.annotation)
+    example = " | ".join(options) if options else "..."
+    where = f" in `{dotted(path[:-1])}`" if len(path) > 1 else ""
+    return KeyFinding(path, f"`{path[-1]}` is missing{where}", f"write `{path[-1]}: {example}` ({field.description})")
+
+
+def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
+    value = document.at(path)
+    name = f"`{dotted(path)}`" if path else "the job"
+    field, home = field_at(path)
+    if field is None:
+        return KeyFinding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
+    if home != path:
+        item = item_of(field.annotation)
+        instead = _quoted(value) if item is str else _instead(item, value)
+        return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown(value)}", instead)
+    block, is_list = block_of(field.annotation)
+    if block is not None:
+        expected = "a list" if is_list and not isinstance(path[-1], int) else "a block"
+        text = "text or " if accepts(field.annotation, str) else ""
+        keys = ", ".join(list(block.model_fields)[:5])
+        hint = (
+            "write one `- path: ...` line for each source"
+            if expected == "a list"
+            else f"write its keys ({keys}, ...) indented below it"
+        )
+        return KeyFinding(
+            path,
+            f"{name} must be {text}{expected} of keys, not {shown(value)}".replace("list of keys", "list"),
+            hint,
+        )
+    if value in (None, "", []):
+        return KeyFinding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
+    if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
+        return KeyFinding(path, f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}")
+    instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
+    return KeyFinding(path, f"{name} must be {describe(field)}, not {shown(value)}", instead)
+
+
+def _instead(annotation: Any, value: Any) -> str:
+    """What to write for a value of the wrong kind; empty where nothing tells what was meant."""
+    options = choices(annotation)
+    numeric = accepts(annotation, int, float)
+    if isinstance(value, float) and accepts(annotation, int) and value.is_integer() and abs(value) < 1e15:
+        return f"write {int(value)}"
+    if isinstance(value, str) and (meant := _meant_by_text(annotation, value)):
+        return meant
+    if isinstance(value, int) and accepts(annotation, list):
+        return " or ".join([f"write [{value}]", *options])
+    if options and isinstance(value, str | int | float):
+        near = nearest(str(value), options)
+        return f"write {near}" if near is not None and (isinstance(value, str) or not numeric) else ""
+    return _quoted(value) if accepts(annotation, str) else ""
+
+
+def _meant_by_text(annotation: Any, text: str) -> str:
+    """What to write where text stands for a truth value, a number or a list."""
+    word = text.strip().lower()
+    if accepts(annotation, bool) and word in SPELT_TRUE + SPELT_FALSE:
+        return f"write {'true' if word in SPELT_TRUE else 'false'}, without quotes"
+    if accepts(annotation, list):
+        return " or ".join([f"write [{text}]", *choices(annotation)])
+    if not accepts(annotation, int, float):
+        return ""
+    if _is_number(text):
+        return f"write {text.strip()} without quotes"
+    bare = re.sub(r"[ ,_]", "", text)
+    number = _LEADING_NUMBER.match(text)
+    return f"write {bare}" if _is_number(bare) else f"write {number[0]}" if number else ""
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, dict | list) or value is None:
+        return "write a single text"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f'put it in quotes: "{text}"'
+
+
+def _is_number(text: str) -> bool:
+    try:
+        value = parse_value(text)
+    except UserError:
+        return False
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """A value as it appears in a message: text in quotes and of limited length, collections by their kind."""
+    if isinstance(value, dict):
+        return "a block"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value) if isinstance(value, str) else f"{value}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,309 @@
+"""A YAML file as plain data, with the line and column of every key and value."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import KeyPath, dotted
+
+LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
+MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
+COMMAND_LINE = "command line"
+
+# What escapes of YAML can write, but neither a path nor a tokenizer can take.
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+_DIRECTIVE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n|%(?!YAML\b).*\n)*%YAML[ \t]+([^\s#]+)")
+
+TAG = "tag:yaml.org,2002:"
+MERGE = TAG + "merge"
+TYPED = {TAG + name for name in ("null", "bool", "int", "float")}
+# What else the resolver finds without being told; the job file has no dates, so they stay the text they were.
+TEXT = {TAG + name for name in ("str", "timestamp", "value", "merge")}
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where a key and its value stand, each as (line, column) counted from 1; (0, 0) on the command line."""
+
+    file: str
+    key: tuple[int, int]
+    value: tuple[int, int]
+    override: str = ""
+
+
+@dataclass(frozen=True)
+class JobDocument:
+    """Plain data (dict, list, str, int, float, bool, None) and the marks of every path in it.
+
+    Attributes:
+        planned: whether `parallel: auto` was written: the layout is the planner's to choose, but for what else is
+            written of it.
+    """
+
+    file: str
+    data: Any
+    marks: dict[KeyPath, Mark]
+    planned: bool = False
+
+    def at(self, path: KeyPath) -> Any:
+        """The value at a path. Raises KeyError where none was written."""
+        value = self.data
+        for part in path:
+            inside = part in value if isinstance(value, dict) else isinstance(value, list) and part in range(len(value))
+            if not inside:
+                raise KeyError(dotted(path))
+            value = value[part]
+        return value
+
+    def problem(self, path: KeyPath, message: str, suggestion: str = "", *, at_key: bool = False) -> Problem:
+        """A problem at a path's value, or at its key; else at the nearest enclosing key, else at the file."""
+        key = dotted(path)
+        for end in range(len(path), 0, -1):
+            mark = self.marks.get(path[:end])
+            if mark is None:
+                continue
+            if mark.override:
+                return Problem(f"in `{mark.override}`: {message}", suggestion, key=key, file=COMMAND_LINE)
+            # The value of a block begins at its first key, which is not what the message is about.
+            whole = isinstance(self.at(path[:end]), dict | list)
+            line, column = mark.key if at_key or whole or end < len(path) else mark.value
+            return Problem(message, suggestion, key=key, file=mark.file, line=line, column=column)
+        return Problem(message, suggestion, key=key, file=self.file, line=1, column=1)
+
+    def where(self, path: KeyPath) -> str:
+        """A value's place as text: ``job.yaml:3:5``, or the override's text; empty where none was written."""
+        mark = self.marks.get(path)
+        if mark is None:
+            return ""
+        return mark.override or ":".join(map(str, (mark.file, *mark.value)))
+
+
+def read_document(path: str | Path) -> JobDocument:
+    """Read a file whose top level is a mapping. Raises UserError with every problem's place."""
+    text = read_text(path)
+    document = parse_document(text, file=str(path))
+    if document.data is None:
+        raise UserError(Problem("the file is empty", "write one with `stoker new`", file=str(path), line=1, column=1))
+    if not isinstance(document.data, dict):
+        message = f"the file holds {kind_of(document.data)}, not keys and values"
+        raise UserError(Problem(message, "begin with a line such as `task: sft`", file=str(path), line=1, column=1))
+    return document
+
+
+def read_text(path: str | Path) -> str:
+    """The file's text. Raises UserError for a missing or huge file, a folder, or bytes that are no UTF-8."""
+    file, path = str(path), Path(path)
+    try:
+        size = path.stat().st_size
+        if path.is_dir():
+            inner = path / "job.yaml"
+            hint = f"name a file in it, such as {inner}" if inner.is_file() else "name the job file itself"
+            raise UserError(Problem("this is a folder, not a job file", hint, file=file))
+        with path.open("rb") as opened:
+            raw = opened.read(LARGEST_FILE + 1)  # a device has no size and perhaps no end
+        if len(raw) > LARGEST_FILE:
+            message = f"the file holds {max(size, len(raw)):,} bytes, and a job file at most {LARGEST_FILE:,}"
+            raise UserError(Problem(message, "a job is a few lines; give data by its path under `data:`", file=file))
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        message = "there is no such file" if missing else f"cannot be read ({error.strerror or error})"
+        hint = "write one with `stoker new`" if missing else ""
+        raise UserError(Problem(message, hint, file=file)) from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = len(raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")) + 1
+        message = f"byte 0x{raw[error.start]:02x} is not UTF-8"
+        raise UserError(Problem(message, "save the file as UTF-8", file=file, line=line, column=column)) from error
+
+
+def parse_document(text: str, file: str) -> JobDocument:
+    """Parse YAML 1.2. Raises UserError for syntax errors, duplicate keys, self-reference and unknown tags."""
+    version = _DIRECTIVE.match(text)
+    if version is not None and version[1] != "1.2":
+        line = text.count("\n", 0, version.start(1)) + 1
+        message = f"YAML {version[1]} reads other values than 1.2, the version of job files"
+        raise UserError(Problem(message, "remove the line `%YAML`", file=file, line=line, column=1))
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a re-used anchor is legal YAML 1.2
+            root = yaml.compose(text)
+    except MarkedYAMLError as error:
+        raise UserError(_syntax_problem(error, file)) from error
+    except ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = f"character U+{ord(text[error.position]):04X} is not allowed in YAML"
+        raise UserError(Problem(message, "remove it", file=file, line=line, column=column)) from error
+    except RecursionError as error:
+        raise UserError(Problem("brackets or blocks are nested too deeply", file=file, line=1, column=1)) from error
+    builder = _Builder(yaml, file)
+    data = builder.build(root, ()) if root is not None else None
+    if builder.problems:
+        raise UserError(*builder.problems)
+    return JobDocument(file, data, builder.marks)
+
+
+def unfit(text: str) -> str:
+    """The first character that no text of a job may hold, as ``U+0000``; empty where there is none."""
+    found = _UNFIT.search(text)
+    return f"U+{ord(found[0]):04X}" if found else ""
+
+
+def parse_value(text: str) -> Any:
+    """The value after ``key=`` on the command line, as a YAML scalar or flow. Raises UserError."""
+    return parse_document(text, file=COMMAND_LINE).data
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a YAML value in words, for messages."""
+    if isinstance(value, dict):
+        return "a block"
+    if isinstance(value, list):
+        return "a list"
+    return "nothing" if value is None else "a single value"
+
+
+class _Builder:
+    """Turns a tree of YAML nodes into plain data, and collects marks and problems on the way."""
+
+    def __init__(self, yaml: YAML, file: str) -> None:
+        self.constructor = yaml.constructor
+        self.file = file
+        self.marks: dict[KeyPath, Mark] = {}
+        self.problems: list[Problem] = []
+        self.open: set[int] = set()  # collections being built: meeting one again means it holds itself
+        self.count = 0
+
+    def build(self, node: Node, path: KeyPath) -> Any:
+        self.count += 1
+        if self.count > MOST_VALUES:
+            place = Problem(
+                f"more than {MOST_VALUES:,} values", "write fewer aliases", file=self.file, line=1, column=1
+            )
+            raise UserError(place)
+        if isinstance(node, ScalarNode):
+            return self._scalar(node, path)
+        if id(node) in self.open:
+            self._problem(node, path, "this alias refers to a value that holds it", "write the value out")
+            return None
+        if str(node.tag) not in (TAG + "map", TAG + "seq"):
+            self._problem(node, path, f"the tag `{node.tag}` is not read", "remove it")
+        self.open.add(id(node))
+        try:
+            if isinstance(node, SequenceNode):
+                return [self._item(child, (*path, index)) for index, child in enumerate(node.value)]
+            assert isinstance(node, MappingNode)
+            return self._mapping(node, path)
+        finally:
+            self.open.discard(id(node))
+
+    def _item(self, node: Node, path: KeyPath) -> Any:
+        place = _place(node)
+        self.marks[path] = Mark(self.file, place, place)
+        return self.build(node, path)
+
+    def _mapping(self, node: MappingNode, path: KeyPath) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        first: dict[str, Node] = {}
+        merged: list[Node] = []
+        for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self._problem(key, path, "a key must be a single word", "remove the brackets")
+            elif character := unfit(key.value):
+                self._problem(key, path, f"the key holds {character}, which no text may", "remove it")
+            elif key.tag == MERGE:
+                merged.extend(value.value if isinstance(value, SequenceNode) else [value])
+            elif key.value in first:
+                where = f"line {_place(first[key.value])[0]}"
+                self._problem(
+                    key,
+                    (*path, key.value),
+                    f"`{key.value}` is given twice (also {where})",
+                    "keep one of them",
+                )
+            else:
+                first[key.value] = key
+                child = (*path, key.value)
+                # An alias carries the place of its anchor, which stands earlier: the key is nearer the mark.
+                aliased = value.start_mark.index < key.start_mark.index
+                empty = value.value == "" and value.tag == TAG + "null"
+                at = _place(key) if aliased or empty else _place(value)
+                self.marks[child] = Mark(self.file, _place(key), at)
+                result[key.value] = self.build(value, child)
+        for source in merged:
+            if not isinstance(source, MappingNode):
+                self._problem(source, path, "`<<` merges blocks only", "remove it")
+                continue
+            marks = dict(self.marks)
+            extra = self.build(source, path)
+            self.marks.update(marks)  # keys written here keep their own places
+            result = {**(extra or {}), **result}
+        return result
+
+    def _scalar(self, node: ScalarNode, path: KeyPath) -> Any:
+        tag = str(node.tag)
+        if tag in TEXT:
+            if character := unfit(node.value):
+                self._problem(node, path, f"the text holds {character}, which no text may", "remove it")
+            return node.value
+        if tag not in TYPED:
+            self._problem(node, path, f"the tag `{tag}` is not read", "remove it")
+            return None
+        try:
+            value = self.constructor.construct_object(node)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise OverflowError
+            return value
+        except (ValueError, OverflowError, MarkedYAMLError, KeyError):
+            kind = {"int": "a whole number of 64 bits", "float": "a number"}.get(tag.removeprefix(TAG), "a value")
+            self._problem(node, path, f"`{node.value[:40]}` cannot be read as {kind}")
+            return None
+
+    def _problem(self, node: Node, path: KeyPath, message: str, suggestion: str = "") -> None:
+        line, column = _place(node)
+        self.problems.append(Problem(message, suggestion, key=dotted(path), file=self.file, line=line, column=column))
+
+
+def _place(node: Node) -> tuple[int, int]:
+    return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+def _syntax_problem(error: MarkedYAMLError, file: str) -> Problem:
+    mark = error.problem_mark or error.context_mark
+    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+    what = error.problem or str(error)
+    for part, message, suggestion in _PLAIN_WORDS:
+        if part in what:
+            return Problem(message, suggestion, file=file, line=line, column=column)
+    return Problem(f"this is not YAML: {what}", file=file, line=line, column=column)
+
+
+# What the parser says, and what a reader who does not know its grammar can act on.
+_PLAIN_WORDS = (
+    ("'\\t' that cannot start", "a tab stands where YAML wants spaces", "indent and separate with spaces"),
+    ("mapping values are not allowed", "a second `key:` on this line, or a wrong indentation",
+     "give every key its own line, and put quotes around text that holds `: `"),
+    ("but found another document", "a second document begins here",
+     "remove the line `---`: one file holds one job"),
+    ("end of stream while scanning a quoted", "a quotation mark is not closed", "close it on its line"),
+    ("expected ',' or ']'", "a list is not closed, or a comma is missing", "write it as [one, two]"),
+    ("expected ',' or '}'", "a block in braces is not closed, or a comma is missing",
+     "write it as {key: value, key: value}"),
+    ("expected <block end>", "this line is indented unlike those of its block",
+     "indent the keys of one block equally"),
+    ("could not find expected ':'", "a key without its `: `",
+     "write `key: value`, with a space after the colon"),
+)  # fmt: skip

@@ -1,0 +1,251 @@
+"""`parallel: auto`: the planner's layout for a job on the devices at hand, before any process starts.
+
+What the job states of the layout and of the batch is kept: the planner chooses among the plans that agree with it.
+Each is judged as a job that states it would be, and by the model's facts; the fastest that passes is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import CannotRun, Problem, UserError
+from stoker.hardware.cluster import Cluster
+from stoker.hardware.detect_machine import machines, this_machine, this_processor
+from stoker.job.conflict_view import View
+from stoker.job.key_paths import KeyPath
+from stoker.job.layout import Layout, layout_of
+from stoker.job.load_job import JobError, LoadedJob, check_document
+from stoker.job.resolve import Origin
+from stoker.job.yaml_document import Mark
+from stoker.launch.cluster_env import RankInfo
+from stoker.plan.planned_job import parallel_block, setting_of_job, software_of_job, work_of
+from stoker.plan.search import KEPT, LayoutPlan, SearchResult, search
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.space import Space
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+GIB = 2**30
+AXES = ("tensor", "pipeline", "context")
+# A value that the search does not look at, and the one that stands in for it there: the job's own is then put in.
+INSTEAD: dict[tuple[str, Any], Any] = {
+    ("recompute", "selective"): "none",
+    ("schedule", "gpipe"): "1f1b",
+    ("offload", "params"): "optimizer",
+}
+
+
+def cluster_at_hand(loaded: LoadedJob, place: RankInfo | None = None) -> Cluster:
+    """Where a job without a layout runs: a launcher's processes, the GPUs that it names, or all of this machine's.
+
+    A machine without GPUs runs as many processes as what the job states of the layout makes; else one.
+
+    Raises:
+        UserError: the launcher's processes do not stand equally on its machines, or a GPU is unknown.
+    """
+    if place is not None:
+        return machines(place.world, place.local_world)
+    devices = loaded.job.parallel.devices
+    here = this_machine(None if devices == "auto" else len(devices))
+    return this_processor(layout_of(loaded.job).world) if here.device.is_cpu else here
+
+
+def with_plan(loaded: LoadedJob, place: RankInfo | None = None, *, cluster: Cluster | None = None) -> LoadedJob:
+    """The job with the planner's layout and micro-batch, where `parallel: auto` asks for them; else as it is.
+
+    Args:
+        place: of this process among those of a launcher, which then says how many there are.
+        cluster: where it is to run; by default `cluster_at_hand`.
+
+    Raises:
+        CannotRun: nothing fits, or nothing that fits can be trained.
+    """
+    if not loaded.document.planned:
+        return loaded
+    cluster = cluster or cluster_at_hand(loaded, place)
+    stated = _Stated.of(loaded)
+    batch = stated.batch(loaded, cluster.gpus)
+    try:
+        work = replace(work_of(loaded, cluster), global_batch=batch)
+    except UserError as error:
+        return _spread_over_data(loaded, cluster, stated, batch, why=error.problems[0].message)
+    model = _blank(loaded) if cluster.gpus > 1 else None
+    _check_family(stated, model)
+    found = search(
+        work,
+        cluster,
+        software=software_of_job(loaded.job),
+        space=stated.space(),
+        kept=KEPT if stated.in_space else 10**6,
+    )
+    refused: list[Problem] = []
+    for plan in filter(stated.agrees, found.plans):
+        try:
+            chosen = _checked(loaded, stated, plan.setting)
+        except JobError as error:
+            refused += error.problems
+            continue
+        problem = _model_problem(model, chosen)
+        if problem is None:
+            return replace(chosen, plan=_words(plan, _judged(chosen, cluster, work) or plan, found))
+        refused.append(problem)
+    raise CannotRun(_nothing(found, work, cluster, refused))
+
+
+@dataclass(frozen=True)
+class _Stated:
+    """What the job's author wrote of the layout and the batch, by the names of `Layout` and of the block `train`."""
+
+    layout: Mapping[str, Any]
+    corners: Mapping[str, int]
+
+    @staticmethod
+    def of(loaded: LoadedJob) -> _Stated:
+        view = View(loaded.job, loaded.document, set())
+        names = (*vars(Layout()), "devices", "expert", "compile")
+        layout = {name: view.value(f"parallel.{name}") for name in names if view.given(f"parallel.{name}")}
+        corners = ("batch", "micro_batch", "accumulation")
+        return _Stated(layout, {c: view.value(f"train.{c}") for c in corners if view.given(f"train.{c}")})
+
+    @property
+    def in_space(self) -> bool:
+        """Whether the search can be told all of it."""
+        return "data" not in self.layout and "accumulation" not in self.corners
+
+    def batch(self, loaded: LoadedJob, processes: int) -> int:
+        """Rows of a step: as written, else the task's default, or one pass of every process where that is more."""
+        batch = loaded.job.train.batch
+        if "batch" in self.corners:
+            return batch
+        unit = processes * self.corners.get("micro_batch", 1) * self.corners.get("accumulation", 1)
+        return -(-batch // unit) * unit
+
+    def agrees(self, plan: LayoutPlan) -> bool:
+        """With what the search cannot be told."""
+        setting = plan.setting
+        data, accumulation = self.layout.get("data"), self.corners.get("accumulation")
+        return data in (None, setting.layout.data) and accumulation in (None, setting.micro_batches)
+
+    def space(self) -> Space:
+        """With what the search can be told."""
+        names = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")
+        values = {name: self.layout[name] for name in names if name in self.layout}
+        narrowed: dict[str, Any] = {name: (INSTEAD.get((name, value), value),) for name, value in values.items()}
+        if "micro_batch" in self.corners:
+            narrowed["micro_batch"] = (self.corners["micro_batch"],)
+        return Space(**narrowed)
+
+
+def _blank(loaded: LoadedJob) -> PreTrainedModel:
+    """The model as it is trained, without memory: what it says of itself decides how it can be spread."""
+    from stoker.models.load_model import meta_model
+    from stoker.models.prepare_architecture import training_form
+
+    assert loaded.job.model is not None
+    model = meta_model(loaded.job.model, Path.cwd())
+    training_form(model)
+    return model
+
+
+def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
+    """Whether the model's family can be split over the axes that the job states.
+
+    Raises:
+        CannotRun: it cannot.
+    """
+    if model is None:
+        return
+    from stoker.models.families import family_of
+
+    family = family_of(model.config)
+    for axis in AXES:
+        if stated.layout.get(axis, 1) > 1 and (family is None or axis in family.refused):
+            reasons: Mapping[str, str] = dict(family.refused) if family else {}  # type: ignore[arg-type]
+            why = reasons.get(axis, "nothing is known about its layers")
+            raise CannotRun(Problem(f"parallel.{axis}: {model.config.model_type} cannot be split so: {why}"))
+
+
+def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
+    """The job as it would be with the plan written into it.
+
+    Raises:
+        JobError: it could not be written so.
+    """
+    block = parallel_block(setting.layout)
+    corners = {"batch": setting.work.global_batch, "micro_batch": setting.micro_batch}
+    return _written(loaded, stated, {**block, **stated.layout}, {**corners, **stated.corners})
+
+
+def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corners: Mapping[str, int]) -> LoadedJob:
+    written = loaded.document
+    data = {**written.data, "parallel": dict(block), "train": {**(written.data.get("train") or {}), **corners}}
+    # What is wrong with a value of the planner's is wrong at the `auto` that asked for it.
+    paths = [*(("parallel", name) for name in block), *(("train", name) for name in corners)]
+    auto = written.marks[("parallel",)]
+    marks: dict[KeyPath, Mark] = {**dict.fromkeys(paths, auto), **written.marks}
+    document = replace(written, data=data, marks=marks, planned=False)
+    checked = check_document(document)
+    origins = dict(checked.origins)
+    chosen = [f"parallel.{name}" for name in block if name not in stated.layout]
+    chosen += [f"train.{name}" for name in (*corners, "accumulation") if name not in stated.corners]
+    origins |= {key: Origin("default", "", "planner") for key in chosen}
+    if checked.job.train.batch == loaded.job.train.batch:  # not the planner's choice
+        origins["train.batch"] = loaded.origins["train.batch"]
+    return replace(checked, origins=origins)
+
+
+def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem | None:
+    """Why the model cannot be spread as the job says."""
+    if model is None:
+        return None
+    from stoker.parallel.layout_check import layout_problem
+
+    return layout_problem(model, layout_of(loaded.job), loaded)
+
+
+def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan | None:
+    """The plan with what the job states instead of what stood in for it; None where the search looked at just this."""
+    from stoker.plan.memory import peak_memory, room
+    from stoker.plan.step_time import step_time
+
+    setting = setting_of_job(loaded.job, cluster, work)
+    stage, memory = peak_memory(setting)
+    capacity = room(cluster)
+    return LayoutPlan(setting, stage, memory, step_time(setting), capacity)
+
+
+def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batch: int, *, why: str) -> LoadedJob:
+    """As many data-parallel processes as the batch has rows for: all that can be said of a model of unknown shape."""
+    others = [stated.layout.get(axis, 1) for axis in AXES]
+    most = max(1, cluster.gpus // (others[0] * others[1] * others[2]))
+    data = max(count for count in range(1, most + 1) if batch % (count * stated.corners.get("micro_batch", 1)) == 0)
+    found = _written(loaded, stated, {"data": data, **stated.layout}, {"batch": batch, **stated.corners})
+    return replace(found, plan=f"the planner does not know the model's shape ({why}), and spreads over the data")
+
+
+def _words(plan: LayoutPlan, judged: LayoutPlan, found: SearchResult) -> str:
+    memory, capacity = judged.memory, judged.capacity / GIB
+    most = f"{memory.peak / GIB:.2f} GiB ({memory.upper / GIB:.2f} at most, of {capacity:.1f})"
+    return f"planner: the fastest that fits of {found.looked_at}; {judged.seconds:.3g} s a step, {most}"
+
+
+def _nothing(found: SearchResult, work: TrainingWork, cluster: Cluster, refused: list[Problem]) -> Problem:
+    devices = f"{cluster.gpus} x {cluster.device.name}"
+    if found.nearest is not None:
+        plan = found.nearest
+        need = f"{plan.memory.upper / GIB:.1f} GiB of {plan.capacity / GIB:.1f}"
+        return Problem(
+            f"parallel: auto: nothing fits {devices}; the nearest is {plan.setting.layout.describe()}, "
+            f"micro-batch {plan.setting.micro_batch}: {need}",
+            "give more devices, a shorter train.seq_len, or tune: lora; `stoker plan` says which helps",
+        )
+    if refused:
+        return Problem(f"parallel: auto: no plan for {devices} can be trained: {refused[0]}", refused[0].suggestion)
+    return Problem(
+        f"parallel: auto: no layout of {devices} agrees with what the job states and a batch of {work.global_batch}",
+        "change train.batch, or leave more of the layout to the planner",
+    )

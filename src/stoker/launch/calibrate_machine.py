@@ -1,0 +1,77 @@
+"""`stoker plan --calibrate`: what this machine's devices, and its processes among each other, really reach."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from stoker.hardware.calibrate import calibrate, time_collectives
+from stoker.hardware.calibration import Calibration, Curve
+from stoker.hardware.device import choose_device
+from stoker.hardware.process import available_cores
+from stoker.launch.process_pool import Pool
+
+SECONDS = 40.0  # of measuring rates, all divisions together; what is measured at least, and collectives, double it
+TIMEOUT = 300.0  # seconds that the processes get for one of these
+
+
+def measure_machine(
+    seconds: float = SECONDS, *, report: Callable[[str], None] = lambda _: None
+) -> tuple[Calibration, ...]:
+    """Measures the devices that are here, and the collectives of two and of all processes; keeps nothing.
+
+    A processor is measured as it is divided among 1, 2 and as many processes as it has cores, all at work at once:
+    they share its memory.
+
+    Args:
+        report: told what is being measured.
+
+    Returns:
+        One for each number of threads of a process; one for a GPU.
+    """
+    if choose_device().type == "cuda":
+        return _gpus(seconds, report)
+    cores = available_cores()
+    counts = sorted({1, 2, cores})
+    found: dict[int, Calibration] = {}
+    curves: list[Curve] = []
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with Pool(max(counts)) as pool:
+        for count in counts:
+            threads = max(1, cores // count)
+            share = seconds / len(counts)
+            if threads not in found:
+                report(f"rates of {_processes(count)} with {threads} thread{'s' * (threads > 1)}: {share:.0f} s")
+                found[threads] = pool.run(_rates, share, threads, world=count, timeout=share + TIMEOUT)[0]
+            if count > 1:
+                report(f"collectives between {_processes(count)}")
+                curves += pool.run(time_collectives, world=count, timeout=TIMEOUT)[0]
+    return tuple(calibration.with_collectives(curves) for calibration in found.values())
+
+
+def _gpus(seconds: float, report: Callable[[str], None]) -> tuple[Calibration, ...]:
+    """The first one's rates: the others are like it."""
+    report(f"rates of one GPU: {seconds:.0f} s")
+    found = calibrate(seconds)
+    count = torch.cuda.device_count()
+    if count > 1:
+        with Pool(count, device="cuda") as pool:
+            for ranks in sorted({2, count}):
+                report(f"collectives between {ranks} GPUs")
+                found = found.with_collectives(pool.run(_gpu_collectives, world=ranks, timeout=TIMEOUT)[0])
+    return (found,)
+
+
+def _processes(count: int) -> str:
+    return f"{count} process{'es' * (count > 1)}"
+
+
+def _rates(seconds: float, threads: int) -> Calibration:
+    return calibrate(seconds, threads=threads)
+
+
+def _gpu_collectives() -> tuple[Curve, ...]:
+    return time_collectives(device=torch.device("cuda", dist.get_rank()))

@@ -1,0 +1,148 @@
+"""The place that a launcher gave this process: torchrun, Slurm's srun, or any that sets the same variables."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.errors import Problem, UserError
+from stoker.job.layout import Layout
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+MEET = 600.0  # seconds that the processes of one start wait for the last of them
+FIRST_PORT, PORTS = 15_000, 17_000  # of Slurm jobs: below the ports that systems hand out by themselves
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """One process among those of a run.
+
+    Attributes:
+        rank, world: its number, and how many there are.
+        local_rank, local_world: the same on its machine.
+        meet: host and port where the processes find each other, or a file on the machine that all of them run on;
+            None where the environment's MASTER_ADDR and MASTER_PORT say it.
+        agent: whether torchrun's agents keep the store there, over all starts of the processes.
+    """
+
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    meet: tuple[str, int] | Path | None = None
+    agent: bool = False
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process tells what all on its machine find wrong before they can talk to each other."""
+        return self.local_rank == 0
+
+    def store(self) -> dist.Store | None:
+        """Where the processes find each other; None for what `torch.distributed` finds by itself."""
+        if self.meet is None:
+            return None
+        import torch.distributed as dist
+
+        if isinstance(self.meet, Path):
+            return dist.FileStore(str(self.meet), self.world)
+        host, port = self.meet
+        if self.agent:
+            from stoker.launch.rendezvous import meet
+
+            store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
+            return meet(store, rank=self.rank, world=self.world, timeout=MEET)
+        listening = None  # of several machines: on every interface
+        if self.local_world == self.world:
+            host = LOOPBACK
+            listening = socket.create_server((host, port)).detach() if self.rank == 0 else None
+        return dist.TCPStore(host, port, self.world, is_master=self.rank == 0, master_listen_fd=listening)
+
+
+def joined(environment: Mapping[str, str]) -> RankInfo | None:
+    """The place that a launcher gave this process; None where it was started by itself.
+
+    Raises:
+        UserError: the variables are incomplete, or hold no numbers.
+    """
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return _from_torchrun(environment)
+    if "SLURM_STEP_ID" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+        return _from_slurm(environment)
+    return None  # also in a Slurm job's script outside of srun: one process, which starts the others
+
+
+def check_world(place: RankInfo, layout: Layout) -> None:
+    """Raises UserError unless the launcher started as many processes as the layout wants."""
+    if place.world != layout.world:
+        raise UserError(
+            Problem(
+                f"the launcher started {place.world} processes, and the job's layout ({layout.describe()}) needs "
+                f"{layout.world}",
+                f"start {layout.world}, or change `parallel`; without RANK and WORLD_SIZE in the environment "
+                "stoker starts them itself",
+            )
+        )
+
+
+def _from_torchrun(environment: Mapping[str, str]) -> RankInfo:
+    wanted = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
+    if environment["WORLD_SIZE"] == "1":
+        wanted = wanted[:2]
+    missing = [name for name in wanted if name not in environment]
+    if missing:
+        are = "are" if len(missing) > 1 else "is"
+        raise UserError(
+            Problem(
+                f"RANK and WORLD_SIZE are set, as a launcher sets them, but {' and '.join(missing)} {are} not",
+                "set all of " + ", ".join(wanted) + ", or none of them: stoker then starts the processes itself",
+            )
+        )
+    rank, world, local_rank, local_world = (
+        _number(environment, name, default)
+        for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", None))
+    )
+    return RankInfo(rank, world, local_rank, local_world)
+
+
+def _number(environment: Mapping[str, str], name: str, default: int | None) -> int:
+    """A variable's number; without a default that of WORLD_SIZE, as on one machine."""
+    if name not in environment:
+        return int(environment["WORLD_SIZE"]) if default is None else default
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise UserError(f"the environment variable {name} is {environment[name]!r}, not a number") from None
+
+
+def _from_slurm(environment: Mapping[str, str]) -> RankInfo:
+    tasks = _expand_counts(environment["SLURM_STEP_TASKS_PER_NODE"])
+    job, step = int(environment["SLURM_JOB_ID"]), int(environment["SLURM_STEP_ID"])
+    host = environment.get("MASTER_ADDR") or first_host(environment["SLURM_STEP_NODELIST"])
+    port = int(environment.get("MASTER_PORT") or FIRST_PORT + (job * 31 + step) % PORTS)
+    return RankInfo(
+        int(environment["SLURM_PROCID"]),
+        int(environment["SLURM_STEP_NUM_TASKS"]),
+        int(environment["SLURM_LOCALID"]),
+        tasks[int(environment["SLURM_NODEID"])],
+        (host, port),
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first of Slurm's list of nodes: ``gpu[003-006,9],login`` -> ``gpu003``."""
+    match = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+    assert match is not None, nodes
+    return match[1] + (match[2] or "")
+
+
+def _expand_counts(text: str) -> list[int]:
+    """Slurm's tasks of each node: ``4(x2),3`` -> [4, 4, 3]."""
+    counts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in counts for _ in range(int(times or 1))]

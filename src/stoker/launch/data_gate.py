@@ -1,0 +1,30 @@
+"""What is looked at once, before processes start: the data of a job."""
+
+from __future__ import annotations
+
+from stoker.data.build_cache import Report
+from stoker.data.corpus import open_corpus
+from stoker.data.stored_audit import audited
+from stoker.errors import UserError
+from stoker.launch.run_spec import RunSpec
+from stoker.models.text import open_text_side
+
+
+def check_data(work: RunSpec, report: Report | None = None) -> None:
+    """What is wrong with a job's data is said once, before processes start; they find it tokenised and audited.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
+    """
+    if work.loaded.job.task == "module":
+        return
+    text = open_text_side(work.loaded, work.base)
+    job = work.loaded.job
+    job = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": text.seq_len})})
+    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=work.base, report=report, loaded=work.loaded)
+    try:
+        problems = audited(corpus, text.codec, work.loaded).problems
+    finally:
+        corpus.close()
+    if problems:
+        raise UserError(*problems)

@@ -1,0 +1,111 @@
+"""One process of a run that a launcher started: torchrun, srun, or any other. The launcher ends the others."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Self
+
+from stoker.checkpoint.collective import together
+from stoker.data.build_cache import Report
+from stoker.errors import RunFailed, UserError
+from stoker.hardware.process import end_with
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.exit_guard import guard
+from stoker.launch.first_failure import Failure, LeftToAnother, error_of, failure_of, first_of
+from stoker.launch.process_group import bind_to_loopback
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.worker import train
+from stoker.resilience.heartbeat import Heart
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_with_others
+
+SETTLE = 0.5  # seconds in which all processes that fail alike have said so
+
+
+def train_as_member(work: RunSpec, place: RankInfo, report: AbstractContextManager[Report]) -> RunResult:
+    """Trains as one of the processes that a launcher started; rank 0 holds the run's folder.
+
+    Raises:
+        UserError: as `stoker.launch.worker.train` does, in the process that failed first.
+        LeftToAnother: in the others.
+    """
+    starts = _Starts.of(os.environ)
+    if starts is not None:
+        end_with(os.getppid())  # an agent that is killed would leave it
+        place = replace(place, meet=starts.meet, agent=True) if place.world > 1 else place
+    work.failure_of(place.rank).unlink(missing_ok=True)  # of an earlier start
+    if place.local_world == place.world:
+        bind_to_loopback()
+    heart = Heart()
+    guard(heart, work, place.rank)
+    try:
+        return train(work, place=place, report=report, hold=_taken(work, place, starts), heart=heart)
+    except Exception as error:
+        heart.beat("end")
+        failures = _failures_beside(error, work, place)
+        speaks = first_of(failures).rank == place.rank if failures else place.speaks
+        if not speaks:
+            raise LeftToAnother(error.exit_code if isinstance(error, UserError) else 1) from None
+        if failures and isinstance(error, UserError):
+            raise error_of(failures, world=place.world) from None
+        if failures and first_of(failures).consequence:
+            why = str(first_of(failures).problems[0]).partition(" This is typically")[0]
+            raise RunFailed(
+                f"rank {place.rank}: another process of the run has ended, as the launcher's own log says ({why}). "
+                "Started again, by the launcher or by the same command, the run goes on from its newest state"
+            ) from error
+        raise
+
+
+@dataclass(frozen=True)
+class _Starts:
+    """What torchrun's agent tells the processes that it starts.
+
+    Attributes:
+        meet: host and port of the agents' store.
+        number: how often it has started them again.
+        most: how often it will.
+    """
+
+    meet: tuple[str, int]
+    number: int
+    most: int
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Self | None:
+        """None where another launcher started this process."""
+        if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return None
+        number, most = (int(environment[f"TORCHELASTIC_{name}"]) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+        return cls((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])), number, most)
+
+
+@contextmanager
+def _taken(work: RunSpec, place: RankInfo, starts: _Starts | None) -> Iterator[None]:
+    """Within it rank 0 holds the run's folder, and all share memory; that the folder is taken is the error of all."""
+    with ExitStack() as stack:
+        together(lambda: stack.enter_context(RunFolder(work.output).take()) if place.rank == 0 else None)
+        is_new = max(together(lambda: starts.number if starts is not None else 0)) == 0
+        first = place.local_rank == 0
+        with shared_with_others(
+            work.output,
+            clears=first and is_new,
+            removes=first,
+            again=starts is not None and starts.number < starts.most,
+            wait=lambda: together(lambda: None),
+        ):
+            yield
+
+
+def _failures_beside(error: Exception, work: RunSpec, place: RankInfo) -> list[Failure]:
+    """The failures of all processes so far; none where there is no folder yet to write them in."""
+    if not work.output.is_dir():
+        return []
+    work.logs.mkdir(exist_ok=True)
+    failure_of(error, place.rank).write(work.failure_of(place.rank))
+    time.sleep(SETTLE)
+    return work.failures()

@@ -1,0 +1,140 @@
+"""Which of several processes failed first, and in what words that is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
+from stoker.files import replace_file
+from stoker.hardware.machine_limits import machine_problem
+
+TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed)}
+# What a collective says when a process it waits for is gone, and what the store of the addresses says. The
+# process that is gone has the reason.
+PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")
+# What PyTorch raises where the processes cannot talk to each other, or a GPU does not answer.
+NETWORK = ("DistError", "DistNetworkError", "DistStoreError", "DistBackendError", "AcceleratorError", "ConnectionError")
+
+
+class RankFailed(RunFailed):
+    """A process of the run was killed or met a bug, whose traceback is the exception's note."""
+
+
+class Interrupted(Exception):
+    """Signal ``number`` ended the processes before they had an outcome."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
+
+
+class LeftToAnother(Exception):
+    """This process failed, and another one tells why. It ends with ``exit_code``."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one process failed.
+
+    Attributes:
+        rank: of the process.
+        time: seconds since 1970.
+        kind: name of the exception's class; ``exit`` of a process that had no time to raise one, ``hung`` of one that
+            stopped without ending.
+        problems: what a user is told.
+        consequence: whether it failed only because another process had gone.
+        traceback: of an error that was not foreseen; else empty.
+    """
+
+    rank: int
+    time: float
+    kind: str
+    problems: tuple[Problem, ...]
+    consequence: bool = False
+    traceback: str = ""
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON; who looks sees all of it or nothing."""
+        replace_file(path, json.dumps(asdict(self), ensure_ascii=False))
+
+    @classmethod
+    def read(cls, path: Path) -> Failure:
+        """What `write` wrote."""
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**values, "problems": tuple(Problem(**problem) for problem in values["problems"])})
+
+
+def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failure:
+    """How a process ended that had no time to say why; a negative code is the signal that killed it."""
+    how = f"ended with exit code {exit_code}"
+    if exit_code is not None and exit_code < 0:
+        how = f"was killed by {signal.Signals(-exit_code).name}"
+    return Failure(rank, time.time(), "exit", (Problem(f"process {pid} {how}"),))
+
+
+def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent: float) -> Failure:
+    """A process that was there and gave no sign of life for ``silent`` seconds."""
+    words = f"process {pid} stopped in step {step}, at `{phase}`: no sign of life for {silent:.0f} s"
+    return Failure(rank, time.time(), "hung", (Problem(words),))
+
+
+def failure_of(error: BaseException, rank: int) -> Failure:
+    """An exception of this process as others are told of it."""
+    if isinstance(error, UserError) and type(error).__name__ in TOLD:
+        return Failure(rank, time.time(), type(error).__name__, error.problems)
+    lacking = machine_problem(error)
+    if lacking is not None:
+        return Failure(rank, time.time(), type(error).__name__, (lacking,))
+    words = f"{type(error).__name__}: {error}".strip().removesuffix(":")
+    consequence = isinstance(error, (RuntimeError, ConnectionError)) and any(sign in words for sign in PEER_IS_GONE)
+    text = "".join(traceback.format_exception(error))
+    return Failure(rank, time.time(), type(error).__name__, (Problem(words),), consequence, text)
+
+
+def passes_by(failure: Failure, *, steps: int) -> bool:
+    """Whether it may not come again when the processes are started again.
+
+    What is told to users would: wrong input, a device that is missing, a loss that is not finite. So would a bug that
+    comes before the first step.
+
+    Args:
+        steps: that the processes had done since they were started.
+    """
+    if failure.kind in ("exit", "hung") or failure.consequence:
+        return True
+    return failure.kind not in TOLD and (steps > 0 or failure.kind in NETWORK)
+
+
+def first_of(failures: Sequence[Failure]) -> Failure:
+    """The one that the others followed from."""
+    return min(failures, key=lambda failure: (failure.consequence, failure.time))
+
+
+def error_of(failures: Sequence[Failure], *, world: int, where: str = "") -> UserError:
+    """The first failure as an exception of its own class; it names the rank unless all processes say the same.
+
+    Args:
+        world: processes of the run.
+        where: where to read on, after an error that was not foreseen.
+    """
+    first = first_of(failures)
+    kind = TOLD.get(first.kind, RankFailed)
+    together = len(failures) == world and len({(f.kind, f.problems) for f in failures}) == 1
+    prefix = "" if together and kind is not RankFailed else f"rank {first.rank}: "
+    problems = [replace(problem, message=prefix + problem.message) for problem in first.problems]
+    if kind is RankFailed:
+        problems = [replace(problem, suggestion=where) for problem in problems]
+    error = kind(*problems)
+    if first.traceback:
+        error.add_note(first.traceback)
+    return error

@@ -1,0 +1,31 @@
+"""The server that a run's and a pool's processes are forked from: it loads what they need while others go on.
+
+A process has one such server, whoever asks for it first.
+
+Light to import, so that it can be started before anything else is loaded.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+
+# On other systems forks do not go well with what libraries start.
+START = "forkserver" if sys.platform == "linux" else "spawn"
+# What it loads, once: seconds of each process' start otherwise.
+PRELOADED = [
+    "stoker.launch.forkserver_preload",
+    "stoker.launch.worker",
+    "stoker.models.load_model",
+    "torch.distributed.pipelining",
+    "torch.distributed.checkpoint",
+]
+
+
+def start_server() -> None:
+    """Starts it, where it does not run yet; from the main thread, with which it ends."""
+    if START == "forkserver":
+        from multiprocessing import forkserver
+
+        multiprocessing.get_context(START).set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()

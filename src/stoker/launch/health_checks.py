@@ -1,0 +1,130 @@
+"""The tests of every device and machine, before training and after a fault, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from stoker.checkpoint.run_weights import trainable
+from stoker.errors import CannotRun, Problem
+from stoker.job.layout import Layout
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.run_spec import RunSpec
+from stoker.launch.shrink import leave_out
+from stoker.resilience.node_check import (
+    NodeFinding,
+    Report,
+    check_device,
+    code_differs,
+    data_differs,
+    disk,
+    findings,
+    shared,
+)
+from stoker.runs.run_folder import RunFolder
+from stoker.train.prepare import Prepared
+from stoker.train.progress import Display
+
+MOMENTS = {"adamw": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parameter; adafactor's are small
+
+
+class Checks:
+    """The tests of one start: of the devices as soon as the processes can talk, of the rest once all is prepared."""
+
+    def __init__(self, work: RunSpec, place: RankInfo | None, device: torch.device) -> None:
+        """Tests the devices; a collective.
+
+        Raises:
+            CannotRun: one of them does not do.
+        """
+        self._work = work
+        self._rank = place.rank if place else 0
+        self._is_first_here = place is None or place.local_rank == 0
+        self.reports = shared(check_device(device, self._rank))
+        self.found = findings(self.reports)
+        out = [finding for finding in self.found if finding.out]
+        if out:
+            self._leave_out(out)
+        other = code_differs(self.reports)
+        if other is not None:
+            raise CannotRun(
+                Problem(
+                    f"rank {other.rank} on {other.host} runs other code than rank 0 on {self.reports[0].host}",
+                    "install the same Stoker, Python and PyTorch on all machines",
+                )
+            )
+
+    def _leave_out(self, out: Sequence[NodeFinding]) -> None:
+        if self._rank == 0:
+            leave_out(self._work, [finding.rank for finding in out])
+        raise CannotRun(
+            *[Problem(finding.words, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
+        )
+
+    def finish(self, prepared: Prepared, layout: Layout, display: Display) -> None:
+        """Compares the data, looks at the disk, and records everything; a collective.
+
+        Raises:
+            CannotRun: a machine reads other data, or there is no room for the first checkpoint.
+        """
+        differs = data_differs(prepared.fingerprints)
+        if differs is not None:
+            rank, name = differs
+            raise CannotRun(
+                Problem(
+                    f"rank {rank} on {self.reports[rank].host} reads other data in {name} than rank 0 on "
+                    f"{self.reports[0].host}",
+                    "give all machines the same files",
+                )
+            )
+        needed = state_bytes(prepared, layout)
+        folder = checkpoints_of(self._work)
+        free = rate = None
+        if folder is not None and self._is_first_here:
+            free, rate = disk(folder)
+            if free < needed and not list(folder.glob("step-*")):
+                raise CannotRun(
+                    Problem(
+                        f"{folder} has room for {free / 2**30:.2f} GiB, and a checkpoint takes {needed / 2**30:.2f}",
+                        "make room, or give another place with `checkpoint.to`",
+                    )
+                )
+        for finding in self.found:
+            display.note(finding.words)
+        if self._rank == 0:
+            RunFolder(self._work.output).event("checked", **_values(self.reports, self.found, needed, free, rate))
+
+
+def checkpoints_of(work: RunSpec) -> Path | None:
+    """Where a run's checkpoints are; None where that is no folder."""
+    to = work.loaded.job.checkpoint.to
+    if to is None:
+        return RunFolder(work.output).checkpoints
+    return None if "://" in to else work.base / to
+
+
+def state_bytes(prepared: Prepared, layout: Layout) -> int:
+    """About as much as a checkpoint takes: what is trained, with the optimizer's moments; a collective."""
+    parameters = trainable(prepared.task.model).values()
+    held = [p.to_local() if isinstance(p, DTensor) else p for p in parameters]
+    mine = torch.tensor(sum(p.numel() * p.element_size() for p in held), dtype=torch.int64)
+    if dist.is_initialized():
+        dist.all_reduce(mine)
+    parts = layout.tensor * layout.pipeline * (layout.sharers if layout.zero == 3 else 1)
+    return int(mine) * parts // layout.world * (1 + MOMENTS[prepared.job.train.optimizer])
+
+
+def _values(
+    reports: Sequence[Report], found: Sequence[NodeFinding], needed: int, free: int | None, rate: float | None
+) -> Mapping[str, object]:
+    gflops = {report.where: round(report.rate / 1e9, 1) for report in reports}
+    values: dict[str, object] = {"seconds": round(max(r.seconds for r in reports), 3), "gflops": gflops}
+    if len(reports) > 1:
+        values["reduce_mb_s"] = round(min(r.reduce for r in reports) / 1e6, 1)
+    if free is not None and rate is not None:
+        values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
+    return {**values, "found": [finding.words for finding in found]}

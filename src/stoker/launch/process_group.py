@@ -1,0 +1,113 @@
+"""The process group of a run: which back end it talks through, over what, and how many threads each process takes."""
+
+from __future__ import annotations
+
+import hmac
+import io
+import os
+import pickle
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from typing import IO, Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from stoker.hardware.process import available_cores
+from stoker.launch.cluster_env import LOOPBACK
+
+SECRET = MAC = 32  # bytes
+
+
+def backend_of(device_type: str) -> str:
+    """GPUs talk through NCCL, and what lies in the host's memory through gloo."""
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+
+
+@contextmanager
+def process_group(
+    device: torch.device, *, rank: int, world: int, store: dist.Store | None = None, timeout: float
+) -> Iterator[None]:
+    """Within it the processes of a run can talk to each other.
+
+    Args:
+        store: where they find each other; by default the one that MASTER_ADDR and MASTER_PORT name.
+        timeout: seconds that a process waits for the others in one collective.
+    """
+    dist.init_process_group(
+        backend_of(device.type),
+        rank=rank,
+        world_size=world,
+        store=store,
+        timeout=timedelta(seconds=timeout),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def bind_to_loopback() -> None:
+    """Makes the groups of this process bind to the loopback interface, and look up no host name."""
+    interfaces = psutil.net_if_addrs().items()
+    name = next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo")
+    os.environ["GLOO_SOCKET_IFNAME"] = name
+    os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"
+
+
+def new_secret() -> bytes:
+    """A secret for the processes of one run."""
+    return secrets.token_bytes(SECRET)
+
+
+def seal_objects(secret: bytes) -> None:
+    """Makes the object collectives of this process unpickle only what a process with the same secret has sent.
+
+    Gloo takes whoever connects to its port first for the peer, and any user of this machine can connect to loopback.
+    """
+    distributed_c10d._pickler = partial(_SealingPickler, secret)  # type: ignore[assignment]
+    distributed_c10d._unpickler = partial(_SealedUnpickler, secret)  # type: ignore[assignment]
+
+
+class _SealingPickler:
+    """Writes a pickle behind its message authentication code."""
+
+    def __init__(self, secret: bytes, file: IO[bytes]) -> None:
+        self._secret, self._file = secret, file
+
+    def dump(self, value: Any) -> None:
+        pickled = pickle.dumps(value)
+        self._file.write(_mac(self._secret, pickled) + pickled)
+
+
+class _SealedUnpickler:
+    """Reads what `_SealingPickler` wrote.
+
+    Raises:
+        ConnectionError: a process without the secret wrote it.
+    """
+
+    def __init__(self, secret: bytes, file: io.BytesIO) -> None:
+        self._secret, self._file = secret, file
+
+    def load(self) -> Any:
+        code, pickled = self._file.read(MAC), self._file.read()
+        if not hmac.compare_digest(code, _mac(self._secret, pickled)):
+            raise ConnectionError("an object came from a process that does not belong to this run")
+        return pickle.loads(pickled)
+
+
+def _mac(secret: bytes, pickled: bytes) -> bytes:
+    return hmac.digest(secret, pickled, "sha256")
+
+
+def share_cores(processes: int) -> None:
+    """Gives this process its part of the machine's cores, unless OMP_NUM_THREADS says how many threads it takes."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, available_cores() // processes))

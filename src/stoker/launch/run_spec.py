@@ -1,0 +1,95 @@
+"""What the processes of a run are told, where they leave their logs, and what they answer.
+
+Light to import: a process' log begins before anything heavy is loaded, which may have something to say, and who
+waits for the processes need not load what they train with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.job import LoadedJob
+from stoker.job.layout import Layout, layout_of
+from stoker.job.yaml_document import JobDocument
+from stoker.launch.first_failure import Failure
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """What is trained, and where.
+
+    Attributes:
+        base: what the job's relative paths begin at.
+        output: the run's folder.
+        quiet: whether no progress is shown.
+        read: the job as it was read, where the planner has chosen its layout since; else None.
+    """
+
+    loaded: LoadedJob
+    base: Path
+    output: Path
+    quiet: bool = False
+    read: JobDocument | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.loaded.job)
+
+    @property
+    def devices(self) -> Sequence[int] | None:
+        """The GPUs that are asked for, if they are."""
+        devices = self.loaded.job.parallel.devices
+        return None if devices == "auto" else devices
+
+    @property
+    def logs(self) -> Path:
+        """Where each rank's output, and how it failed, is kept."""
+        return self.output / "logs"
+
+    def log_of(self, rank: int) -> Path:
+        """What a rank printed."""
+        return self.logs / f"rank-{rank}.log"
+
+    def failure_of(self, rank: int) -> Path:
+        """How a rank failed."""
+        return self.logs / f"rank-{rank}.error.json"
+
+    def forget_failures(self) -> None:
+        """Removes what an earlier start of the run said."""
+        for path in self.logs.glob("rank-*.error.json"):
+            path.unlink()
+
+    def failures(self) -> list[Failure]:
+        """How the ranks failed that did, and could say so."""
+        return [Failure.read(path) for path in sorted(self.logs.glob("rank-*.error.json"))]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended, and what is told of it.
+
+    Attributes:
+        state: ``done`` or ``stopped``.
+        step, steps: done, and of the whole run.
+        signal: that stopped it.
+        first_loss, last_loss: of its first and its newest step.
+        held_out_before, held_out: held-out loss before the first step and at the end; None where there was none.
+        best_loss, best_step: of the lowest held-out loss.
+        keep_best: whether that step's checkpoint is kept.
+        unit: what the loss is a mean over: ``token`` or ``sample``.
+    """
+
+    state: str
+    step: int
+    steps: int
+    signal: int | None
+    first_loss: float | None
+    last_loss: float | None
+    held_out_before: float | None
+    held_out: float | None
+    best_loss: float | None
+    best_step: int | None
+    keep_best: bool
+    unit: str

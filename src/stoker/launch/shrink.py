@@ -1,0 +1,93 @@
+"""The job on fewer devices: when one stays away, training goes on without it, with the same batch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from stoker.hardware.detect_machine import this_machine, this_processor
+from stoker.job.key_paths import KeyPath
+from stoker.job.layout import layout_of
+from stoker.job.load_job import JobError, LoadedJob, check_document
+from stoker.job.yaml_document import JobDocument, Mark
+from stoker.launch.run_spec import RunSpec
+from stoker.runs.shm_folder import has_folder, shared_folder
+
+OUT = "left-out.json"
+
+
+def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | None, left: int) -> LoadedJob | None:
+    """The job for at most ``left`` processes: with fewer data-parallel ones, or planned anew where it was planned.
+
+    The batch stays what it is; passes and accumulation follow from it. None where no layout does.
+
+    Args:
+        current: as it ran.
+        read: as it was read, with `parallel: auto` where that was written.
+        devices: numbers of the GPUs that are left; None on processors.
+
+    Raises:
+        CannotRun: the planner finds nothing that fits.
+    """
+    if read.planned:
+        from stoker.launch.auto_parallel import with_plan
+
+        values: dict[str, Any] = {"train.batch": current.job.train.batch}
+        values |= {} if devices is None else {"parallel.devices": devices}
+        cluster = this_processor(left) if devices is None else this_machine(len(devices))
+        return with_plan(check_document(_written(read, values, dropped=())), cluster=cluster)
+    layout, batch = layout_of(current.job), current.job.train.batch
+    unit = layout.world // layout.data
+    sharded = layout.shard_size if layout.shard_size < layout.data else None
+    for data in range(min(layout.data - 1, left // unit), 0, -1):
+        values = {"parallel.data": data, "train.batch": batch}
+        dropped = ["train.accumulation", "parallel.shard_size"]
+        if devices is not None:
+            values["parallel.devices"] = devices[: data * unit]
+        if sharded is not None and data % sharded == 0 and data > sharded:
+            dropped.remove("parallel.shard_size")
+        if data == 1:
+            dropped.append("parallel.shard")
+        for also in ((), ("train.micro_batch",)):
+            document = _written(current.document, values, dropped=(*dropped, *also))
+            try:
+                found = check_document(document)
+            except JobError:
+                continue
+            if layout_of(found.job).world == data * unit:
+                return found
+    return None
+
+
+def leave_out(work: RunSpec, ranks: list[int]) -> None:
+    """Tells whoever started the processes whose devices did not pass; nothing where a launcher did."""
+    if has_folder(work.output):
+        (shared_folder(work.output) / OUT).write_text(json.dumps(ranks))
+
+
+def left_out(work: RunSpec) -> list[int]:
+    """What `leave_out` told, once."""
+    path = shared_folder(work.output) / OUT
+    if not has_folder(work.output) or not path.is_file():
+        return []
+    ranks: list[int] = json.loads(path.read_text())
+    path.unlink()
+    return ranks
+
+
+def _written(document: JobDocument, values: dict[str, Any], *, dropped: tuple[str, ...]) -> JobDocument:
+    """The document with other values of keys ``block.key``, and without some."""
+    data = {name: dict(value) if isinstance(value, dict) else value for name, value in document.data.items()}
+    marks: dict[KeyPath, Mark] = dict(document.marks)
+    for key in dropped:
+        block, name = key.split(".")
+        if isinstance(data.get(block), dict):
+            data[block].pop(name, None)
+            marks.pop((block, name), None)
+    for key, value in values.items():
+        block, name = key.split(".")
+        holder = data.setdefault(block, {})
+        holder[name] = value
+        marks.setdefault((block, name), Mark(document.file, (1, 1), (1, 1)))
+    return replace(document, data=data, marks=marks)

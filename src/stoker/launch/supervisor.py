@@ -1,0 +1,232 @@
+"""Starts the processes of a run on this machine, starts them again when something breaks, tells how they ended."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stoker.errors import CannotRun, RunFailed, UserError
+from stoker.launch.first_failure import Failure, Interrupted, error_of, first_of
+from stoker.launch.forkserver import start_server
+from stoker.launch.heartbeat_thread import has_nccl
+from stoker.launch.monitor import Watch, record
+from stoker.launch.processes import Processes
+from stoker.launch.restart_policy import Restarts
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.launch.shrink import left_out, with_fewer
+from stoker.launch.worker_main import Entry
+from stoker.resilience.deadline import seconds_left
+from stoker.resilience.stop_signals import STOPPING, handled_by
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import SharedFolder, shared_memory
+from stoker.terminal import unescaped
+
+POLL = 0.05  # seconds between two looks at the processes
+SHOW_CURSOR = "\x1b[?25h"
+
+
+def train_here(work: RunSpec, entry: Entry | None = None) -> RunResult:
+    """Trains in as many processes as the layout has; the caller holds the run's folder.
+
+    A process that dies or stops ends the others, and all are started again from the newest state, as the job's
+    `faults` says. The first SIGINT or SIGTERM is handed on to all of them, which stop after their step; a second
+    ends them, and so does the deadline after a SIGTERM.
+
+    Args:
+        entry: what each process calls instead of training.
+
+    Raises:
+        UserError: a process raised one; of the same class, with the same words.
+        RankFailed: a process met a bug or was killed.
+        Interrupted: a signal ended the processes before they had an outcome.
+    """
+    work.logs.mkdir(parents=True, exist_ok=True)
+    asked: list[int] = []
+
+    def ask(number: int, _: Any) -> None:
+        if not asked:
+            tell(work, STOPPING)
+        asked.append(number)
+
+    with shared_memory(work.output) as shared, handled_by(ask):
+        start_server()
+        return _Supervisor(work, entry, shared, asked).run()
+
+
+def tell(work: RunSpec, text: str) -> None:
+    """Tells the user something, beside the live line of a process, which draws it again."""
+    if not work.quiet:
+        if sys.stdout.isatty():
+            unescaped(sys.stdout).write("\r\x1b[2K")
+        print(text, flush=True)
+
+
+@dataclass(frozen=True)
+class _Broken:
+    """How a start of the processes broke: all failures, and what was seen of it."""
+
+    failures: list[Failure]
+    watch: Watch
+    noticed: float
+
+
+class _Supervisor:
+    """Starts the processes until they end well, or starting them again is of no use."""
+
+    def __init__(self, work: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> None:
+        self._work, self._entry, self._shared, self._asked = work, entry, shared, asked
+        self._run = RunFolder(work.output)
+        self._restarts = Restarts(work.loaded.job.faults)
+        self._nccl = has_nccl()
+        self._deadline: float | None = None
+        self._longest: dict[str, float] = {}  # evaluation and save of all starts
+        self._broke: _Broken | None = None  # the last start, until the processes are at work again
+        self._attempt = 0
+
+    def run(self) -> RunResult:
+        while True:
+            try:
+                ended = self._start()
+            except Interrupted as interrupted:
+                record(self._run, "interrupted", error=str(interrupted))
+                raise
+            if isinstance(ended, RunResult):
+                return ended
+            failures, world, done = ended.failures, self._work.layout.world, max(ended.watch.done, 0)
+            first = first_of(failures)
+            log = self._work.log_of(first.rank)
+            error = error_of(failures, world=world, where=f"its log is {log}")
+            again = self._restarts.after(first, done=ended.watch.done, steps=ended.watch.steps)
+            if self._shrink(error):
+                self._broke, self._attempt = ended, self._attempt + 1
+                continue
+            if again is None:
+                self._show_cursor()
+                if isinstance(error, RunFailed):
+                    record(self._run, "failed", step=done, error=f"{first.kind}: {error}")
+                raise error
+            record(
+                self._run,
+                "fault",
+                rank=first.rank,
+                cause=first.kind,
+                error=str(first.problems[0]),
+                step=done,
+                noticed=round(ended.watch.silence(first.rank, ended.noticed), 3),
+                restart=again.number,
+                of=self._restarts.most,
+                back_off=again.wait,
+            )
+            self._say(f"{error}\nstarting again ({again.number} of {self._restarts.most})")
+            self._broke, self._attempt = ended, self._attempt + 1
+            self._wait(again.wait)
+
+    def _shrink(self, error: UserError) -> bool:
+        """Goes on without the devices that stay away, where the job says so and there are others."""
+        lost = left_out(self._work)
+        if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
+            lost = [self._restarts.lost]
+        if not lost or self._work.loaded.job.faults.lost != "shrink":
+            return False
+        layout = self._work.layout
+        devices = None
+        if self._nccl:
+            named = self._work.devices or range(layout.world)
+            devices = [device for rank, device in enumerate(named) if rank not in lost]
+        read = self._work.read or self._work.loaded.document
+        fewer = with_fewer(self._work.loaded, read, devices=devices, left=layout.world - len(lost))
+        if fewer is None:
+            return False
+        self._work = replace(self._work, loaded=fewer)
+        self._restarts.begin_anew()
+        now = self._work.layout
+        record(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
+        self._say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
+        return True
+
+    def _start(self) -> RunResult | _Broken:
+        """Starts the processes once and watches them to their end."""
+        work = self._work
+        work.forget_failures()
+        self._shared.keep()
+        for left in self._shared.path.glob("heart-*"):
+            left.unlink()
+        watch = Watch(work, self._shared.path, say=self._say, nccl=self._nccl, longest=self._longest)
+        meet = self._shared.path / f"meet-{self._attempt}"
+        processes = Processes(work, self._entry, meet=meet, asked=self._asked)
+        noticed = None
+        try:
+            processes.start()
+            while processes.pids:
+                processes.look()
+                self._shared.keep()
+                if watch.look(processes.pids) is not None or self._is_late():
+                    processes.kill()
+                if noticed is None and (processes.one_has_failed or watch.hung):
+                    noticed = time.monotonic()
+                self._tell_restarted(watch)
+                processes.wait(POLL)
+            processes.look()
+        finally:
+            processes.kill()
+            watch.close()
+        ending = processes.ending()
+        if ending is not None:
+            return ending
+        if self._asked:
+            raise Interrupted(self._asked[0])
+        failures = [watch.hung] if watch.hung else work.failures()
+        failures += processes.failures({failure.rank for failure in failures})
+        if not failures:
+            raise RunFailed(f"the processes ended without an outcome; their logs are in {work.logs}")
+        return _Broken(failures, watch, noticed or time.monotonic())
+
+    def _is_late(self) -> bool:
+        """Whether the deadline after a SIGTERM has come: what is saved by now counts."""
+        if signal.SIGTERM not in self._asked:
+            return False
+        if self._deadline is None:
+            self._deadline = time.monotonic() + seconds_left(self._work.loaded.job.faults)
+        return time.monotonic() > self._deadline
+
+    def _tell_restarted(self, watch: Watch) -> None:
+        """Once the processes have done a step again: how long it took, and where the time went."""
+        if self._broke is None or "stepped" not in watch.moments:
+            return
+        broke, moments = self._broke, watch.moments
+        first = first_of(broke.failures)
+        seconds = {
+            "noticed": broke.watch.silence(first.rank, broke.noticed),
+            "started": moments["started"] - broke.noticed,
+            "restored": moments["restored"] - moments["started"],
+            "stepped": moments["stepped"] - moments["restored"],
+        }
+        record(
+            self._run,
+            "restarted",
+            attempt=self._attempt,
+            seconds=round(sum(seconds.values()), 3),
+            split={name: round(value, 3) for name, value in seconds.items()},
+            step=min(pulse.done for pulse in watch.pulses.values()),
+        )
+        self._broke = None
+
+    def _wait(self, seconds: float) -> None:
+        """The back-off; a signal ends the run."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._asked:
+                raise Interrupted(self._asked[0])
+            time.sleep(min(POLL, seconds))
+
+    def _say(self, text: str) -> None:
+        tell(self._work, text)
+
+    def _show_cursor(self) -> None:
+        """The live line of a process that was killed had hidden it."""
+        if sys.stdout.isatty():
+            unescaped(sys.stdout).write(SHOW_CURSOR)
+            sys.stdout.flush()

@@ -1,0 +1,105 @@
+"""One process that `stoker train` started: it ends with its parent, keeps a log, and says how it failed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+from stoker.console import Console
+from stoker.files import no_link
+from stoker.hardware.process import end_with
+from stoker.launch.cluster_env import RankInfo
+from stoker.launch.first_failure import failure_of
+from stoker.launch.heartbeat_thread import beating
+from stoker.launch.process_group import bind_to_loopback, seal_objects
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.resilience.deadline import SIGNAL_EXIT
+from stoker.resilience.stack_dumps import write_stacks_when_asked
+from stoker.resilience.stop_signals import STOPS
+from stoker.train.progress import KeptConsole
+
+Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`
+
+
+def main(
+    result: Connection, work: RunSpec, place: RankInfo, secret: bytes, pickled_entry: bytes | None, parent: int | None
+) -> None:
+    """Trains, or calls another ``entry(work, place=..., console=...)``, and keeps what is printed in a log.
+
+    Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
+    are blocked until there is a handler.
+
+    Args:
+        result: takes how the run ended.
+        secret: that the processes of the run share.
+        parent: process id of the one that started this; None where this process was forked from a server, which
+            ends with that one.
+    """
+    end_with(parent or os.getppid())
+    os.setsid()
+    os.environ |= _as_launched(place)
+    console = _keep_log(work.log_of(place.rank), place, work)
+    logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
+    write_stacks_when_asked(work.logs, place.rank)
+    for number in STOPS:
+        signal.signal(number, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    try:
+        bind_to_loopback()
+        seal_objects(secret)
+        result.send(_entry(pickled_entry, work, place)(work, place=place, console=console))
+        return
+    except KeyboardInterrupt:
+        code = SIGNAL_EXIT + signal.SIGTERM
+    except BaseException as error:
+        failure_of(error, place.rank).write(work.failure_of(place.rank))
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
+
+
+def _as_launched(place: RankInfo) -> dict[str, str]:
+    """The variables that user code and libraries read to learn which process they are in."""
+    return {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world),
+    }
+
+
+def _entry(pickled: bytes | None, work: RunSpec, place: RankInfo) -> Entry:
+    if pickled is not None:
+        return cast(Entry, pickle.loads(pickled))
+    from stoker.launch.worker import train
+
+    return partial(train, heart=beating(work, place))
+
+
+def _stop(*_: Any) -> None:
+    """Before the first step there is nothing to save."""
+    raise KeyboardInterrupt
+
+
+def _keep_log(path: Path, place: RankInfo, work: RunSpec) -> Console | None:
+    """From now on what this process prints goes into a file; gives rank 0 what it printed to before."""
+    console = KeptConsole(os.dup(1)) if place.rank == 0 else None
+    log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    began = time.strftime("%Y-%m-%d %H:%M:%S")
+    print(f"-- {began} rank {place.rank} of {place.world}, process {os.getpid()}: {work.layout.describe()}", flush=True)
+    return console

@@ -1,0 +1,206 @@
+"""Which layers of a model get an adapter, and which are trained whole beside it.
+
+A user names layers as transformers does. Of a layer that is split for training the whole name means all parts;
+the parts have names of their own below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from peft import LoraConfig
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from stoker.errors import UserError
+from stoker.job.schema import TuneBlock
+from stoker.job.tune_keys import block_numbers
+from stoker.models.families import family_of
+from stoker.models.split_fused import Parts
+
+WILD = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class AdaptableLayer:
+    """A layer that can get an adapter.
+
+    Attributes:
+        name: in training.
+        called: what transformers calls it; of a part of a fused layer, the whole.
+        stacked: whether it is a parameter that holds the matrices of all experts, and not a module.
+        inner: whether a pattern may mean it: neither the embedding nor the head.
+    """
+
+    name: str
+    called: str
+    stacked: bool = False
+    inner: bool = True
+
+
+def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
+    """The layers of a model that can get an adapter, its fused layers split or not."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    split = {name for name, module in model.named_modules() if isinstance(module, Parts)}
+    found = []
+    for name, module in model.named_modules():
+        holder = name.rpartition(".")[0]
+        called = holder if holder in split else name
+        if isinstance(module, (nn.Linear, Conv1D)) or module is embedding:
+            found.append(AdaptableLayer(name, called, inner=module is not head and module is not embedding))
+        experts = getattr(module, "num_experts", None)
+        stacks = (k for k, p in module.named_parameters(recurse=False) if p.dim() == 3 and p.shape[0] == experts)
+        found += [AdaptableLayer(f"{name}.{key}", f"{name}.{key}", stacked=True) for key in stacks]
+    return found
+
+
+def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[str]) -> list[AdaptableLayer]:
+    """The layers that a ``tune:`` block gives adapters to, in the model's order.
+
+    ``all-linear`` is every linear layer but the head. It is neither the routers of a mixture of experts nor its
+    stacked experts, whose adapters cost a copy of all experts in each pass; those get adapters where they are named.
+
+    Args:
+        whole: names of the modules that are trained whole; they get none.
+
+    Raises:
+        UserError: a target or a number of blocks means no layer that can have an adapter.
+    """
+    layers = layers_of(model)
+    free = [layer for layer in layers if not _is_within(layer.called, whole)]
+    adaptable = _adaptable(model)
+    if tune.targets == "all-linear":
+        chosen = {layer for layer in free if layer.inner and not layer.stacked and adaptable(layer)}
+    else:
+        chosen = set()
+        for target in tune.targets:
+            chosen |= _meant(target, layers, free, adaptable)
+    kept = _in_blocks(model, tune.layers)
+    found = [layer for layer in layers if layer in chosen and kept(layer.name)]
+    if not found:
+        where = "" if tune.layers == "all" else f" in the blocks {tune.layers}"
+        raise UserError(f"tune.targets: the model has no layer to adapt{where} that is meant by {tune.targets}")
+    if any(layer.stacked for layer in found) and (tune.dropout or tune.dora):
+        key = "dropout" if tune.dropout else "dora"
+        name = next(layer.name for layer in found if layer.stacked)
+        raise UserError(f"tune.{key}: the adapter of stacked experts ({name}) cannot have it; leave out one")
+    return found
+
+
+def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
+    """The modules that ``tune.modules_to_save`` means, by the names that transformers has for them, in its order.
+
+    Weights that are tied stay tied: who names one of two layers that share a matrix trains it in both.
+
+    Raises:
+        UserError: a name means no module with parameters.
+    """
+    split = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Parts))
+    modules = {
+        name: module
+        for name, module in model.named_modules()
+        if name and not name.startswith(split) and next(module.parameters(), None) is not None
+    }
+    chosen: set[str] = set()
+    for name in names:
+        meant = {module for module in modules if means(name, module)}
+        if not meant:
+            raise UserError(_unknown("tune.modules_to_save", "module", name, modules))
+        chosen |= meant
+    trained = {id(p) for name in chosen for p in modules[name].parameters()}
+    for name, module in modules.items():
+        if any(id(p) in trained for p in module.parameters(recurse=False)):
+            chosen.add(name)
+    return [name for name in modules if name in chosen and not _is_within(name.rpartition(".")[0], chosen)]
+
+
+def means(written: str, name: str) -> bool:
+    """Whether a written name or pattern means a full name: all of it, or its end from a dot on."""
+    if WILD.intersection(written):
+        return fnmatchcase(name, written) or fnmatchcase(name, f"*.{written}")
+    return name == written or name.endswith(f".{written}")
+
+
+def blocks_path(model: PreTrainedModel) -> str:
+    """Where the blocks of a model are: as its family says, else the list that holds most parameters."""
+    family = family_of(model.config)
+    if family is not None:
+        return family.blocks
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    return max(lists, key=lambda name: sum(p.numel() for p in lists[name].parameters()), default="")
+
+
+def _in_blocks(model: PreTrainedModel, written: str) -> Callable[[str], bool]:
+    if written == "all":
+        return lambda _: True
+    path = blocks_path(model)
+    if not path:
+        raise UserError("tune.layers: this model has no list of blocks; write all")
+    numbers = block_numbers(written, len(list(model.get_submodule(path).children())))
+    inside = tuple(f"{path}.{number}." for number in numbers)
+    return lambda name: name.startswith(inside)
+
+
+def _meant(
+    target: str, layers: list[AdaptableLayer], free: list[AdaptableLayer], adaptable: Callable[[AdaptableLayer], bool]
+) -> set[AdaptableLayer]:
+    pattern = bool(WILD.intersection(target))
+    able = [layer for layer in layers if layer.inner or not pattern]
+    found = {layer for layer in able if means(target, layer.called) or means(target, layer.name)}
+    if not found:
+        raise UserError(_unknown("tune.targets", "layer", target, [layer.called for layer in layers]))
+    if not found.intersection(free):
+        raise UserError(f"tune.targets: {target!r} is trained whole by modules_to_save, and gets no adapter beside it")
+    reached = {layer for layer in found.intersection(free) if adaptable(layer)}
+    if not reached:
+        raise UserError(
+            f"tune.targets: peft takes the name {target!r} for that of this model's experts, and cannot adapt a dense "
+            "layer of this name; leave it out, or train the layer whole by modules_to_save"
+        )
+    return reached
+
+
+def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
+    """Whether peft's file can name a layer.
+
+    Of some mixtures of experts peft reads the names that the experts' matrices had when they lay one by one
+    (``gate_proj``) as those of the stacked ones, so that a dense layer of that name has none.
+    """
+
+    @cache
+    def kept(leaf: str) -> bool:
+        config: Any = LoraConfig(target_modules=[leaf])
+        try:
+            convert_peft_config_for_transformers(config, model, None)
+        except ValueError:  # one of two names that are one matrix now
+            return False
+        return config.target_modules == {leaf}
+
+    return lambda layer: layer.stacked or kept(layer.name.rpartition(".")[2])
+
+
+def _is_within(name: str, modules: Collection[str]) -> bool:
+    """Whether a name is one of these, or below one."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def _unknown(key: str, kind: str, written: str, names: Iterable[str]) -> str:
+    """What is said of a name that means nothing: the nearest, and what there is."""
+    leaves = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
+    parts = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
+    near = written
+    for word in written.split("."):
+        if word and word not in parts and not WILD.intersection(word) and not word.isdigit():
+            close = get_close_matches(word, leaves, 1) or get_close_matches(word, parts, 1)
+            near = near.replace(word, close[0]) if close else ""
+    if near == written and written in parts and any(means(f"{written}.*", name) for name in names):
+        near = f"{written}.*"
+    hint = f"did you mean {near!r}? " if near and near != written else ""
+    return f"{key}: the model has no {kind} {written!r}; {hint}it has {', '.join(leaves)}"

@@ -1,0 +1,120 @@
+"""The job's model, ready to be trained: its weights, on its device, with its adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
+
+from stoker.errors import Problem, UserError
+from stoker.hardware.device import Device
+from stoker.job.resolved import ResolvedJob
+from stoker.job.tune_keys import ADAPTERS
+from stoker.models.adapters import add_adapter
+from stoker.models.load_model import Blank, blank_model
+from stoker.models.lora import fuse_lora
+from stoker.models.meta_model import allocate
+from stoker.models.prepare_architecture import training_form
+from stoker.models.quantise import cut_by
+from stoker.models.resize_embeddings import NewRows, enlarge, untrained
+from stoker.models.tokenizer import extension_of
+from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, Prompt, add_virtual_tokens
+from stoker.models.weight_source import Assembled, fill_whole
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model as it is trained, in training mode, and where its weights come from.
+
+    Attributes:
+        model: with its parameters on the meta device, its buffers real. Only a quantised base has its weights already.
+        weights: by the names that the model's parameters have now.
+        new_rows: of tokens that the model did not have; None where it had all.
+    """
+
+    model: nn.Module
+    weights: Assembled
+    new_rows: NewRows | None = None
+
+
+def build_meta(
+    job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None, text: Sequence[int] | None = None
+) -> Built:
+    """The job's model without memory: fused layers split, adapters inserted.
+
+    Args:
+        base: the folder that relative paths start from.
+        stop_id: of a model from scratch, the end token to write into its configuration.
+        text: token ids of ``tune.text``.
+
+    Raises:
+        UserError: the model cannot be found or loaded, a target of the adapters names no layer, or the rows of new
+            tokens would not be trained.
+    """
+    assert job.model is not None
+    # Trained weights are float32 (float64 where that is asked for); a frozen base is held as it is computed in.
+    trained = torch.float64 if device.precision == "fp64" else torch.float32
+    frozen = job.tune.method != "full"
+    dtype = (device.autocast_dtype if frozen else None) or trained
+    storage = dtype if cut_by(job) else torch.uint8
+    blank = blank_model(job.model, base, seed=job.seed, dtype=dtype, stop_id=stop_id, storage=storage)
+    extension, new_rows = extension_of(job, base), None
+    if extension is not None:
+        blank, new_rows = enlarge(blank, extension)
+        why = untrained(new_rows, job.tune)
+        if why is not None:
+            raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
+    model: nn.Module = blank.model
+    quantised = not any(p.is_meta for p in model.parameters())
+    parts = training_form(blank.model)
+    drawn: Drawn = {}
+    if job.tune.method in ADAPTERS:
+        model = add_adapter(blank.model, job.tune)
+        fuse_lora(model)
+    elif frozen:
+        drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
+    transposed = frozenset(
+        f"{name}.base_layer.weight"
+        for name, layer in model.named_modules()
+        if isinstance(layer, LoraLayer) and getattr(layer, "fan_in_fan_out", False)
+    )
+    weights = Assembled(blank.weights, shapes, job.seed, parts, transposed, drawn)
+    if quantised:
+        fill_whole(_new_parameters(model, device), weights)
+    return Built(model.train(), weights, new_rows)
+
+
+def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
+    """Reads rows of the model's embedding, wherever they are."""
+    embedding = blank.model.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    name = next(name for name, p in blank.model.named_parameters(remove_duplicate=False) if p is embedding)
+
+    def embeddings(ids: Sequence[int]) -> Tensor:
+        if not embedding.is_meta:
+            return embedding.detach()[list(ids)].cpu()
+        width = slice(0, embedding.shape[1])
+        return torch.cat([blank.weights.read(name, (slice(i, i + 1), width)) for i in ids])
+
+    return FirstValues(embeddings, text)
+
+
+def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]:
+    """Of a model whose base has its weights: those that tuning has added, with memory on the device."""
+    for module in model.modules():
+        if isinstance(module, Prompt | Prefix):
+            module.encoder.to_empty(device=device.torch)
+    lora = {n: p for n, p in model.named_parameters() if ".lora_" in n and ".lora_magnitude_vector." not in n}
+    return lora or {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+
+def build_model(job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None) -> nn.Module:
+    """The job's whole model on its device. See `build_meta`."""
+    built = build_meta(job, base, device, stop_id=stop_id)
+    fill_whole(allocate(built.model, device.torch), built.weights)
+    return built.model

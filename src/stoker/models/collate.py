@@ -1,0 +1,231 @@
+"""Rows as the tensors of a forward pass: packed end to end with their common beginnings once, or padded.
+
+Instruction rows often begin alike: the same system message, the same tools. In a packed row such a beginning
+stands once, and every document that has it attends to it. A causal model gives a token the same hidden state
+whatever follows, so losses and gradients are those of the documents one by one, for less work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from stoker.models.packed_attention import AcrossRow
+
+Row = tuple[np.ndarray, np.ndarray]
+"""(token ids, trained mask) of a document, both of shape (length,)."""
+
+SHORTEST_PREFIX = 8  # tokens; sharing fewer costs more in small attentions than it saves
+PADDING = 1.25  # padded rows are grouped by length until they hold at most this much more than their tokens
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a packed row that attends to itself, and before that to a prefix elsewhere in the row."""
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What one forward pass gets, and which positions of it are predicted.
+
+    Attributes:
+        ids: token ids, shape (B, T).
+        positions: position ids, shape (B, T); None where the model counts them itself.
+        mask: 1 for tokens, 0 for padding, shape (B, T); None without padding.
+        segments: of a packed row, in order; None for padded rows.
+        predict: flat indices of the positions whose next token is trained, shape (N,). A position at the end
+            of a shared prefix stands in it once for each document that goes on from there.
+        targets: those next tokens, shape (N,).
+        tokens: of the documents, shared ones counted for each, padding not at all.
+        rows: documents.
+        documents: which document each target is of, shape (N,).
+        members: of a packed row, the numbers of the segments that each document consists of.
+        own: of a packed row that several processes share, which of its tokens are here; None where all are.
+        across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
+            always those of the whole row.
+    """
+
+    ids: Tensor
+    positions: Tensor | None
+    mask: Tensor | None
+    segments: tuple[Segment, ...] | None
+    predict: Tensor
+    targets: Tensor
+    tokens: int
+    rows: int
+    documents: Tensor
+    members: tuple[tuple[int, ...], ...] = ()
+    own: Tensor | None = None
+    across: AcrossRow | None = None
+
+    def sum_by_document(self, values_N: Tensor) -> Tensor:
+        """Sums a value of each target over each document, shape (rows,), alike on all processes that share the row."""
+        own_R = values_N.new_zeros(self.rows).index_add(0, self.documents, values_N)
+        return own_R if self.across is None else self.across.total(own_R)
+
+    def counted_once(self, loss: Tensor) -> Tensor:
+        """A loss that all processes of the row computed alike: its value on one of them, its gradient on each."""
+        return loss if self.across is None or self.across.is_first else loss - loss.detach()
+
+
+def lengthen(inputs: Inputs, length: int) -> Inputs:
+    """A packed row filled up to a length with a document of its own, on which nothing is predicted."""
+    more = length - inputs.ids.shape[1]
+    assert more >= 0 and inputs.segments is not None and inputs.positions is not None
+    if not more:
+        return inputs
+    return replace(
+        inputs,
+        ids=torch.nn.functional.pad(inputs.ids, (0, more)),
+        positions=torch.cat((inputs.positions, torch.arange(more, device=inputs.ids.device)[None]), dim=1),
+        segments=(*inputs.segments, Segment(inputs.ids.shape[1], more)),
+    )
+
+
+def nothing(device: torch.device) -> Inputs:
+    """A row of one token on which nothing is predicted: its loss and its gradients are zero."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    one = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
+
+
+def trim(row: Row) -> Row:
+    """The row up to its last trained token: what follows changes no loss."""
+    ids, trained = row
+    end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else len(ids)
+    return ids[:end], trained[:end]
+
+
+def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
+    """All rows in one, without padding.
+
+    Args:
+        share: whether common beginnings stand once; not where dropout must differ from row to row.
+    """
+    trimmed = [trim(row) for row in rows]
+    groups = common_prefixes([ids for ids, _ in trimmed]) if share else [([i], 0) for i in range(len(rows))]
+    pieces: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    segments: list[Segment] = []
+    predict: list[np.ndarray] = []
+    targets: list[np.ndarray] = []
+    documents: list[np.ndarray] = []
+    members_of: dict[int, tuple[int, ...]] = {}
+    at = 0
+    for members, shared in groups:
+        prefix_start, prefix = at, (len(segments),) if shared else ()
+        if shared:
+            pieces.append(trimmed[members[0]][0][:shared])
+            positions.append(np.arange(shared))
+            segments.append(Segment(at, shared))
+            at += shared
+        for member in members:
+            ids, trained = trimmed[member]
+            # The last token is only ever predicted; as an input nothing would come after it.
+            own = len(ids) - 1 - shared
+            where = np.flatnonzero(trained[1:])  # positions that predict a trained token
+            predict.append(np.where(where < shared, prefix_start + where, at + where - shared))
+            targets.append(ids[where + 1])
+            documents.append(np.full(len(where), member))
+            members_of[member] = (*prefix, len(segments)) if own > 0 else prefix
+            if own > 0:
+                pieces.append(ids[shared:-1])
+                positions.append(np.arange(shared, shared + own))
+                segments.append(Segment(at, own, prefix_start, shared))
+                at += own
+    return Inputs(
+        _tensor(np.concatenate(pieces), device)[None],
+        _tensor(np.concatenate(positions), device)[None],
+        None,
+        tuple(segments),
+        _tensor(np.concatenate(predict), device),
+        _tensor(np.concatenate(targets), device),
+        sum(len(ids) for ids, _ in rows),
+        len(rows),
+        _tensor(np.concatenate(documents), device),
+        tuple(members_of[member] for member in range(len(rows))),
+    )
+
+
+def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], int]]:
+    """Documents grouped by how they begin: (members in their order, tokens of the common beginning).
+
+    The last token of a document is never an input, so a prefix is shorter than every document that has it.
+    """
+    by_start: dict[bytes, list[int]] = {}
+    for i, ids in enumerate(documents):
+        # Too short a document shares nothing; its number keeps it in a group of its own.
+        key = ids[:SHORTEST_PREFIX].tobytes() if len(ids) > SHORTEST_PREFIX else i.to_bytes(9, "big")
+        by_start.setdefault(key, []).append(i)
+    groups = []
+    for members in by_start.values():
+        shared = 0
+        if len(members) > 1:
+            shared = min(len(documents[i]) for i in members) - 1
+            first = documents[members[0]][:shared]
+            for i in members[1:]:
+                differs = np.flatnonzero(documents[i][: len(first)] != first)
+                first = first[: differs[0]] if differs.size else first
+            shared = len(first)
+        groups.append((members, shared))
+    return groups
+
+
+def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
+    """The rows below each other, padded on the right. The mask says what is padding, never a token's id."""
+    trimmed = [trim(row) for row in rows]
+    longest = max(len(ids) for ids, _ in trimmed)
+    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    mask = np.zeros((len(rows), longest), dtype=np.int64)
+    trained = np.zeros((len(rows), longest), dtype=bool)
+    for i, (row_ids, row_trained) in enumerate(trimmed):
+        ids[i, : len(row_ids)], mask[i, : len(row_ids)] = row_ids, 1
+        trained[i, 1 : len(row_ids)] = row_trained[1:]
+    predict = np.flatnonzero(trained) - 1
+    return Inputs(
+        _tensor(ids, device),
+        None,
+        _tensor(mask, device) if (mask == 0).any() else None,
+        None,
+        _tensor(predict, device),
+        _tensor(ids.reshape(-1)[predict + 1], device),
+        sum(len(row_ids) for row_ids, _ in rows),
+        len(rows),
+        _tensor(predict // longest, device),
+    )
+
+
+def groups_by_length(rows: Sequence[Row], together: int = 1) -> list[list[Row]]:
+    """Rows of similar length together, so that little of a padded batch is padding.
+
+    Args:
+        together: rows that follow each other and stay in one group, in their order.
+    """
+    groups: list[list[Row]] = []
+    units = [rows[i : i + together] for i in range(0, len(rows), together)]
+    for unit in sorted(units, key=_longest):
+        group = [*groups[-1], *unit] if groups else []
+        if group and _longest(unit) * len(group) <= PADDING * sum(len(ids) for ids, _ in group):
+            groups[-1] = group
+        else:
+            groups.append([*unit])
+    return groups
+
+
+def _longest(rows: Sequence[Row]) -> int:
+    return max(len(ids) for ids, _ in rows)
+
+
+def _tensor(values: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(values.astype(np.int64)).to(device)

@@ -1,0 +1,57 @@
+"""The longest sequence that a model was built for, and jobs that ask for more. No heavy import here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.errors import Problem
+from stoker.job.load_job import ReadJob
+from stoker.job.schema import ModelBlock
+from stoker.job.tune_keys import virtual_tokens
+from stoker.models import offline_models
+from stoker.models.model_folder import read_config
+from stoker.models.model_source import locate
+
+POSITIONS = ("max_position_embeddings", "n_positions", "seq_length")
+ENDLESS = ("bloom",)  # ALiBi has no end
+LEAST = 8  # tokens of a sequence, as in train.seq_len
+
+
+def stated_context(block: ModelBlock, base: Path) -> int | None:
+    """What the configuration of a local model says; None of a model elsewhere, or where positions have no end.
+
+    Raises:
+        UserError: the configuration cannot be read.
+    """
+    source = locate(block.name, base)
+    if source is None or source.kind not in ("scratch", "folder"):
+        return None
+    if source.kind == "scratch":
+        return offline_models.SCRATCH[source.where].context
+    config = read_config(Path(source.where))
+    inner = config.get("text_config")
+    config = inner if isinstance(inner, dict) else config
+    values = [config[name] for name in POSITIONS if isinstance(config.get(name), int) and config[name] > 0]
+    return values[0] if values and config.get("model_type") not in ENDLESS else None
+
+
+def context_problem(loaded: ReadJob, context: int) -> Problem | None:
+    """What a job asks beyond the model's context, by a sequence length that is written or by its virtual tokens."""
+    job, front = loaded.job, virtual_tokens(loaded.job)
+    assert job.model is not None
+    room, name = context - front, job.model.name
+    if room < LEAST:
+        message = f"tune.tokens: {front} virtual tokens leave no room in the {context} that {name} was built for"
+        return loaded.problem("tune.tokens", message, f"write {max(1, context // 2)} or less")
+    seq_len = job.train.seq_len
+    if not isinstance(seq_len, int) or seq_len <= room or not _is_written(loaded):
+        return None
+    message = f"train.seq_len: {seq_len} is above the {room} tokens that {name} was built for"
+    message += f", {front} virtual ones left out" if front else ""
+    return loaded.problem("train.seq_len", message, f"write {room} or less")
+
+
+def _is_written(loaded: ReadJob) -> bool:
+    """Whether the job gives the sequence length itself; a default gives way to the model's context."""
+    path = ("train", "seq_len")
+    return bool(loaded.document.where(path)) and loaded.document.at(path) != "auto"

@@ -1,0 +1,206 @@
+"""Tokenizers that are extended or learnt from a corpus, as folders that jobs and transformers load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from tokenizers import Tokenizer
+
+from stoker.data.compression import Compression, compression, parts, split_held_out
+from stoker.data.extend_tokenizer import Extended, extend, refusal
+from stoker.data.sources import open_source
+from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job.paths import absolute
+from stoker.job.schema import SourceBlock
+from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
+from stoker.models.model_source import ModelSource, locate
+from stoker.models.sentencepiece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
+from stoker.models.sentencepiece_model import FILE as PIECES
+from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+LEARNT_FROM = 16 << 20  # characters of each source: what is encoded lies in memory, 30 bytes a character
+
+
+@dataclass(frozen=True)
+class Made:
+    """A tokenizer in its folder.
+
+    Attributes:
+        tokens: ids in all.
+        new: ids that were added; 0 where it was learnt from nothing.
+        scripts: whose letters the new tokens hold.
+        measured: on each held-out text.
+    """
+
+    folder: Path
+    tokens: int
+    new: int
+    scripts: tuple[str, ...]
+    measured: tuple[Compression, ...]
+
+
+@dataclass(frozen=True)
+class CorpusTexts:
+    """What is learnt from, and by name what is not."""
+
+    learnt: list[str]
+    held_out: dict[str, list[str]]
+
+
+def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> CorpusTexts:
+    """The texts of sources; where nothing is named as held out, a part of the corpus is.
+
+    Raises:
+        UserError: a source cannot be read, or holds no text.
+    """
+    named = {name: list(_read(name, base)) for name in held_out}
+    texts = [text for name in corpus for text in _read(name, base)]
+    if named:
+        return CorpusTexts(texts, named)
+    learnt, apart = split_held_out(texts)
+    if not learnt:
+        message = "the corpus is a single short text, so nothing of it can be held out to measure on"
+        raise UserError(Problem(message, "give more text, or --held-out"))
+    return CorpusTexts(learnt, {"held out": apart})
+
+
+def _read(name: str, base: Path) -> list[str]:
+    from stoker.data.sources import source_problem
+
+    block = SourceBlock(path=name)
+    found = source_problem(block, base)
+    if found:
+        raise UserError(Problem(*found))
+    texts = [part for part in parts(texts_of(open_source(block, base), block, LEARNT_FROM)) if part]
+    if not texts:
+        raise UserError(Problem(f"{name} holds no text", "give documents or conversations"))
+    return texts
+
+
+def check_target(folder: Path) -> None:
+    """Whether a tokenizer may be written there.
+
+    Raises:
+        UserError: something is there already.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(Problem(f"{folder} exists already", "give another folder with -o, or remove it"))
+
+
+def extend_tokenizer(name: str, texts: CorpusTexts, size: int, folder: Path, base: Path) -> Made:
+    """Adds up to ``size`` tokens to a tokenizer and writes it into a folder, with what a model's new rows need.
+
+    Args:
+        name: a model, a folder with a tokenizer, or a sentencepiece ``.model`` file.
+
+    Raises:
+        UserError: there is no such tokenizer, or it cannot be extended.
+    """
+    path = absolute(name, base)
+    if path.suffix == ".model" and path.is_file():
+        with as_folder(path) as opened:
+            return _extend(name, from_pieces(opened), opened / PIECES, texts, size, folder)
+    source = locate(name, base)
+    if source is None and any((path / file).is_file() for file in (CONVERTED, PIECES)):
+        source = ModelSource("folder", str(path))
+    if source is None or source.kind == "scratch":
+        what = "is learnt from its job's data" if source else "is not there"
+        message = f"--from {name}: this tokenizer {what}"
+        raise UserError(Problem(message, "give a model, a folder that holds tokenizer.json, or a .model file"))
+    return _extend(name, load_tokenizer_from(source), None, texts, size, folder)
+
+
+def _extend(
+    name: str, old: PreTrainedTokenizerFast, pieces: Path | None, texts: CorpusTexts, size: int, folder: Path
+) -> Made:
+    before = Tokenizer.from_str(old.backend_tokenizer.to_str())
+    why = refusal(json.loads(before.to_str()))
+    if why:
+        raise UserError(Problem(f"--from {name}: this tokenizer cannot be extended: {why}"))
+    extended = extend(before.to_str(), texts.learnt, size)
+    if not extended.tokens:
+        message = f"--corpus: no pair of tokens stands twice in its letters ({', '.join(extended.scripts)})"
+        raise UserError(Problem(message, "give more text"))
+    vocabulary = before.get_vocab(with_added_tokens=True)
+
+    def write(place: Path) -> Tokenizer:
+        old.save_pretrained(place)
+        (place / FILE).unlink(missing_ok=True)
+        _put(place, extended, pieces, old)
+        after = load_tokenizer_from(ModelSource("folder", str(place))).backend_tokenizer
+        found = after.get_vocab(with_added_tokens=True)
+        moved = [token for token, number in vocabulary.items() if found.get(token) != number]
+        wanted = {token: extended.first + i for i, token in enumerate(extended.tokens)}
+        if moved or any(found.get(token) != number for token, number in wanted.items()):
+            raise RunFailed(f"{name}: transformers gives other ids to the extended tokenizer than were written")
+        record = Extension(name, fingerprint(vocabulary), fingerprint(found), extended.first, extended.pieces)
+        record.write(place)
+        return after
+
+    return _written(folder, write, texts, before=before, made=extended)
+
+
+def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTokenizerFast) -> None:
+    """Puts new tokens into the files that the old tokenizer has been saved as."""
+    beside = pieces or place / PIECES
+    if beside.is_file() and pieces_in(beside) == extended.first:
+        write_extended(beside, extended.tokens, place / PIECES)
+    else:
+        (place / PIECES).unlink(missing_ok=True)
+    if pieces is None or (pieces.parent / CONVERTED).is_file():
+        (place / CONVERTED).write_text(extended.definition, encoding="utf-8")
+        return
+    # What transformers makes of the new file is what everybody gets of it.
+    with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
+        shutil.copytree(place, temporary, dirs_exist_ok=True)
+        (Path(temporary) / CONVERTED).unlink()
+        from_pieces(Path(temporary)).save_pretrained(place)
+
+
+def train_tokenizer(texts: CorpusTexts, size: int, folder: Path, kind: Kind = "bpe") -> Made:
+    """A tokenizer of up to ``size`` ids learnt from texts alone, in a folder."""
+
+    def write(place: Path) -> Tokenizer:
+        with_special_tokens(learn_from_texts(texts.learnt, size, kind)).save_pretrained(place)
+        return load_tokenizer_from(ModelSource("folder", str(place))).backend_tokenizer
+
+    return _written(folder, write, texts)
+
+
+def _written(
+    folder: Path,
+    write: Callable[[Path], Tokenizer],
+    texts: CorpusTexts,
+    *,
+    before: Tokenizer | None = None,
+    made: Extended | None = None,
+) -> Made:
+    """Writes beside the folder, measures, and gives it its name."""
+    check_target(folder)
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        tokenizer = write(partial)
+        first = made.first if made else 0
+        measured = [compression(n, t, tokenizer, earlier=before, first=first) for n, t in texts.held_out.items()]
+        if folder.exists():
+            folder.rmdir()
+        partial.rename(folder)
+    except OSError as error:
+        raise RunFailed(f"the tokenizer could not be written to {folder}: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    done = Made(folder, tokens, 0, (), tuple(measured))
+    return replace(done, new=len(made.tokens), scripts=made.scripts) if made else done

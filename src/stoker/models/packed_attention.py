@@ -1,0 +1,277 @@
+"""Packed attention: many documents in one row, none of which sees another.
+
+A micro-batch is laid out as one row without padding (see rows.py). Position ids restart at each document;
+attention runs segment by segment, so its cost is the sum of the squares of their lengths and no mask of the
+whole row is ever built.
+transformers hands its queries, keys and values to `packed_attention` through its own attention interface.
+
+Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from stoker.models.collate import Segment
+
+NAME = "stoker_packed"
+
+
+@dataclass(frozen=True)
+class QuerySpan:
+    """Queries that lie together: ``length`` tokens of a segment, from its ``first`` one on."""
+
+    segment: int
+    first: int
+    length: int
+
+
+class AcrossRow(Protocol):
+    """Processes that each have a part of a packed row, and attend together.
+
+    Attributes:
+        is_first: whether this process is the first of them.
+    """
+
+    @property
+    def is_first(self) -> bool: ...
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over the processes, used alike on each; gradients flow to every addend."""
+
+    def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
+        """The queries that this process attends with, in the order in which `enter` gives them."""
+
+    def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From this process' tokens to its queries, and the keys and values of the whole row."""
+
+    def leave(self, out_BHTK: Tensor) -> Tensor:
+        """From what its queries gave to this process' tokens."""
+
+    def heads(self, count: int) -> slice:
+        """Which of the query heads it attends with."""
+
+
+@dataclass(frozen=True)
+class _PackedRow:
+    """The row at hand, and the masks of its segments: made in the first layer, used in all."""
+
+    segments: tuple[Segment, ...]
+    across: AcrossRow | None
+    stretches: Sequence[QuerySpan]
+    masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
+
+
+# The rows in work, the innermost last. A plain list and no context variable: on a GPU the backward pass, in
+# which recompute attends again, runs in threads of autograd's own, and those see no context.
+_rows: list[_PackedRow | None] = [None]
+
+
+@contextmanager
+def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
+    """Within it, rows are laid out so.
+
+    Args:
+        across: the processes that the row is spread over; None where it is all here.
+    """
+    row = None
+    if layout is not None:
+        whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
+        row = _PackedRow(tuple(layout), across, whole if across is None else across.stretches(layout))
+    with _within(row):
+        yield
+
+
+def same_again() -> AbstractContextManager[None]:
+    """The rows as they are laid out now, for later: recompute attends again in the backward pass."""
+    return _within(_rows[-1])
+
+
+@contextmanager
+def _within(row: _PackedRow | None) -> Iterator[None]:
+    _rows.append(row)
+    try:
+        yield
+    finally:
+        _rows.pop()
+
+
+def in_segments() -> bool:
+    """Whether rows are laid out by `segments` here, so that masks come from them and not from the model."""
+    return _rows[-1] is not None
+
+
+@torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
+def packed_attention(
+    module: nn.Module,
+    query_BHTK: Tensor,
+    key_BGTK: Tensor,
+    value_BGTK: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    slopes: tuple[float, ...] | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each segment and to its prefix; outside of `segments`, transformers' own.
+
+    Args:
+        sliding_window: how many keys a query sees, its own included; None for all.
+        softcap: bound of the scores (Gemma 2).
+        s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
+        slopes: of each of the H heads, by which the score of a key grows with its position (ALiBi: BLOOM).
+    """
+    plain = softcap is None and s_aux is None  # what torch's fused kernels compute
+    how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
+    row = _rows[-1]
+    if row is None:
+        if slopes is not None:
+            mask = attention_mask
+            if mask is None:
+                keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
+                mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+            attention_mask = biased(mask, slopes, query_BHTK.dtype)
+        if plain:
+            return sdpa_attention_forward(
+                module,
+                query_BHTK,
+                key_BGTK,
+                value_BGTK,
+                attention_mask,
+                dropout=dropout,
+                scaling=scaling,
+                **options,
+            )
+        keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
+        mask = attention_mask
+        if mask is None:
+            mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
+        out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how)
+        return out.transpose(1, 2), None
+    if row.across is not None:
+        own = row.across.heads(query_BHTK.shape[1])
+        slopes = slopes[own] if slopes is not None else None
+        how["sinks_H"] = s_aux[own] if s_aux is not None else None
+        query_BHTK, key_BGTK, value_BGTK = row.across.enter(query_BHTK, key_BGTK, value_BGTK)
+    grouped = query_BHTK.shape[1] != key_BGTK.shape[1]
+    parts = []
+    # Split once, not sliced segment by segment: the gradient of a split is one concatenation.
+    queries = query_BHTK.split([stretch.length for stretch in row.stretches], dim=2)
+    keys, values = (x.split([s.length for s in row.segments], dim=2) for x in (key_BGTK, value_BGTK))
+    number_of = {s.start: i for i, s in enumerate(row.segments)}
+    for stretch, q in zip(row.stretches, queries, strict=True):
+        s = row.segments[stretch.segment]
+        end = stretch.first + stretch.length
+        k, v = (x[stretch.segment][:, :, :end] for x in (keys, values))
+        if s.prefix_length:
+            prefix = number_of[s.prefix_start]
+            k, v = torch.cat((keys[prefix], k), dim=2), torch.cat((values[prefix], v), dim=2)
+        before = s.prefix_length + stretch.first  # keys that all of these queries see
+        window = sliding_window if sliding_window is not None and k.shape[2] > sliding_window else None
+        masked = before or window is not None or slopes is not None or not plain
+        mask = _mask_of(row, Segment(0, stretch.length, 0, before), window, slopes, q) if masked else None
+        if plain:
+            part = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                dropout_p=dropout,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+        else:
+            part = scored_attention(q, k, v, mask=mask, **how)
+        parts.append(part)
+    out_BHTK = torch.cat(parts, dim=2)
+    if row.across is not None:
+        out_BHTK = row.across.leave(out_BHTK)
+    return out_BHTK.transpose(1, 2), None
+
+
+def _mask_of(
+    row: _PackedRow, s: Segment, window: int | None, slopes: tuple[float, ...] | None, query: Tensor
+) -> Tensor:
+    key = (s.length, s.prefix_length, window, slopes, query.dtype)
+    if key not in row.masks:
+        mask = visible(s, window, query.device)
+        row.masks[key] = mask if slopes is None else biased(mask, slopes, query.dtype)
+    return row.masks[key]
+
+
+def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
+    """Which keys (prefix, then own) a query of a segment sees, shape (length, prefix_length + length)."""
+    query = torch.arange(s.length, device=device)[:, None] + s.prefix_length
+    distance = query - torch.arange(s.prefix_length + s.length, device=device)[None, :]
+    return (distance >= 0) & (distance < window) if window is not None else distance >= 0
+
+
+def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
+    """What ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
+
+    A key's position times the slope of the head: only the differences within a row of scores matter, so a
+    position may be counted from any key.
+
+    Args:
+        mask: true where a query sees a key, shape (queries, keys) or (B, 1, queries, keys).
+    """
+    positions = torch.arange(mask.shape[-1], device=mask.device, dtype=torch.float32)
+    slopes_H = torch.tensor(slopes, device=mask.device, dtype=torch.float32)
+    bias = (slopes_H[:, None, None] * positions).to(dtype)
+    return torch.where(mask, bias, torch.finfo(dtype).min).view(-1, len(slopes), *mask.shape[-2:])
+
+
+def scored_attention(
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    *,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """Attention with its scores written out, for what the fused kernels do not compute; shape (B, H, T, K).
+
+    The mask is true, or 0, where a query sees a key. A sink takes its share of the softmax and adds nothing.
+    """
+    heads = q_BHTK.shape[1]
+    k_BHTK, v_BHTK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTK))
+    scores = q_BHTK @ k_BHTK.transpose(2, 3) * (q_BHTK.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if mask is not None:
+        mask = mask[..., : k_BHTK.shape[2]]
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min) if mask.dtype == torch.bool else scores + mask
+    if sinks_H is not None:
+        sinks = sinks_H.to(scores.dtype).view(1, heads, 1, 1).expand(scores.shape[0], heads, scores.shape[2], 1)
+        weights = torch.cat((scores, sinks), dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return F.dropout(weights.to(v_BHTK.dtype), dropout, training=dropout > 0) @ v_BHTK
+
+
+def _mask(*arguments: Any, **options: Any) -> Tensor | None:
+    return None if in_segments() else sdpa_mask(*arguments, **options)
+
+
+def register() -> None:
+    """Makes the attention known to transformers under `NAME`."""
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, _mask)

@@ -1,0 +1,135 @@
+"""Sentencepiece's own ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, written with more pieces."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from stoker.data.extend_tokenizer import LAST_RESORT
+from stoker.data.token_bytes import SPACE
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+FILE = "tokenizer.model"
+CONVERTED = "tokenizer.json"
+_UNIGRAM, _BPE = 1, 2  # of TrainerSpec.ModelType
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of SentencePiece.Type
+
+
+def _proto(path: Path) -> Any:
+    """The content of a ``.model`` file.
+
+    Raises:
+        UserError: it cannot be read, or the package is not installed.
+    """
+    try:
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2
+    except ImportError as error:
+        message = "a sentencepiece model needs the package sentencepiece"
+        raise UserError(Problem(message, "pip install 'stoker[sentencepiece]'", file=str(path))) from error
+    formats: Any = sentencepiece_model_pb2  # its names are made when it is loaded
+    model = formats.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except (DecodeError, OSError) as error:
+        raise UserError(Problem(f"this is no sentencepiece model: {error}", file=str(path))) from error
+    if not model.pieces:
+        raise UserError(Problem("this is no sentencepiece model: it holds no pieces", file=str(path)))
+    return model
+
+
+@contextmanager
+def as_folder(path: Path) -> Iterator[Path]:
+    """A ``.model`` file as a folder that transformers loads, while it is needed.
+
+    Raises:
+        UserError: it is of another type: of words, or of characters.
+    """
+    proto = _proto(path)
+    spec = proto.trainer_spec
+    if spec.model_type not in (_BPE, _UNIGRAM) or spec.treat_whitespace_as_suffix:
+        message = "only sentencepiece models of type BPE and Unigram, with spaces before words, can be extended"
+        raise UserError(Problem(message, file=str(path)))
+    config: dict[str, Any] = {"bos_token": spec.bos_piece if spec.bos_id >= 0 else None}
+    config["eos_token"] = spec.eos_piece if spec.eos_id >= 0 else None
+    with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
+        folder = Path(temporary)
+        (folder / FILE).write_bytes(path.read_bytes())
+        if spec.model_type == _BPE:
+            config |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_bos_token": spec.bos_id >= 0}
+            config["add_prefix_space"] = proto.normalizer_spec.add_dummy_prefix
+        else:
+            config |= {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": spec.unk_piece}
+            _unigram(proto).save(str(folder / CONVERTED))
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        yield folder
+
+
+def _unigram(proto: Any) -> Tokenizer:
+    """A Unigram model as the library ``tokenizers`` has it; BPE ones are converted by transformers."""
+    spec, rules = proto.trainer_spec, proto.normalizer_spec
+    pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, _scores(proto), strict=True)]
+    tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
+    steps: list[normalizers.Normalizer] = []
+    if rules.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(rules.precompiled_charsmap))
+    if rules.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if rules.add_dummy_prefix:
+        steps.append(normalizers.Prepend(SPACE))
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
+    if spec.split_by_whitespace:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    words = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if rules.add_dummy_prefix:
+        words.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(words)
+    named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
+    return tokenizer
+
+
+def _scores(proto: Any) -> list[float]:
+    """Of a Unigram model's pieces as sentencepiece has them: what its user defined wins over all cuts of that text."""
+    best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
+    return [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
+
+
+def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
+    """Writes a ``.model`` file with more pieces behind the old ones, whose scores lie below all old ones.
+
+    Raises:
+        UserError: the old one cannot be read, or holds other ids than the tokenizer beside it.
+    """
+    proto = _proto(old)
+    if proto.trainer_spec.model_type == _UNIGRAM:
+        scores = [min(_scores(proto)) + LAST_RESORT] * len(tokens)
+    else:  # the rank of a merge
+        lowest = min(piece.score for piece in proto.pieces)
+        scores = [lowest - number for number in range(1, len(tokens) + 1)]
+    for token, score in zip(tokens, scores, strict=True):
+        piece = proto.pieces.add()
+        piece.piece, piece.score, piece.type = token, score, _NORMAL
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    new.write_bytes(proto.SerializeToString())
+
+
+def pieces_in(path: Path) -> int:
+    """How many pieces a ``.model`` file holds."""
+    return len(_proto(path).pieces)
+
+
+def from_pieces(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder that holds a ``.model`` file, as transformers converts it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]

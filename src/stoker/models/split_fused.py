@@ -1,0 +1,155 @@
+"""Fused layers as separate ones: each matrix of a model is a linear layer of its own, in every layout.
+
+A layer that holds queries, keys and values one after the other cannot be cut into rows: a process would get
+queries only. So such layers are split at build, also for one process, and LoRA, checkpoints and layouts see
+the same parameters everywhere. On disk nothing changes: `ParameterSource` says where a part lies, `join_fused` makes
+the model again what transformers saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from transformers.pytorch_utils import Conv1D
+
+from stoker.models.families.facts import Family, Fused, find
+
+
+@dataclass(frozen=True)
+class ParameterSource:
+    """Where a parameter of a split model lies in the model's own checkpoint.
+
+    Attributes:
+        name: of the tensor on disk (a name that the unsplit model has).
+        rows: (start, stop) of the outputs of the fused layer; None for all of them.
+        transposed: whether the tensor on disk is (inputs, outputs): the rows are then its columns, and the
+            parameter is the transpose of what is read. Never of a bias.
+    """
+
+    name: str
+    rows: tuple[int, int] | None
+    transposed: bool
+
+
+class Parts(nn.Module):
+    """Linear layers where the model's code expects a single one: their outputs one after the other."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (..., inputs) to (..., outputs of all parts)."""
+        return torch.cat([part(x) for part in self.children()], dim=-1)
+
+
+def split_fused(model: nn.Module, family: Family) -> dict[str, ParameterSource]:
+    """Splits the fused layers of a causal language model in place, and makes transposed ones ordinary.
+
+    Must come before adapters are inserted and before anything is cut. Works on the meta device too.
+
+    Returns:
+        Where each new parameter lies on disk, by its name. What is not in it lies under its own name.
+    """
+    sources: dict[str, ParameterSource] = {}
+    for path, layer, rows, transposed in _layers(model, family):
+        pieces = [_linear(layer, span, transposed) for span in rows.values()]
+        new: nn.Module = pieces[0]
+        if rows.keys() != {""}:
+            new = Parts()
+            for part, piece in zip(rows, pieces, strict=True):
+                new.add_module(part, piece)
+        model.set_submodule(path, new)
+        for part, span in rows.items():
+            inside = f"{path}.{part}" if part else path
+            for key in ("weight", "bias") if layer.bias is not None else ("weight",):
+                sources[f"{inside}.{key}"] = ParameterSource(f"{path}.{key}", span, transposed and key == "weight")
+    return sources
+
+
+def join_fused(model: nn.Module, family: Family) -> None:
+    """The reverse of `split_fused`, in place: a model with the names and shapes that transformers saves.
+
+    Layers that are in that form already stay as they are.
+    """
+    for path, layer, _, transposed in _layers(model, family):
+        if isinstance(layer, Conv1D):
+            continue
+        weight, bias = _joined(layer)
+        model.set_submodule(path, _transposed(weight, bias) if transposed else _ordinary(weight, bias))
+
+
+def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[str, Tensor]:
+    """The tensors of a module of a split model, by the names and in the shapes that transformers saves."""
+    split = {} if family is None else {name: (layer, flat) for name, layer, _, flat in _layers(model, family)}
+    inside = {name: found for name, found in split.items() if f"{name}.".startswith(f"{path}.")}
+    below = tuple(f"{name}." for name in inside)
+    state = model.get_submodule(path).state_dict(prefix=f"{path}.")
+    tensors = {name: tensor for name, tensor in state.items() if not name.startswith(below)}
+    for name, (layer, transposed) in inside.items():
+        weight, bias = _joined(layer)
+        tensors[f"{name}.weight"] = weight.T if transposed else weight
+        tensors |= {} if bias is None else {f"{name}.bias": bias}
+    whole = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=whole) for name, tensor in tensors.items()}
+
+
+def _layers(model: nn.Module, family: Family) -> Iterator[tuple[str, Any, dict[str, tuple[int, int] | None], bool]]:
+    """(path, layer, rows of each part, stored as (inputs, outputs)) of every layer that is not held as it is stored."""
+    fused, transposed = {f.path: f for f in family.fused}, family.transposed
+    for index, block in model.get_submodule(family.blocks).named_children():
+        for path in dict.fromkeys((*fused, *transposed)):
+            layer = find(block, path)
+            if layer is not None:
+                yield f"{family.blocks}.{index}.{path}", layer, _rows(fused.get(path), model.config), path in transposed
+
+
+def _rows(fused: Fused | None, config: Any) -> dict[str, tuple[int, int] | None]:
+    """(start, stop) of each part; of a layer that is no more than transposed, all of it under no name."""
+    if fused is None:
+        return {"": None}
+    rows: dict[str, tuple[int, int] | None] = {}
+    start = 0
+    for part, size in zip(fused.parts, fused.sizes(config), strict=True):
+        rows[part] = (start, start + size)
+        start += size
+    return rows
+
+
+def _joined(layer: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight, shape (O, I), and bias of a layer that may be in parts."""
+    parts: list[Any] = list(layer.children()) if isinstance(layer, Parts) else [layer]
+    return torch.cat([part.weight for part in parts]), (
+        None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    )
+
+
+def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Linear:
+    """A part of a stored layer, with its memory of its own."""
+    span = slice(None) if rows is None else slice(*rows)
+    weight = layer.weight.detach().T if transposed else layer.weight.detach()
+    bias = None if layer.bias is None else layer.bias.detach()[span].clone()
+    return _ordinary(
+        weight[span].clone(memory_format=torch.contiguous_format), bias, trained=layer.weight.requires_grad
+    )
+
+
+def _ordinary(weight_OI: Tensor, bias_O: Tensor | None, *, trained: bool = True) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None)
+    _fill(linear, weight_OI, bias_O, trained)
+    return linear
+
+
+def _transposed(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Module:
+    with torch.device("meta"):
+        layer = Conv1D(*weight_OI.shape)
+    _fill(layer, weight_OI.T.contiguous(), bias_O, trained=True)
+    return layer
+
+
+def _fill(layer: Any, weight: Tensor, bias: Tensor | None, trained: bool) -> None:
+    layer.weight = Parameter(weight.detach(), requires_grad=trained)
+    if bias is not None:
+        layer.bias = Parameter(bias.detach(), requires_grad=trained)

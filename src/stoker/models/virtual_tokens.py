@@ -1,0 +1,260 @@
+"""Virtual tokens: trained positions in front of every sequence, beside frozen weights.
+
+Two kinds. A prompt is embeddings in front of the first layer (prompt tuning: Lester et al., 2021; P-tuning, where an
+encoder makes them: Liu et al., 2021). A prefix is keys and values in front of every layer's own (prefix tuning: Li and
+Liang, 2021; without a network to make it, P-tuning v2: Liu et al., 2022). The encoders are peft's, and so is the file.
+
+In training a prompt's tokens are ids above the vocabulary, so rows with them are packed like any others.
+
+Shapes: B rows, T tokens, K virtual tokens, D embedding width, L layers, H heads of keys, Q width of a head, V rows of
+the embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from peft import PrefixTuningConfig, PromptEncoderConfig, PromptLearningConfig, PromptTuningConfig, TaskType
+from peft.tuners.p_tuning import PromptEncoder
+from peft.tuners.prefix_tuning import PrefixEncoder
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from stoker.errors import UserError
+from stoker.job.schema import TuneBlock
+from stoker.models.init_weights import drawn_for
+from stoker.models.meta_model import META
+
+Drawn = dict[str, Callable[[], Tensor]]
+"""First values of parameters, by name."""
+SPREAD = 0.02  # standard deviation of a deep prefix' first keys and values: small beside the model's own
+
+
+class Prompt(nn.Module):
+    """An input embedding with K virtual tokens after its own V.
+
+    Takes the place of the model's, which is its ``base_layer``.
+    """
+
+    def __init__(self, base_layer: nn.Module, encoder: nn.Module, config: PromptLearningConfig) -> None:
+        super().__init__()
+        self.base_layer, self.encoder, self.config = base_layer, encoder, config
+        self.enabled = True
+
+    @property
+    def weight(self) -> Tensor:
+        """The model's own embedding, shape (V, D)."""
+        return self.base_layer.weight  # type: ignore[return-value]
+
+    @property
+    def first(self) -> int:
+        """The id that stands for the first virtual token."""
+        return int(self.base_layer.num_embeddings)  # type: ignore[arg-type]
+
+    @property
+    def ids(self) -> list[int]:
+        """What stands for the virtual tokens in a row."""
+        return list(range(self.first, self.first + self.config.num_virtual_tokens))
+
+    def embeddings(self) -> Tensor:
+        """Of the virtual tokens, shape (K, D)."""
+        if isinstance(self.encoder, nn.Embedding):
+            return self.encoder.weight
+        return _made_by(self.encoder, self.config)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        """Embeddings, shape (B, T, D)."""
+        first = self.first
+        own_BTD = self.base_layer(ids_BT.clamp(max=first - 1))
+        if not self.enabled:
+            return own_BTD
+        virtual_KD = self.embeddings().to(own_BTD.dtype)
+        return torch.where((ids_BT >= first)[..., None], virtual_KD[(ids_BT - first).clamp(min=0)], own_BTD)
+
+
+class Prefix(nn.Module):
+    """Keys and values that every layer of a model finds in its cache."""
+
+    def __init__(self, encoder: PrefixEncoder, config: PrefixTuningConfig) -> None:
+        super().__init__()
+        self.encoder, self.config = encoder, config
+        self.enabled = True
+
+    def embeddings(self) -> Tensor:
+        """All keys and values of a token in a row, shape (K, L * 2 * H * Q)."""
+        return _made_by(self.encoder, self.config)
+
+    def keys_and_values(self, rows: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Of each layer, each of shape (B, H, K, Q)."""
+        heads, layers = self.config.num_attention_heads, self.config.num_layers
+        assert heads and layers
+        flat = self.embeddings().to(dtype).view(self.config.num_virtual_tokens, layers, 2, heads, -1)
+        whole = flat.permute(1, 2, 3, 0, 4)[:, :, None].expand(-1, -1, rows, -1, -1, -1)
+        return [(layer[0], layer[1]) for layer in whole.unbind()]
+
+    def before(self, body: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Called before the body of the model: fills its cache, and counts the prefix in mask and positions."""
+        if not self.enabled:
+            return arguments, options
+        options = {**dict(zip(signature(body.forward).parameters, arguments, strict=False)), **options}
+        given = options["input_ids"] if options.get("input_ids") is not None else options["inputs_embeds"]
+        rows, cache = given.shape[0], options.get("past_key_values")
+        if cache is None:
+            cache = DynamicCache()
+        if not cache.get_seq_length():
+            for number, (keys, values) in enumerate(self.keys_and_values(rows, body.dtype)):
+                cache.update(keys, values, number)
+        count = self.config.num_virtual_tokens
+        counted: dict[str, Any] = {"past_key_values": cache}
+        mask, positions = options.get("attention_mask"), options.get("position_ids")
+        if mask is not None:
+            counted["attention_mask"] = torch.cat((mask.new_ones(rows, count), mask), dim=1)
+        if positions is not None:
+            counted["position_ids"] = positions + count
+        return (), {**options, **counted}
+
+
+def _made_by(encoder: nn.Module, config: PromptLearningConfig) -> Tensor:
+    numbers = torch.arange(config.num_virtual_tokens, device=next(encoder.parameters()).device)
+    return encoder(numbers[None])[0]
+
+
+@dataclass(frozen=True)
+class FirstValues:
+    """What first values are made of.
+
+    Attributes:
+        embeddings: the model's own rows of some token ids, shape (N, D).
+        text: token ids of `TuneBlock.text`.
+    """
+
+    embeddings: Callable[[Sequence[int]], Tensor]
+    text: Sequence[int] | None = None
+
+
+def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstValues, *, seed: int) -> Drawn:
+    """Puts a job's virtual tokens into a model, in place; everything else is frozen.
+
+    Returns:
+        first values of the new parameters, which are on the meta device.
+
+    Raises:
+        UserError: the model's layers take no keys and values from outside.
+    """
+    model.requires_grad_(False)
+    config = config_of(model, tune)
+    embedding = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is embedding)
+    with drawn_for(seed, "virtual tokens"):  # whole and on the CPU: the same under every layout
+        encoder = _encoder(config, tune)
+    first: Drawn = {key: (lambda value=value: value) for key, value in encoder.state_dict().items()}  # type: ignore[misc]
+    if tune.method == "prompt":
+        first = {"weight": lambda: _first_embeddings(tune, reader, int(embedding.num_embeddings), seed=seed)}  # type: ignore[arg-type]
+    encoder.to(META)
+    if isinstance(config, PrefixTuningConfig):
+        assert isinstance(encoder, PrefixEncoder)
+        # The innermost model around the embedding: outer ones may be passed by (OPT).
+        inside = [m for path, m in model.named_modules() if isinstance(m, PreTrainedModel) and name.startswith(path)]
+        body: Any = inside[-1]
+        if "past_key_values" not in signature(body.forward).parameters:
+            raise UserError(f"tune.method: the layers of {type(model).__name__} take no keys and values from outside")
+        prefix = Prefix(encoder, config)
+        body.add_module("prefix", prefix)
+        body.register_forward_pre_hook(prefix.before, with_kwargs=True)
+        path = next(name for name, module in model.named_modules() if module is prefix)
+    else:
+        model.set_input_embeddings(Prompt(embedding, encoder, config))
+        path = name
+    return {f"{path}.encoder.{key}": value for key, value in first.items()}
+
+
+def config_of(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningConfig:
+    """peft's configuration of a ``tune:`` block, every size settled, so that peft guesses none."""
+    sizes: Any = model.config.get_text_config()
+    layers, heads = sizes.num_hidden_layers, sizes.num_attention_heads
+    shared: dict[str, Any] = {
+        "task_type": TaskType.CAUSAL_LM, "num_virtual_tokens": tune.tokens, "num_layers": layers,
+        "num_transformer_submodules": 1,
+    }  # fmt: skip
+    if tune.method == "prefix" or tune.deep:
+        keys = getattr(sizes, "num_key_value_heads", None) or heads
+        if getattr(sizes, "multi_query", False) and not getattr(sizes, "new_decoder_architecture", False):  # Falcon
+            keys = 1
+        width = getattr(sizes, "head_dim", None) or sizes.hidden_size // heads
+        return PrefixTuningConfig(
+            **shared,
+            token_dim=keys * width,
+            num_attention_heads=keys,
+            prefix_projection=tune.projection and not tune.deep,
+            encoder_hidden_size=keys * width if tune.width == "auto" else tune.width,
+        )
+    embedding = model.get_input_embeddings()
+    width = int(embedding.embedding_dim)  # type: ignore[arg-type]
+    if tune.method == "prompt":
+        return PromptTuningConfig(**shared, token_dim=width, num_attention_heads=heads)
+    return PromptEncoderConfig(
+        **shared,
+        token_dim=width,
+        num_attention_heads=heads,
+        encoder_reparameterization_type=tune.encoder.upper(),
+        encoder_hidden_size=width if tune.width == "auto" else tune.width,
+    )
+
+
+def _encoder(config: PromptLearningConfig, tune: TuneBlock) -> nn.Module:
+    if isinstance(config, PrefixTuningConfig):
+        encoder = PrefixEncoder(config)
+        if not config.prefix_projection:
+            nn.init.normal_(encoder.embedding.weight, std=SPREAD)
+        return encoder
+    if isinstance(config, PromptEncoderConfig):
+        return PromptEncoder(config)
+    return nn.Embedding(tune.tokens, config.token_dim)
+
+
+def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, seed: int) -> Tensor:
+    """The embeddings of a text, over and over, or of tokens drawn from the vocabulary, shape (K, D).
+
+    Both learn faster than random numbers (Lester et al., 2021, section 3.2).
+    """
+    if reader.text:
+        ids = [reader.text[i % len(reader.text)] for i in range(tune.tokens)]
+    else:
+        with drawn_for(seed, "tokens of the prompt"):
+            ids = torch.randint(vocabulary, (tune.tokens,)).tolist()
+    return reader.embeddings(ids).float()
+
+
+def virtual_of(model: nn.Module) -> Prompt | Prefix | None:
+    """A model's virtual tokens."""
+    return next((module for module in model.modules() if isinstance(module, Prompt | Prefix)), None)
+
+
+def has_prefix(model: nn.Module) -> bool:
+    """Whether virtual tokens stand in the cache of every layer."""
+    return isinstance(virtual_of(model), Prefix)
+
+
+def virtual_ids(model: nn.Module) -> list[int]:
+    """What stands in front of every row's token ids: nothing, where there is no prompt or it is switched off."""
+    found = virtual_of(model)
+    return found.ids if isinstance(found, Prompt) and found.enabled else []
+
+
+@contextmanager
+def without_virtual_tokens(model: nn.Module) -> Iterator[None]:
+    """Within it the model is what it was before tuning."""
+    found = virtual_of(model)
+    if found is None:
+        yield
+        return
+    found.enabled = False
+    try:
+        yield
+    finally:
+        found.enabled = True

@@ -1,0 +1,99 @@
+"""Whether a model can be spread as a layout says, found before any process starts on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from stoker.errors import Problem
+from stoker.job.layout import Layout
+from stoker.job.load_job import LoadedJob
+from stoker.models.families import FAMILIES, family_of
+from stoker.models.families.facts_check import placement_problem
+from stoker.parallel.head_split import share_heads
+
+
+def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    """Why a causal language model cannot have a layout, at the key that asks for it; None where it can.
+
+    Args:
+        model: without memory, its fused layers split, adapters inside or not.
+    """
+    axes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
+    asked = [axis for axis, size in axes.items() if size > 1]
+    if not asked:
+        return None
+    family = family_of(model.config)
+    if family is None:
+        known = ", ".join(sorted(FAMILIES))
+        message = (
+            f"parallel.{asked[0]}: nothing is known about how to split a model of the family "
+            f"{model.config.model_type!r} (known: {known})"
+        )
+        return loaded.problem(
+            f"parallel.{asked[0]}", message, "write `data` and `shard` instead, which any model can have"
+        )
+    for axis in asked:
+        if axis in family.refused:
+            message = f"parallel.{axis}: {family.name} cannot be split so: {family.refused[axis]}"  # type: ignore[index]
+            return loaded.problem(f"parallel.{axis}", message)
+    found = placement_problem(model, family)
+    if found is not None:
+        return loaded.problem(f"parallel.{asked[0]}", f"parallel.{asked[0]}: {found}")
+    return (
+        _ends(model, layout, asked[0], loaded)
+        or _heads(model.config, layout, loaded)
+        or _blocks(model, family.blocks, layout, loaded)
+    )
+
+
+def _ends(model: Any, layout: Layout, axis: str, loaded: LoadedJob) -> Problem | None:
+    if layout.tensor == 1 and layout.pipeline == 1:
+        return None
+    if type(model.get_output_embeddings()) is not nn.Linear:
+        return loaded.problem(f"parallel.{axis}", f"parallel.{axis}: the model's head is no plain linear layer")
+    if not isinstance(model.get_input_embeddings(), nn.Embedding):
+        message = f"parallel.{axis}: the model's embedding has an adapter, and cannot be split with it"
+        return loaded.problem(f"parallel.{axis}", message, "train it whole instead, by tune.modules_to_save")
+    return None
+
+
+def _heads(config: Any, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    heads = config.num_attention_heads
+    shared = getattr(config, "num_key_value_heads", None) or heads
+    shares = [share_heads(config, layout.tensor, index) for index in range(layout.tensor)]
+    if None in shares:
+        possible = [n for n in range(1, heads + 1) if share_heads(config, n, 0)]
+        return loaded.problem(
+            "parallel.tensor",
+            f"parallel.tensor: {heads} attention heads with {shared} of keys and values cannot be shared out over "
+            f"{layout.tensor} processes",
+            f"write {min(possible, key=lambda n: abs(n - layout.tensor))}",
+        )
+    own = {share.queries[1] - share.queries[0] for share in shares if share}
+    if layout.context_by == "ulysses" and any(count % layout.context for count in own):
+        odd = next(count for count in own if count % layout.context)
+        return loaded.problem(
+            "parallel.context",
+            f"parallel.context: ulysses exchanges heads, and {odd} cannot be split over {layout.context} processes",
+            "write `context_by: gather`",
+        )
+    return None
+
+
+def _blocks(model: nn.Module, path: str, layout: Layout, loaded: LoadedJob) -> Problem | None:
+    blocks = len(list(model.get_submodule(path).children()))
+    if layout.pipeline > 1 and blocks < layout.stage_count:
+        return loaded.problem(
+            "parallel.pipeline",
+            f"parallel.pipeline: {blocks} blocks cannot fill {layout.stage_count} stages",
+            f"write {max(1, blocks // layout.stages_per_process)} or less",
+        )
+    if layout.stages and sum(layout.stages) != blocks:
+        return loaded.problem(
+            "parallel.stages",
+            f"parallel.stages: {' + '.join(map(str, layout.stages))} is {sum(layout.stages)}, "
+            f"and the model has {blocks} blocks",
+        )
+    return None

@@ -1,0 +1,237 @@
+"""From a model without memory to this process' part of it, in the fixed order of application:
+
+cut the pipeline -> split the tensors -> recompute -> compile -> shard -> materialise -> replicate.
+
+Fused layers have been split and adapters inserted before, in `stoker.models.build_model`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.job.layout import Layout
+from stoker.models import packed_attention
+from stoker.models.adapters import unwrap
+from stoker.models.build_model import Built
+from stoker.models.families import family_of
+from stoker.models.families.facts import Family
+from stoker.models.head import Head, head_of
+from stoker.models.language_model import LanguageModel
+from stoker.models.objective import Objective, next_token
+from stoker.models.quantise import can_be_cut, packed_parameters
+from stoker.models.router_balance import RouterBalance
+from stoker.models.virtual_tokens import has_prefix, virtual_ids
+from stoker.models.weight_source import Rows, WeightSource
+from stoker.parallel.blocks import blocks_of
+from stoker.parallel.compile import compile_blocks
+from stoker.parallel.gradients import Gradients, Trained
+from stoker.parallel.materialise import materialise
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.pipeline import Pipeline
+from stoker.parallel.pipeline_split import blocks_of_stages, cut, stages_of_process
+from stoker.parallel.recompute import recompute_blocks
+from stoker.parallel.replicate import replicate
+from stoker.parallel.shard import shard
+from stoker.parallel.shard_spec import Piece
+from stoker.parallel.stage import Stage, Whole
+from stoker.parallel.tensor import Placed, split_tensors
+from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """This process' part of a model.
+
+    Attributes:
+        model: holds the parameters; with a pipeline, a list of its stages.
+        language: how rows are laid out; None for a module that knows none.
+        root: what is called for a forward pass; None with a pipeline.
+        pipeline: what runs the stages; None without.
+        pieces: by name in ``model``, of parameters that are split over tensor processes.
+        aliases: name in the whole model, by name in ``model``, where they differ.
+        gradients: of the trained parameters.
+    """
+
+    model: nn.Module
+    language: LanguageModel | None
+    root: nn.Module | None
+    pipeline: Pipeline | None
+    pieces: Mapping[str, Piece]
+    aliases: Mapping[str, str]
+    gradients: Gradients
+
+
+def spread(
+    built: Built,
+    mesh: Mesh,
+    objective: Objective = next_token,
+    *,
+    balance: RouterBalance | None = None,
+    compiled: bool,
+    compute: torch.dtype | None,
+) -> ParallelModel:
+    """Spreads a language model over the processes of a mesh; a collective.
+
+    Args:
+        objective: what the forward pass ends in.
+        balance: the auxiliary loss of the routers, in one process.
+        compiled: whether blocks are compiled.
+        compute: type of matrix products under autocast, if any.
+    """
+    layout, family = mesh.layout, family_of(unwrap(built.model).config)
+    balance = replace(balance, copies=layout.tensor) if balance is not None else None
+    if layout.offload == "params":
+        compute = None  # the host keeps float32, and casting there is slow
+    packs = family is not None and not has_prefix(built.model)
+    if packs:
+        packed_attention.register()
+        unwrap(built.model).set_attn_implementation(packed_attention.NAME)
+    if layout.pipeline > 1:
+        assert family is not None
+        return _pipelined(built, family, mesh, objective, balance, compiled=compiled, compute=compute)
+    model, inner = built.model, unwrap(built.model)
+    placed, across = _split(inner, family, mesh)
+    head = _head(inner, across) if family else None
+    language = LanguageModel(inner, head, packs, tuple(virtual_ids(inner)), balance)
+    _apply_to_blocks(inner, family, layout, compiled=compiled)
+    root: nn.Module = Whole(language, mesh, objective)
+    packed_weights = packed_parameters(model)
+    if layout.shard != "none":
+        whole = {p for p in packed_weights if layout.zero < 3 or not can_be_cut(p)}
+        shard(root, blocks_of(inner), mesh, compute, whole=whole)
+    prefix = "" if model is inner else "base_model.model."
+    pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
+    materialise(model, built.weights, pieces, mesh.device, offload=layout.offload == "params")
+    if not packed_weights:
+        root._apply(_same)  # tells fully_shard of the memory that its parameters have now
+    partial = _partial(model, placed, prefix, layout)
+    trained = [
+        Trained(p, split=name in pieces, partial=name in partial)
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+    if layout.shard == "none" and mesh.groups["batch"] is not None:
+        root = replicate(root, mesh)
+    return ParallelModel(model, language, root, None, pieces, {}, Gradients(trained, mesh, reduce_batch=False))
+
+
+def _pipelined(
+    built: Built,
+    family: Family,
+    mesh: Mesh,
+    objective: Objective,
+    balance: RouterBalance | None,
+    *,
+    compiled: bool,
+    compute: torch.dtype | None,
+) -> ParallelModel:
+    layout = mesh.layout
+    whole = unwrap(built.model)
+    embedding, output = f"{family.embedding}.weight", whole.get_output_embeddings()
+    tied = output is not None and output.weight is whole.get_submodule(family.embedding).weight
+    head_name = next(name for name, module in whole.named_modules() if module is output)
+    ranges = blocks_of_stages(layout, len(list(whole.get_submodule(family.blocks).children())))
+    prefix = "" if built.model is whole else "base_model.model."
+    pieces: dict[str, Piece] = {}
+    aliases: dict[str, str] = {}
+    partial: set[str] = set()
+    copies: set[str] = set()
+    stages: list[Stage] = []
+    holder = nn.ModuleList()
+    for position, number in enumerate(stages_of_process(layout, mesh.at("pipe"))):
+        first, last = number == 0, number == layout.stage_count - 1
+        part = copy.deepcopy(built.model)
+        inner: Any = unwrap(part)
+        if last and tied and not first:
+            head = inner.get_output_embeddings()
+            head.weight = nn.Parameter(torch.empty_like(head.weight), requires_grad=head.weight.requires_grad)
+        cut(inner, family, ranges[number], first=first, last=last)
+        placed, across = _split(inner, family, mesh)
+        _apply_to_blocks(inner, family, layout, compiled=compiled)
+        stage = Stage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
+        if layout.shard != "none":
+            shard(stage, blocks_of(inner), mesh, compute)
+        holder.append(part)
+        stages.append(stage)
+        pieces |= {f"{position}.{prefix}{name}": piece for name, piece in placed.pieces.items()}
+        partial |= {f"{position}.{name}" for name in _partial(part, placed, prefix, layout)}
+        aliases |= {f"{position}.{name}": name for name, _ in part.named_parameters()}
+        aliases |= {f"{position}.{name}": name for name, _ in part.named_buffers()}
+        if last and tied and not first:
+            name = f"{position}.{prefix}{head_name}.weight"
+            aliases[name] = f"{prefix}{embedding}"
+            copies.add(name)
+    materialise(holder, _Renamed(built.weights, aliases), pieces, mesh.device, offload=layout.offload == "params")
+    for stage in stages:
+        stage._apply(_same)
+    trained = [
+        Trained(
+            p,
+            split=name in pieces,
+            partial=name in partial,
+            copy=name in copies,
+            tied=tied and aliases[name] == f"{prefix}{embedding}",
+        )
+        for name, p in holder.named_parameters()
+        if p.requires_grad
+    ]
+    dtype = compute if layout.shard != "none" and compute is not None else _held_in(whole)
+    pipeline = Pipeline(stages, mesh, whole.config.get_text_config().hidden_size, dtype)
+    language = LanguageModel(unwrap(holder[0]), None, True)
+    gradients = Gradients(trained, mesh, reduce_batch=layout.shard == "none")
+    return ParallelModel(holder, language, None, pipeline, pieces, aliases, gradients)
+
+
+def _split(inner: Any, family: Family | None, mesh: Mesh) -> tuple[Placed, VocabularyGroup | None]:
+    if mesh.layout.tensor == 1:
+        return Placed(), None
+    assert family is not None
+    placed = split_tensors(inner, family, mesh)
+    return placed, split_vocabulary(inner, family, mesh, placed)
+
+
+def _head(inner: Any, across: VocabularyGroup | None) -> Head | None:
+    head = head_of(inner)
+    return replace(head, across=across) if head is not None else None
+
+
+def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:
+    """Names of parameters whose gradients are to be summed over the tensor processes. With sequence parallelism
+    those are all whole ones, as each process applies them to its own tokens."""
+    if layout.sequence:
+        return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
+    return {f"{prefix}{name}" for name in placed.partial}
+
+
+def _apply_to_blocks(inner: nn.Module, family: Family | None, layout: Layout, *, compiled: bool) -> None:
+    if compiled:
+        compile_blocks(inner)
+    if layout.recompute != "none":
+        recompute_blocks(inner, layout.recompute, family)
+
+
+def _held_in(model: nn.Module) -> torch.dtype:
+    """The type of the weights, of the frozen ones where there are any: what is trained beside them is wider."""
+    kinds = [p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    return kinds[0] if kinds else next(p.dtype for p in model.parameters())
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@dataclass(frozen=True)
+class _Renamed:
+    """Weights by the names that stages have for them."""
+
+    source: WeightSource
+    aliases: Mapping[str, str]
+
+    def read(self, name: str, rows: Rows) -> Tensor:
+        return self.source.read(self.aliases.get(name, name), rows)

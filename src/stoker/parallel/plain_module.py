@@ -1,0 +1,39 @@
+"""Any module under the layouts that ask nothing of its inside: replicated or sharded data parallelism."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from stoker.parallel.batch_norm import synchronise_batch_norms
+from stoker.parallel.blocks import blocks_of
+from stoker.parallel.compile import compile_blocks
+from stoker.parallel.gradients import Gradients, Trained
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.parallelize import ParallelModel
+from stoker.parallel.recompute import recompute_blocks
+from stoker.parallel.replicate import replicate
+from stoker.parallel.shard import shard
+
+
+def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torch.dtype | None) -> ParallelModel:
+    """Spreads a module that every process has whole, with the same weights; a collective.
+
+    Args:
+        compiled: whether its blocks are compiled.
+        compute: type of matrix products under autocast, if any.
+    """
+    layout = mesh.layout
+    synchronise_batch_norms(model, mesh.groups["batch"])
+    if compiled:
+        compile_blocks(model)
+    if layout.recompute != "none":
+        recompute_blocks(model, layout.recompute)
+    root = model
+    if layout.shard != "none":
+        shard(model, blocks_of(model), mesh, compute)
+    trained = [Trained(p) for p in model.parameters() if p.requires_grad]
+    if layout.shard == "none":
+        root = replicate(model, mesh, may_be_unused=True)
+    gradients = Gradients(trained, mesh, reduce_batch=False)
+    return ParallelModel(model, None, root, None, {}, {}, gradients)

@@ -1,0 +1,46 @@
+"""Random numbers under tensor parallelism: alike where processes compute the same, apart where they do not.
+
+The default generator is in the same state on all tensor processes, so that dropout on what they all have drops
+the same. Between the column and the row layers of a region each has other heads or neurons: there, numbers come
+from a state derived from the default one and the process' index. Recompute begins at a block with the default
+state that the block began with, so it derives the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from stoker.models.language_model import drops
+
+
+class Apart:
+    """Hooks that let a region's inside draw other numbers on each process."""
+
+    def __init__(self, model: nn.Module, index: int, device: torch.device) -> None:
+        self._index, self._device = index, device
+        self._before: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self.needed = drops(model)
+
+    def around(self, last_column: nn.Module, row: nn.Module) -> None:
+        """From the end of a region's last column layer to the end of its row layer."""
+        if self.needed:
+            last_column.register_forward_hook(self._begin)
+            row.register_forward_hook(self._end)
+
+    def _begin(self, module: nn.Module, *_: Any) -> None:
+        if not module.training:
+            return
+        seed = int(torch.randint(2**62, ())) + self._index  # alike on all, but for the index
+        cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        self._before.append((torch.get_rng_state(), cuda))
+        torch.manual_seed(seed)
+
+    def _end(self, module: nn.Module, *_: Any) -> None:
+        if self._before and module.training:
+            cpu, cuda = self._before.pop()
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, self._device)

@@ -1,0 +1,98 @@
+"""The embedding and the head split by vocabulary, and a cross entropy that never gathers the logits.
+
+Shapes: C positions of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from stoker.models.families.facts import Family, find
+from stoker.parallel.collectives import scatter_sum, sum_from
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.shard_spec import Piece, chunk
+from stoker.parallel.tensor import Placed
+
+
+@dataclass
+class VocabularyGroup:
+    """The processes that each have some words of the vocabulary, as the chunked cross entropy asks them.
+
+    Attributes:
+        start: the first word of this process.
+        widest: words of the process that has most, so that all cut the same chunks.
+    """
+
+    group: dist.ProcessGroup
+    start: int
+    widest: int
+
+    def maximum(self, x_C: Tensor) -> None:
+        """The largest over the processes, in place."""
+        dist.all_reduce(x_C, op=dist.ReduceOp.MAX, group=self.group)
+
+    def total(self, x: Tensor) -> None:
+        """The sum over the processes, in place."""
+        dist.all_reduce(x, group=self.group)
+
+
+def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup | None:
+    """Splits embedding and head where the model (or stage) has them; a tied head stays tied.
+
+    Returns:
+        What the head's cross entropy needs; None without tensor processes.
+    """
+    group = mesh.groups["tensor"]
+    if group is None:
+        return None
+    embedding, head = find(model, family.embedding), model.get_output_embeddings()  # type: ignore[operator]
+    embedding = embedding if isinstance(embedding, nn.Embedding) else None  # another stage has it
+    head = head if isinstance(head, nn.Linear) else None
+    tied = embedding is not None and head is not None and embedding.weight is head.weight
+    words = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+    if embedding is not None:
+        words = embedding.weight.shape[0]
+        _split_rows(family.embedding, embedding, mesh, placed)
+        start, stop = chunk(int(words), mesh.layout.tensor, mesh.at("tensor"))
+        padding = embedding.padding_idx
+        embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
+        embedding.num_embeddings = stop - start
+        embedding.forward = partial(_look_up, embedding, type(embedding).forward, start, stop, mesh)  # type: ignore[method-assign]
+    if head is not None:
+        words = words if tied else head.weight.shape[0]
+        name = next(name for name, module in model.named_modules() if module is head)
+        if tied:
+            head.weight = embedding.weight  # type: ignore[union-attr]
+            placed.pieces[f"{name}.weight"] = placed.pieces[f"{family.embedding}.weight"]
+        _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
+        head.out_features = head.weight.shape[0]
+    start, _ = chunk(int(words), mesh.layout.tensor, mesh.at("tensor"))
+    return VocabularyGroup(group, start, chunk(int(words), mesh.layout.tensor, 0)[1])
+
+
+def _split_rows(
+    name: str, module: nn.Module, mesh: Mesh, placed: Placed, keys: tuple[str, ...] = ("weight", "bias")
+) -> None:
+    for key in keys:
+        whole = getattr(module, key, None)
+        if whole is None:
+            continue
+        start, stop = chunk(whole.shape[0], mesh.layout.tensor, mesh.at("tensor"))
+        piece = Piece(0, start, stop, tuple(whole.shape))
+        setattr(module, key, Parameter(piece.of(whole.detach()).clone(), requires_grad=whole.requires_grad))
+        placed.pieces[f"{name}.{key}"] = piece
+
+
+def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh: Mesh, ids_BT: Tensor) -> Tensor:
+    """The vectors of this process' words, zeros for others', summed over the processes; shape (B, T, D)."""
+    own = (ids_BT >= start) & (ids_BT < stop)
+    vectors: Tensor = forward(embedding, torch.where(own, ids_BT - start, 0))  # type: ignore[operator]
+    vectors = vectors * own[..., None]
+    group = mesh.groups["tensor"]
+    return scatter_sum(vectors, vectors.dim() - 2, group) if mesh.layout.sequence else sum_from(vectors, group)

@@ -1,0 +1,138 @@
+"""The answer to a job and a cluster: the plan, what it takes, why it, what else there is; or what would fit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from stoker.hardware.cluster import Cluster
+from stoker.plan.answer.alternatives import Alternative, alternatives
+from stoker.plan.answer.changes import FittingChange, changes
+from stoker.plan.answer.cost import Cost, Length, cost_of
+from stoker.plan.answer.explain import Bind, Help, binds, helps, plan_of
+from stoker.plan.answer.picture import StageMemory
+from stoker.plan.memory import Memory, Verdict, stage_memory, verdict_of
+from stoker.plan.search import LayoutPlan, SearchResult, search
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.software import STOKER, Software
+
+
+@dataclass(frozen=True)
+class PlanQuestion:
+    """What is asked.
+
+    Attributes:
+        work: of the job.
+        cluster: where it is to run.
+        on: how the cluster was asked for.
+        length: of the run.
+        software: that trains.
+        asked: the layout that the job states; None where it leaves it open or is for another number of devices.
+    """
+
+    work: TrainingWork
+    cluster: Cluster
+    on: str
+    length: Length
+    software: Software = STOKER
+    asked: Setting | None = None
+
+
+@dataclass(frozen=True)
+class PlanAnswer:
+    """A plan that fits, explained.
+
+    Attributes:
+        plan: the fastest.
+        stages: memory of each pipeline stage.
+        cost: of the run.
+        binds, helps, alternatives: the explanation.
+        looked_at: settings of the search.
+        seconds: that the search took.
+    """
+
+    question: PlanQuestion
+    plan: LayoutPlan
+    stages: tuple[Memory, ...]
+    cost: Cost
+    binds: list[Bind]
+    helps: list[Help]
+    alternatives: list[Alternative]
+    looked_at: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class NothingFits:
+    """No plan.
+
+    Attributes:
+        nearest: the plan that comes nearest to fitting; None where no layout divides the batch over the devices.
+        changes: what would make one fit, the smallest first.
+        looked_at: settings of the search.
+    """
+
+    question: PlanQuestion
+    nearest: LayoutPlan | None
+    changes: list[FittingChange]
+    looked_at: int
+
+
+def answer(question: PlanQuestion) -> PlanAnswer | NothingFits:
+    """Search, and explain what was found."""
+    begin = time.perf_counter()
+    found = search(question.work, question.cluster, software=question.software)
+    seconds = time.perf_counter() - begin
+    if not found.plans:
+        options = changes(question.work, question.cluster, on=question.on, software=question.software)
+        return NothingFits(question, found.nearest, options, found.looked_at)
+    return _explained(question, found, seconds)
+
+
+def _explained(question: PlanQuestion, found: SearchResult, seconds: float) -> PlanAnswer:
+    plan = found.plans[0]
+    better = helps(plan, on=question.on)
+    return PlanAnswer(
+        question=question,
+        plan=plan,
+        stages=stages_of_plan(plan),
+        cost=cost_of(plan, question.length),
+        binds=binds(plan, better),
+        helps=better,
+        alternatives=alternatives(found, asked=plan_of(question.asked) if question.asked else None),
+        looked_at=found.looked_at,
+        seconds=seconds,
+    )
+
+
+def stages_of_plan(plan: LayoutPlan) -> tuple[Memory, ...]:
+    """Memory of each pipeline stage, first to last."""
+    return tuple(stage_memory(plan.setting, stage) for stage in range(plan.setting.layout.pipeline))
+
+
+def verdict(memory: Memory, plan: LayoutPlan) -> Verdict:
+    """Whether a stage's memory fits a device of the plan."""
+    return verdict_of(memory.peak, memory.upper, plan.capacity)
+
+
+def holder(plan: LayoutPlan) -> str:
+    """What one of the pipeline's processes holds: a stage, or several, which are counted together."""
+    return "process" if plan.setting.layout.stages_per_process > 1 else "stage"
+
+
+def bars(plan: LayoutPlan, stages: tuple[Memory, ...]) -> list[StageMemory]:
+    """The same as what the pictures draw, by components in one order, the largest of all stages first."""
+    most: dict[str, float] = {}
+    for memory in stages:
+        for part, size in memory.parts.items():
+            most[part] = max(size, most.get(part, 0.0))
+    order = sorted((part for part in most if most[part] > 0), key=lambda part: -most[part])
+    several = len(stages) > 1
+    return [
+        StageMemory(
+            f"{holder(plan)} {number}" if several else "each device",
+            {part: memory.parts.get(part, 0.0) for part in order},
+            memory.upper,
+        )
+        for number, memory in enumerate(stages, start=1)
+    ]

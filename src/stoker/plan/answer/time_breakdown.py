@@ -1,0 +1,117 @@
+"""What a step's seconds are spent on, down to the collectives of each axis, by taking away one thing after another.
+
+A step is reckoned again with collectives that take no time, then without recomputation as well, and so on; what each
+makes it shorter by is that thing's part. So the parts add up to the step, whatever `stoker.plan.step_time` reckons
+them by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stoker.plan.efficiency import efficiency_of
+from stoker.plan.network_cost import Group
+from stoker.plan.setting import Setting
+from stoker.plan.step_time import PassTimes, step_time
+
+FREE = 1e12  # times faster than it is: takes no time
+ARITHMETIC, SMALL, TRAFFIC, LAUNCH = "arithmetic", "small matrix products", "memory traffic", "launch of kernels"
+RECOMPUTE, UNEVEN, BUBBLE = "recomputation", "uneven stages", "bubble"
+TENSOR, CONTEXT, EXPERT = "tensor-parallel collectives", "context-parallel collectives", "exchange of experts"
+DATA, SENDS = "data-parallel collectives", "sends between stages"
+PARTS = {"data parallel": DATA, "pipeline sends": SENDS}  # other names of what a step time states by itself
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A part of a step.
+
+    Attributes:
+        name: what it is spent on.
+        seconds: of the step.
+        link: what collectives cross; empty for what is no collective.
+    """
+
+    name: str
+    seconds: float
+    link: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} over {self.link}" if self.link else self.name
+
+
+def causes_of(setting: Setting) -> dict[str, Cause]:
+    """The parts of a step by name; they add up to its seconds."""
+    parts = dict(step_time(setting).parts)
+    compute = parts.pop("compute")
+    found = {PARTS.get(name, name): seconds for name, seconds in parts.items()}
+    efficiency = efficiency_of(setting.cluster.device)
+    left = PassTimes(efficiency).least(setting)
+    found[UNEVEN] = compute - left
+    now = setting
+    for name, without in _taken_away(setting):
+        now = without(now)
+        least = PassTimes(efficiency).least(now)
+        found[name] = left - least
+        left = least
+    found[ARITHMETIC] = PassTimes(replace(efficiency, half_rows=0.0, half_width=0.0)).least(now)
+    found[SMALL] = left - found[ARITHMETIC]
+    links = _links(setting)
+    return {name: Cause(name, seconds, links.get(name, "")) for name, seconds in found.items()}
+
+
+def _taken_away(setting: Setting) -> tuple[tuple[str, Callable[[Setting], Setting]], ...]:
+    """In this order. What is left of collectives in the passes without those of tensor parallelism is another axis'."""
+    others = CONTEXT if setting.layout.context > 1 else EXPERT
+    return (
+        (TENSOR, _without_tensor),
+        (others, _without_wires),
+        (RECOMPUTE, _without_recompute),
+        (LAUNCH, _without_launch),
+        (TRAFFIC, _without_traffic),
+    )
+
+
+def _links(setting: Setting) -> dict[str, str]:
+    """What each axis' collectives cross: the link inside a node where a group of them is on one."""
+    layout, cluster = setting.layout, setting.cluster
+    inside, across = layout.tensor * layout.context, layout.tensor * layout.context * layout.data
+    groups = {
+        TENSOR: Group(layout.tensor, 1),
+        CONTEXT: Group(layout.context, layout.tensor),
+        EXPERT: Group(setting.expert, layout.tensor if layout.tensor < setting.expert else 1),
+        DATA: Group(layout.data, inside),
+        SENDS: Group(layout.pipeline, across),
+    }
+    crossing = {name: group.size > group.inside(cluster.per_node) for name, group in groups.items()}
+    return {name: "the network" if crosses else cluster.device.link for name, crosses in crossing.items()}
+
+
+def _without_tensor(setting: Setting) -> Setting:
+    return replace(setting, software=replace(setting.software, hidden_tensor=1.0))
+
+
+def _without_wires(setting: Setting) -> Setting:
+    cluster = setting.cluster
+    device = replace(cluster.device, link_gbs=cluster.device.link_gbs * FREE)
+    return replace(
+        setting,
+        cluster=replace(
+            cluster, device=device, network_gbs=cluster.network_gbs * FREE, link_latency_s=0.0, network_latency_s=0.0
+        ),
+    )
+
+
+def _without_recompute(setting: Setting) -> Setting:
+    return replace(setting, layout=replace(setting.layout, recompute="none"))
+
+
+def _without_launch(setting: Setting) -> Setting:
+    return replace(setting, software=replace(setting.software, launch=0.0, launch_tensor=0.0, launch_across=(0.0, 0.0)))
+
+
+def _without_traffic(setting: Setting) -> Setting:
+    device = setting.cluster.device
+    device = replace(device, memory_gbs=device.memory_gbs * FREE)
+    return replace(setting, cluster=replace(setting.cluster, device=device))

@@ -1,0 +1,100 @@
+"""The parameters that a process of a pipeline has: split by tensor parallelism, its experts, its trained ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stoker.plan.matmul import STACKED
+from stoker.plan.setting import Setting
+from stoker.plan.shape import Layer, Shape
+
+
+@dataclass(frozen=True)
+class ParamPlacement:
+    """Parameters of one stage on one process, before data-parallel sharding.
+
+    Attributes:
+        experts: those of routed experts: only processes that hold the same ones can shard them.
+    """
+
+    dense: float
+    experts: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.dense + self.experts
+
+    def share(self, over: int, *, expert: int) -> float:
+        """What a process has of them when they are sharded over so many that see different tokens."""
+        return self.dense / over + self.experts / max(1, over // expert)
+
+
+def held_parameters(setting: Setting, stage: int) -> ParamPlacement:
+    """Parameters of a process of the pipeline."""
+    return _held_by_all(setting)[stage]
+
+
+def trained_parameters(setting: Setting, held: ParamPlacement) -> ParamPlacement:
+    """Of those that a process holds; under adapters, its part of theirs."""
+    if setting.work.tuning == "full":
+        return held
+    return ParamPlacement(setting.work.trained / setting.layout.tensor / setting.layout.pipeline)
+
+
+def packed_parameters(setting: Setting, stage: int) -> float:
+    """Those that a process of the pipeline holds in fewer bits: linear layers in the blocks, no stacked experts."""
+    if setting.work.base == "none":
+        return 0.0
+    return sum(count * packed_of_block(setting, layer) for layer, count in setting.blocks[stage].items())
+
+
+def packed_of_block(setting: Setting, layer: Layer) -> float:
+    """The same of one block."""
+    if setting.work.base == "none":
+        return 0.0
+    return sum(
+        m.copies * m.inputs * m.outputs / (1 if m.split == "replicated" else setting.layout.tensor)
+        for m in setting.shape.matmuls(layer)
+        if m.name not in STACKED
+    )
+
+
+def most_held(setting: Setting) -> ParamPlacement:
+    """Of the stage with most parameters."""
+    return max(_held_by_all(setting), key=lambda held: held.total)
+
+
+def _held_by_all(setting: Setting) -> tuple[ParamPlacement, ...]:
+    return _held(setting.shape, setting.stages, setting.homes, setting.layout.tensor, setting.expert)
+
+
+@lru_cache(maxsize=4096)
+def _held(
+    shape: Shape, stages: tuple[range, ...], homes: tuple[tuple[int, ...], ...], tensor: int, expert: int
+) -> tuple[ParamPlacement, ...]:
+    kinds = {shape.layer(i) for i in range(shape.layers)}
+    sizes = {layer: block_parameters(shape, layer, tensor=tensor, expert=expert) for layer in kinds}
+    dense = [sum(sizes[shape.layer(i)].dense for i in stage) for stage in stages]
+    experts = [sum(sizes[shape.layer(i)].experts for i in stage) for stage in stages]
+    dense[0] += shape.embedding_parameters / tensor
+    dense[-1] += shape.final_norm_parameters + shape.head_parameters / tensor
+    ends_apart = not any(0 in own and len(stages) - 1 in own for own in homes)
+    if shape.tied and ends_apart:  # a copy of the embedding
+        dense[-1] += shape.head_matmul().parameters / tensor
+    return tuple(
+        ParamPlacement(sum(dense[stage] for stage in own), sum(experts[stage] for stage in own)) for own in homes
+    )
+
+
+@lru_cache(maxsize=4096)
+def block_parameters(shape: Shape, layer: Layer, *, tensor: int, expert: int) -> ParamPlacement:
+    """Parameters of one block on one process: matrices are split, experts are spread, vectors are whole."""
+    dense, experts = float(shape.vectors(layer)), 0.0
+    for matmul in shape.matmuls(layer):
+        held = matmul.parameters / (1 if matmul.split == "replicated" else tensor)
+        if matmul.copies > 1:
+            experts += held / expert
+        else:
+            dense += held
+    return ParamPlacement(dense, experts)

@@ -1,0 +1,159 @@
+"""What a job asks for, as the planner takes it, and a layout as a job says it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.hardware.cluster import Cluster
+from stoker.hardware.process import has_bf16_matrix_units
+from stoker.job.layout import Layout, layout_of
+from stoker.job.load_job import LoadedJob
+from stoker.job.paths import absolute
+from stoker.job.resolved import ResolvedJob
+from stoker.job.schema import TuneBlock
+from stoker.job.scratch_sizes import SCRATCH
+from stoker.job.tokenizer_extension import read_extension
+from stoker.job.tune_keys import ADAPTERS, block_numbers
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shape import Shape
+from stoker.plan.shapes.find_shape import shape_of_model
+from stoker.plan.shapes.gguf_shape import shape_of_gguf
+from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.software import STOKER, Software
+from stoker.plan.trainable_params import PLAIN, Adapters, Encoder
+
+# Bytes of a parameter's states in float32: AdamW's two moments; SGD's momentum; Adafactor's sums of rows and columns.
+STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
+
+
+def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> TrainingWork:
+    """What a resolved job computes.
+
+    Args:
+        cluster: whose devices decide a precision that is `auto`; without one it is bf16.
+        base: what the relative path of a model begins at; by default where we are.
+
+    Raises:
+        UserError: at the job's key: the task has no language model, or its shape cannot be found.
+    """
+    job = loaded.job
+    if job.model is None:
+        message = f"a job of task {job.task} has no language model to plan for"
+        raise UserError(loaded.problem("task", message, "write the layout into `parallel` yourself"))
+    try:
+        shape = shape_of_name(job.model.name, base or Path.cwd())
+    except UserError as error:
+        raise UserError(*(loaded.problem("model.name", p.message, p.suggestion) for p in error.problems)) from error
+    extension = read_extension((base or Path.cwd()) / job.model.tokenizer) if job.model.tokenizer else None
+    if extension is not None:
+        shape = replace(shape, vocabulary=extension.rows(shape.vocabulary))
+    return work_of_shape(job, shape, precision=precision_of(job, cluster))
+
+
+def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
+    """What a resolved job computes with a model of this shape."""
+    train = job.train
+    return TrainingWork(
+        shape,
+        train.seq_len,
+        train.batch,
+        precision=precision,
+        tuning=job.tune.method,
+        rank=job.tune.rank,
+        adapters=adapters_of(job.tune, shape.layers),
+        quantise=job.model.quantise if job.model is not None else "none",
+    )
+
+
+def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
+    """What a job trains beside the frozen weights of a model of so many blocks, as far as names tell."""
+    if tune.method == "full":
+        return PLAIN
+    if tune.method in ADAPTERS:
+        targets = None if isinstance(tune.targets, str) else tuple(tune.targets)
+        blocks = None if tune.layers == "all" else tuple(sorted(block_numbers(tune.layers, layers)))
+        return Adapters(targets=targets, blocks=blocks, modules=tuple(tune.modules_to_save))
+    width = 0 if tune.width == "auto" else tune.width
+    if tune.method == "prefix":
+        encoder: Encoder = "projection" if tune.projection else "none"
+        return Adapters(tokens=tune.tokens, encoder=encoder, width=width, deep=True)
+    if tune.method == "p-tuning" and not tune.deep:
+        return Adapters(tokens=tune.tokens, encoder=tune.encoder, width=width)
+    return Adapters(tokens=tune.tokens, deep=tune.deep)
+
+
+def shape_of_name(name: str, base: Path) -> Shape:
+    """The shape of a model as a job names it: a folder or file before a name of the catalogue, and that before the hub.
+
+    Raises:
+        UserError: nothing of that name is found, or its configuration cannot be read.
+    """
+    path = absolute(name, base).resolve()
+    if path.is_file() and path.suffix == ".gguf":
+        return shape_of_gguf(path)
+    if (path / "config.json").is_file():
+        return shape_of_model(str(path))
+    if name in SCRATCH:
+        size = SCRATCH[name]
+        config = {
+            "model_type": "llama",
+            "vocab_size": size.vocabulary,
+            "hidden_size": size.width,
+            "num_hidden_layers": size.layers,
+            "num_attention_heads": size.heads,
+            "num_key_value_heads": size.kv_heads,
+            "intermediate_size": size.mlp_width,
+            "tie_word_embeddings": True,
+        }
+        return shape_of_config(config, name=name)
+    return shape_of_model(name)
+
+
+def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
+    """Of the matrix products: as the job says, else the fastest of the devices that needs no care.
+
+    As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
+    without units for it, or under a quantised base.
+    """
+    if job.train.precision != "auto":
+        return job.train.precision
+    if cluster is None:
+        return "bf16"
+    if cluster.device.is_cpu:
+        quantised = job.model is not None and job.model.quantise != "none"
+        return "bf16" if has_bf16_matrix_units() and not quantised else "fp32"
+    return "bf16" if "bf16" in cluster.device.peak_tflops else "fp16"
+
+
+def software_of_job(job: ResolvedJob) -> Software:
+    """Stoker, with the states of the job's optimizer."""
+    states = STATES[job.train.optimizer]
+    return STOKER if states == STOKER.states else replace(STOKER, states=states)
+
+
+def setting_of_job(job: ResolvedJob, cluster: Cluster, work: TrainingWork) -> Setting:
+    """The layout and the micro-batch that a resolved job states, on a cluster of as many devices."""
+    layout, chunks = layout_of(job), layout_of(job).stages_per_process
+    return Setting(work, cluster, layout, job.train.micro_batch, chunks=chunks, software=software_of_job(job))
+
+
+def parallel_block(layout: Layout) -> dict[str, Any]:
+    """A layout as a job's block `parallel`: what has no effect in it is left out."""
+    block: dict[str, Any] = {"data": layout.data, "shard": layout.shard}
+    if layout.shard != "none":
+        block["shard_size"] = layout.shard_size
+    block["tensor"] = layout.tensor
+    if layout.tensor > 1:
+        block["sequence"] = layout.sequence
+    block["pipeline"] = layout.pipeline
+    if layout.pipeline > 1:
+        block["schedule"] = layout.schedule
+        if layout.stages is not None:
+            block["stages"] = list(layout.stages)
+    block["context"] = layout.context
+    if layout.context > 1:
+        block["context_by"] = layout.context_by
+    return {**block, "recompute": layout.recompute, "offload": layout.offload}

@@ -1,0 +1,56 @@
+"""The shape of a model as a job names it: a folder, a name of the catalogue, or a hub id."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.plan.shape import Shape
+from stoker.plan.shapes.model_names import known_shape, shape_named
+from stoker.plan.shapes.shape_of_config import shape_of_config
+
+
+def shape_of_model(model: str) -> Shape:
+    """The shape of a local folder or ``config.json``, of a well-known name, or of a model of the hub.
+
+    Only a hub id that the catalogue does not know needs a network: its ``config.json`` is fetched, not its weights.
+
+    Raises:
+        UserError: nothing of that name is found, or its configuration cannot be read.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir() or path.suffix == ".json":
+        return _shape_of_file(path if path.suffix == ".json" else path / "config.json")
+    shape = known_shape(model)
+    if shape is not None:
+        return shape
+    if model.count("/") == 1:
+        return _shape_of_file(_fetched(model), name=model)
+    return shape_named(model)
+
+
+def _shape_of_file(path: Path, *, name: str = "") -> Shape:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(Problem(f"cannot read {path}: {error.strerror}", file=str(path))) from error
+    except UnicodeDecodeError as error:
+        raise UserError(Problem("the configuration is no text in UTF-8", file=str(path))) from error
+    except json.JSONDecodeError as error:
+        text = f"the configuration is no JSON: {error.msg}"
+        raise UserError(Problem(text, file=str(path), line=error.lineno, column=error.colno)) from error
+    if not isinstance(config, dict):
+        raise UserError(Problem("the configuration is no JSON object", file=str(path)))
+    return shape_of_config(config, name=name or path.parent.name, place=str(path))
+
+
+def _fetched(model: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        text = f"`{model}` is no well-known shape, and its configuration cannot be fetched from the hub"
+        raise UserError(Problem(text, "give a folder with its config.json")) from error

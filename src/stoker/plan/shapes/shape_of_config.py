@@ -1,0 +1,92 @@
+"""From a configuration, as ``config.json`` holds it, to a shape."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.suggest_key import nearest
+from stoker.plan.shape import Shape
+from stoker.plan.shapes.families import FAMILIES
+from stoker.plan.shapes.settings import Settings
+
+# Models with a name of their own whose weights are those of another family.
+SAME_AS = {
+    "kimi_k2": "deepseek_v3",
+    "internlm2": "llama",
+    "internlm": "llama",
+    "yi": "llama",
+    "baichuan": "llama",
+    "gemma3": "gemma3_text",
+    "glm4_moe_lite": "deepseek_v3",
+}
+
+
+def shape_of_config(config: Mapping[str, Any], *, name: str = "", place: str = "") -> Shape:
+    """The shape that a configuration describes, with its family's defaults where it says nothing.
+
+    The language model inside a configuration for several modalities is read alone. A family that is not known here is
+    counted by transformers, without allocating weights, where that is installed.
+
+    Args:
+        config: the keys of a ``config.json``.
+        name: of the model, else its family's.
+        place: the file it comes from, for messages.
+
+    Raises:
+        UserError: the family is unknown, or a number is missing or impossible.
+    """
+    if isinstance(config.get("text_config"), Mapping):
+        config = {"model_type": f"{config.get('model_type', '')}_text", **config["text_config"]}
+    family = config.get("model_type")
+    if not isinstance(family, str) or not family:
+        raise UserError(Problem("the configuration has no `model_type`", _known(""), file=place))
+    known = family if family in FAMILIES else SAME_AS.get(family)
+    if known is None:
+        return _counted_by_transformers(config, name=name or family, place=place)
+    shape = FAMILIES[known](Settings(config, family=known, place=place))
+    return replace(shape, name=name or family, family=known)
+
+
+def _known(family: str) -> str:
+    near = nearest(family, FAMILIES)
+    known = f"known are {', '.join(sorted(FAMILIES))}"
+    return f"write `{near}`; {known}" if near else known
+
+
+def _counted_by_transformers(config: Mapping[str, Any], *, name: str, place: str) -> Shape:
+    """A family that only transformers knows: its total is exact, its division over operators that of a Llama.
+
+    What is left over or missing is spread evenly over the layers.
+    """
+    family = str(config["model_type"])
+    unknown = UserError(Problem(f"unknown family of models `{family}`", _known(family), file=place))
+    if find_spec("transformers") is None:
+        raise unknown
+    torch, transformers = importlib.import_module("torch"), importlib.import_module("transformers")
+    if family not in transformers.CONFIG_MAPPING:
+        raise unknown
+    try:
+        read = transformers.AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            plain = {"attn_implementation": "eager", "experts_implementation": "eager"}  # no kernel that it names
+            model = transformers.AutoModelForCausalLM.from_config(read, trust_remote_code=False, **plain)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = f"transformers cannot build a model of family `{family}`: {error}".splitlines()[0]
+        raise UserError(Problem(text, file=place)) from error
+    common = {key: getattr(read, key, None) for key in KEYS_OF_A_LLAMA}
+    plain = {"model_type": "llama", **{key: value for key, value in common.items() if value is not None}}
+    shape = shape_of_config(plain, name=name, place=place)
+    missing = sum(parameter.numel() for parameter in model.parameters()) - shape.parameters
+    per_layer, rest = divmod(missing, shape.layers)
+    return replace(shape, layer_vectors=per_layer, outside_vectors=rest)
+
+
+KEYS_OF_A_LLAMA = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "vocab_size", "tie_word_embeddings"),
+)

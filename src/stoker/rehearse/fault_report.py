@@ -1,0 +1,106 @@
+"""What became of the faults that happened to a run on purpose, from what the run recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.resilience.fault_injection import Fault, Kind
+from stoker.runs.run_folder import RunFolder, read_lines
+
+# The event by which each kind is noticed.
+NOTICED: Mapping[Kind, tuple[str, ...]] = {
+    "kill": ("fault", "failed"),
+    "hang": ("hung",),
+    "slow": ("slow",),
+    "nan": ("not_finite",),
+    "corrupt": ("damaged",),
+    "fill-disk": ("save_failed",),
+}
+RESTARTED: tuple[Kind, ...] = ("kill", "hang", "corrupt")  # kinds that the processes are started again after
+
+
+@dataclass(frozen=True)
+class Account:
+    """What became of a fault.
+
+    Attributes:
+        happened: whether it did; the run may have ended before.
+        noticed: the event by which it was; None where it was not, as nothing depended on it.
+        after: seconds until then.
+        lost: steps that had to be done again.
+        recovery: seconds until the next step was done, where the processes had to be started again.
+        rank: that was named, where one was.
+    """
+
+    fault: Fault
+    happened: bool
+    noticed: str | None = None
+    after: float | None = None
+    lost: int = 0
+    recovery: float | None = None
+    rank: int | None = None
+
+    def describe(self) -> str:
+        """``kill 1@7: noticed after 0.3 s (fault), no step lost, training again after 4.1 s``."""
+        if not self.happened:
+            return f"{self.fault}: did not happen"
+        words = ["not noticed: nothing depended on it"]
+        if self.noticed is not None:
+            named = f", rank {self.rank}" if self.rank is not None else ""
+            words = [f"noticed after {self.after:.1f} s ({self.noticed}{named})"]
+        if self.fault.kind in RESTARTED:
+            words.append(f"{self.lost or 'no'} step{'s' * (self.lost > 1)} lost")
+        if self.recovery is not None:
+            words.append(f"training again after {self.recovery:.1f} s")
+        return f"{self.fault}: {', '.join(words)}"
+
+
+def accounts(folder: RunFolder, faults: Sequence[Fault]) -> list[Account]:
+    """What became of each of the faults."""
+    events = folder.read_events()
+    lines = sorted(
+        [*folder.read_metrics(), *read_lines(folder.repeated)], key=lambda line: float(line.get("time", 0.0))
+    )
+    return [_account(number, fault, events, lines) for number, fault in enumerate(faults)]
+
+
+def _account(
+    number: int, fault: Fault, events: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]
+) -> Account:
+    mine = next((n for n, e in enumerate(events) if e["event"] == "chaos" and e["number"] == number), None)
+    if mine is None:
+        return Account(fault, happened=False)
+    begin, since = events[mine]["time"], events[mine + 1 :]
+    # What tells of the next fault of this kind does not tell of this one.
+    found = next((e for e in since if _tells_of(e, fault) or _is_chaos(e, fault.kind)), None)
+    found = None if found is None or _is_chaos(found, fault.kind) else found
+    account = Account(
+        fault,
+        happened=True,
+        noticed=found["event"] if found else None,
+        after=found["time"] - begin if found else None,
+        rank=found.get("rank") if found else None,
+    )
+    if fault.kind not in RESTARTED:
+        return account
+    resumed = next((e for e in since if e["event"] in ("resumed", "started")), None)
+    again = next((line["time"] for line in lines if resumed and line["time"] >= resumed["time"]), None)
+    return Account(
+        **{
+            **vars(account),
+            "lost": fault.step - 1 - resumed.get("step", 0) if resumed else 0,
+            "recovery": again - begin if again is not None else None,
+        }
+    )
+
+
+def _tells_of(event: Mapping[str, Any], fault: Fault) -> bool:
+    if event["event"] not in NOTICED[fault.kind]:
+        return False
+    return fault.kind not in ("kill", "hang", "slow") or event.get("rank", fault.rank) == fault.rank
+
+
+def _is_chaos(event: Mapping[str, Any], kind: Kind) -> bool:
+    return event["event"] == "chaos" and event.get("kind") == kind

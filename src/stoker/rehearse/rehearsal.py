@@ -1,0 +1,180 @@
+"""Runs a job twice, in real processes: undisturbed, and with faults; then compares the ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.data.sources import open_source
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job import LoadedJob
+from stoker.job.layout import layout_of
+from stoker.job.resolved import ResolvedJob
+from stoker.rehearse.fault_report import RESTARTED, Account, accounts
+from stoker.rehearse.run_equality import Equality, compare
+from stoker.resilience.fault_injection import KINDS, Fault, Kind, write_faults
+from stoker.runs.goodput import Goodput, goodput
+from stoker.runs.listing import summarise
+from stoker.runs.run_folder import RunFolder
+
+HANG = 10.0  # seconds of silence from which a process counts as hung here, unless the job says so: tests cannot wait
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How it went.
+
+    Attributes:
+        exit_code: of the run with faults.
+        message: what that run said at its end, where it did not reach it.
+        goodput: of the run with faults.
+    """
+
+    calm: RunFolder
+    disturbed: RunFolder
+    exit_code: int
+    message: str
+    accounts: tuple[Account, ...]
+    equality: Equality
+    goodput: Goodput | None
+
+    @property
+    def survived(self) -> bool:
+        """Whether the end is that of the undisturbed run."""
+        return self.exit_code == 0 and self.equality.holds
+
+
+class Rehearsal:
+    """A job and the folder in which it is run with faults and without.
+
+    Args:
+        path: of the job file.
+        overrides: as given on the command line.
+        say: tells the user what is being done.
+    """
+
+    def __init__(
+        self, loaded: LoadedJob, path: str, overrides: Sequence[str], *, base: Path, say: Callable[[str], None]
+    ) -> None:
+        self._loaded, self._path, self._overrides, self._say = loaded, path, list(overrides), say
+        self.folder = base / f"{loaded.job.output}-chaos"
+        self._base = base
+        self.world = layout_of(loaded.job).world
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """What the job as it stands can meet and end alike."""
+        job, rank = self._loaded.job, self.world - 1
+        return [kind for kind in KINDS if _problem(job, Fault(kind, 1, rank), self.world) is None]
+
+    def undisturbed(self) -> RunFolder:
+        """The run without faults; taken from an earlier time where job and data are the same.
+
+        Raises:
+            RunFailed: it does not reach its end.
+        """
+        folder = RunFolder(self.folder / f"undisturbed-{self._fingerprint()}")
+        if summarise(folder).state == "done":
+            self._say(f"undisturbed run: that of an earlier time, {folder.path}")
+            return folder
+        self._say(f"undisturbed run, in {folder.path}")
+        code, message = self._train(folder.path, [])
+        if code:
+            raise RunFailed(f"the job does not reach its end without faults either: {message}")
+        return folder
+
+    def disturbed(self, calm: RunFolder, faults: Sequence[Fault]) -> Trial:
+        """Runs it with faults and compares.
+
+        Raises:
+            UserError: the run has no such step, or somebody rehearses in the same folder.
+        """
+        job, steps = self._loaded.job, len(calm.read_metrics())
+        if late := [fault for fault in faults if not 1 <= fault.step <= steps]:
+            raise UserError(*(Problem(f"{fault}: the job has {steps} steps", "steps count from 1") for fault in late))
+        folder = RunFolder(self.folder / "disturbed")
+        if folder.path.exists():
+            with folder.take():
+                shutil.rmtree(folder.path)
+        write_faults(folder, faults)
+        changes = [f"faults.hang={HANG:g}"] if job.faults.hang == "auto" else []
+        self._say(f"with {len(faults)} faults, in {folder.path}")
+        code, message = self._train(folder.path, changes)
+        precision = job.train.precision if job.train.precision != "auto" else "fp32"
+        same = not any(event["event"] == "shrunk" for event in folder.read_events())
+        return Trial(
+            calm,
+            folder,
+            code,
+            message,
+            tuple(accounts(folder, faults)),
+            compare(calm, folder, precision=precision, same_layout=same),
+            goodput(folder),
+        )
+
+    def check(self, faults: Sequence[Fault]) -> None:
+        """Whether the job can meet these faults, as far as can be told before it is run.
+
+        Raises:
+            UserError: there is no such process, or the job's policy is not to survive it.
+        """
+        found = {_problem(self._loaded.job, fault, self.world) for fault in faults}
+        if problems := [self._loaded.problem(*words) if words[0] else Problem(*words[1:]) for words in found if words]:
+            raise UserError(*problems)
+
+    def _train(self, output: Path, changes: Sequence[str]) -> tuple[int, str]:
+        """``stoker train`` in processes of its own; the last line of what it says where it fails."""
+        own = [f"output={output}", "checkpoint.to=null"]  # nothing that other runs rely on is touched
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "stoker",
+            "train",
+            self._path,
+            *self._overrides,
+            *changes,
+            *own,
+            "--json",
+        ]
+        ended = subprocess.run(command, cwd=self._base, capture_output=True, text=True, check=False)
+        words = [line for line in ended.stderr.splitlines() if line.strip()]
+        return ended.returncode, words[-1] if words else f"exit code {ended.returncode}"
+
+    def _fingerprint(self) -> str:
+        """Of everything that the end depends on: the job but for how it survives faults, its data and its model."""
+        job, base = self._loaded.job, self._base
+        left_out = {"output": True, "faults": True, "checkpoint": {"to", "background", "memory", "keep", "keep_every"}}
+        blocks = (*job.data, *job.evaluate.data)
+        seen = [open_source(block, base).fingerprint() for block in blocks]
+        if job.model is not None and (weights := base / job.model.name).is_dir():
+            found = ((path.name, path.stat()) for path in sorted(weights.iterdir()))
+            seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
+        if job.module is not None:  # code that may have changed: never the same
+            seen.append(str(time.time_ns()))
+        text = json.dumps([job.model_dump(mode="json", exclude=left_out), seen])  # type: ignore[arg-type]
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _problem(job: ResolvedJob, fault: Fault, world: int) -> tuple[str, str, str] | None:
+    """Why a job does not survive a fault by what it says itself: the key, the message, what to write instead."""
+    if fault.rank >= world:
+        there = f"the job has {world} process{'es' * (world > 1)}, and ranks count from 0"
+        return "", f"{fault}: there is no rank {fault.rank}", there
+    if fault.kind in RESTARTED and not job.faults.restarts:
+        return "faults.restarts", "a process that dies ends the run", "write 3, or more"
+    if fault.kind == "nan" and job.faults.not_finite != "roll-back":
+        stops = job.faults.not_finite == "stop"
+        what = "ends the run there" if stops else "leaves the step out, so the end is another"
+        instead = "write roll-back, which tries the step once more first, or leave out --nan"
+        return "faults.not_finite", f"`{job.faults.not_finite}` {what}", instead
+    if fault.kind == "fill-disk" and not job.checkpoint.background:
+        return "checkpoint.background", "a disk that is full then ends the run", "write true, or leave out --fill-disk"
+    return None

@@ -1,0 +1,94 @@
+"""Whether a run that met faults ended as one that met none: losses of every step, final weights, samples seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.store import Store
+from stoker.runs.run_folder import RunFolder
+
+# Largest relative difference of losses and weights under another layout, by the arithmetic of the passes.
+TOLERANCES = {"fp64": 1e-10, "fp32": 1e-4, "fp16": 3e-2, "bf16": 3e-2}
+
+
+@dataclass(frozen=True)
+class Equality:
+    """How the ends of two runs compare.
+
+    Attributes:
+        steps: of the run without faults; ``reached`` of the other.
+        first_difference: the first step whose losses differ; None where all are equal to the bit.
+        loss, weight: the largest relative difference; infinite where one of them is missing.
+        samples: whether both saw every sample at the same step, and so exactly once.
+        tolerance: what ``loss`` and ``weight`` may be; 0 under the same layout.
+    """
+
+    steps: int
+    reached: int
+    first_difference: int | None
+    loss: float
+    weight: float
+    samples: bool
+    tolerance: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the runs ended alike."""
+        return self.reached == self.steps and self.samples and max(self.loss, self.weight) <= self.tolerance
+
+
+def compare(calm: RunFolder, other: RunFolder, *, precision: str, same_layout: bool) -> Equality:
+    """Compares two runs that are over, one of which met faults.
+
+    Args:
+        precision: of the passes, which says how far another layout may be.
+    """
+    expected, found = calm.read_metrics(), other.read_metrics()
+    steps, reached = (lines[-1]["step"] if lines else 0 for lines in (expected, found))
+    differences = [_relative(a["loss"], b["loss"]) for a, b in zip(expected, found, strict=False)]
+    return Equality(
+        steps=steps,
+        reached=reached,
+        first_difference=next((n for n, difference in enumerate(differences, 1) if difference), None),
+        loss=max(differences, default=math.inf) if len(expected) == len(found) else math.inf,
+        weight=_weights_apart(Store(calm.checkpoints), Store(other.checkpoints), steps),
+        samples=_seen(expected) == _seen(found),
+        tolerance=0.0 if same_layout else TOLERANCES[precision],
+    )
+
+
+def _seen(lines: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Each step, and the samples consumed by its end."""
+    return [(line["step"], line["samples"]) for line in lines]
+
+
+def _relative(a: float | None, b: float | None) -> float:
+    if a == b:
+        return 0.0
+    return math.inf if a is None or b is None else abs(a - b) / max(abs(a), abs(b))
+
+
+def _weights_apart(calm: Store, other: Store, step: int) -> float:
+    """The largest difference of a tensor of the last checkpoint, relative to the tensor's largest value."""
+    if step not in calm.steps() or step not in other.steps():
+        return math.inf
+    expected, found = calm.load(step).tensors, other.load(step).tensors
+    if expected.keys() != found.keys():
+        return math.inf
+    return max((_apart(expected[name], found[name]) for name in expected), default=0.0)
+
+
+def _apart(a: Any, b: Any) -> float:
+    assert isinstance(a, Tensor) and isinstance(b, Tensor)
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return math.inf
+    if torch.equal(a, b):
+        return 0.0
+    size = max(float(a.double().abs().max()), 1e-30)
+    difference = float((a.double() - b.double()).abs().max()) / size
+    return difference if math.isfinite(difference) else math.inf

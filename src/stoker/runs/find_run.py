@@ -1,0 +1,28 @@
+"""Finds the run that a command line names."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from stoker.errors import UserError
+from stoker.runs.run_folder import RunFolder
+
+
+def find_run(path: str, base: Path) -> RunFolder:
+    """The run at a path, or of that name below ``runs/``.
+
+    Raises:
+        UserError: there is none; the nearest is named.
+    """
+    for candidate in (base / path, base / "runs" / path):
+        folder = RunFolder(candidate)
+        if folder.job.is_file() and folder.events.is_file():
+            return folder
+    known = sorted(str(events.parent.relative_to(base)) for events in (base / "runs").glob("*/events.jsonl"))
+    near = get_close_matches(path, known, 1, 0.3) or known[:1]
+    if (base / path).is_file():
+        raise UserError(f"{path} is a file; a run is a folder" + (f", such as {near[0]}" if near else ""))
+    raise UserError(
+        f"there is no run {path}" + (f"; did you mean {near[0]}?" if near else "; `stoker train` makes one")
+    )

@@ -1,0 +1,95 @@
+"""What is done about a step whose numbers went wrong, by the job's policy (`faults:`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from stoker.job.schema import FaultsBlock
+from stoker.train.loss_spike import is_spike, robust_z
+from stoker.train.step import Taken
+
+SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
+MOST_IN_A_ROW = 8  # steps left out one after another: by then the weights are to blame, not the samples
+MOST_AT_ONE_PLACE = 3  # times that training goes back within one window of steps
+
+Answer = Literal["fine", "stop", "skip", "again", "back"]
+
+
+class Trouble:
+    """Judges the steps of a run. All processes see the same numbers, so all give the same answers."""
+
+    def __init__(self, faults: FaultsBlock) -> None:
+        self._faults = faults
+        self._left_out = 0  # one after another
+        self._back: list[tuple[int, int]] = []  # of this place: from and to which step
+
+    def answer(self, taken: Taken, before: Sequence[float], *, again: bool = False) -> Answer:
+        """What is done about a step.
+
+        ``again``: the step is to be tried once more, as its weights have not changed: a fault of the machine passes.
+
+        Args:
+            before: the losses that it is compared with.
+            again: whether it has been tried once more already.
+        """
+        policy = self._faults.not_finite
+        if not taken.wrong:
+            self._left_out = 0
+            return "back" if is_spike(taken.loss, before, self._faults.spike) else "fine"
+        if policy == "roll-back":
+            return "back" if again else "again"
+        if policy == "skip":
+            self._left_out += 1
+        return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"
+
+    def remembered(self, before: Sequence[float], taken: Taken) -> list[float]:
+        """The losses that the next step is compared with; none are kept where nothing is."""
+        return [*before, taken.loss][-self._faults.window :] if self._faults.spike and not taken.wrong else []
+
+    def goes_back_before(self, step: int) -> int | None:
+        """The step before which the state must lie that training goes back to; None where it has gone back enough.
+
+        At one place it goes back further each time: the state before a spike may have the reason in it.
+        """
+        self._back = [(start, to) for start, to in self._back if abs(step - start) <= self._faults.window]
+        if len(self._back) == MOST_AT_ONE_PLACE:
+            return None
+        return min((to for _, to in self._back), default=step)
+
+    def went_back(self, step: int, to: int) -> None:
+        """Remembers from and to where training has gone back."""
+        self._back.append((step, to))
+
+    def why(self, taken: Taken, before: Sequence[float]) -> str:
+        """What went wrong, in words."""
+        if taken.wrong:
+            return taken.what_is_wrong
+        z = robust_z(taken.loss, before)
+        return f"the loss is {taken.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"
+
+    def failure(self, taken: Taken, before: Sequence[float], rows: Sequence[str]) -> str:
+        """Why the run ends with this step, in words."""
+        text = f"step {taken.step}: {self.why(taken, before)}; the batch was {shown(rows)}"
+        if self._left_out > MOST_IN_A_ROW:
+            text += f"; the {MOST_IN_A_ROW} steps before it were left out for the same reason"
+        if len(self._back) == MOST_AT_ONE_PLACE:
+            window = self._faults.window
+            text += f"; training has gone back {MOST_AT_ONE_PLACE} times within {window} steps, which did not help"
+        return text
+
+
+def shown(rows: Sequence[str]) -> str:
+    """The first of the rows, for people."""
+    more = f" and {len(rows) - SHOWN_ROWS} more" if len(rows) > SHOWN_ROWS else ""
+    return ", ".join(rows[:SHOWN_ROWS]) + more
+
+
+def in_event(taken: Taken) -> dict[str, Any]:
+    """A step as events tell of it."""
+    return {
+        "step": taken.step,
+        "loss": str(taken.loss),
+        "grad_norm": str(taken.grad_norm),
+        "seconds": round(taken.seconds, 3),
+    }

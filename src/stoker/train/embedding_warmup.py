@@ -1,0 +1,97 @@
+"""Embedding warm-up: a first stage in which only the rows of new tokens, in embedding and head, are trained.
+
+All other gradients are dropped before clipping, so the optimizer neither steps nor decays those weights and has no
+states for them. Within the embedding and the head the old rows' gradients are zeros, of which every optimizer makes
+steps of zero while their moments are zero too; nothing is decayed in this stage, for a decay would take all rows.
+Then everything is trained, from fresh moments: the step counter of a matrix is one for all of its rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from stoker.checkpoint.run_weights import NONE, stepped
+from stoker.models.resize_embeddings import NewRows
+from stoker.parallel.materialise import rows_held
+from stoker.parallel.shard_spec import Piece
+from stoker.train.hooks import Hook
+from stoker.train.lr_schedule import Schedule
+
+
+@dataclass(frozen=True)
+class TwoStages(Schedule):
+    """The learning rate with such a stage in front: it warms up as the rest does, then stays at the peak.
+
+    Attributes:
+        steps: of the rest.
+        first: steps of the first stage.
+    """
+
+    first: int = 0
+
+    def lr(self, step: int) -> float:
+        if step <= self.first:
+            return self.peak * min(1.0, step / max(1, self.warmup))
+        return super().lr(step - self.first)
+
+
+class NewRowsFirst:
+    """The first stage, as this process sees it.
+
+    Args:
+        optimizer: its weight decay is zero during the stage.
+        new: which rows are new, by the names of the whole model.
+        steps: steps of the stage.
+        pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        new: NewRows,
+        steps: int,
+        pieces: Mapping[str, Piece] = NONE,
+        aliases: Mapping[str, str] = NONE,
+    ) -> None:
+        self._optimizer, self._steps = optimizer, steps
+        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
+        self._old: dict[Parameter, int] = {}  # the first rows that a process holds of a parameter, as far as old
+        self._others: list[Parameter] = []
+        for name, parameter, piece in stepped(model, pieces, aliases):
+            if name not in new.names:
+                self._others.append(parameter)
+                continue
+            held = rows_held(parameter, piece)[0]
+            self._old[parameter] = min(max(0, new.first - held.start), held.stop - held.start)
+
+    def hook(self) -> Hook:
+        """What the loop calls."""
+        return Hook(before_passes=self._begin, after_passes=self._mask)
+
+    def _begin(self, step: int) -> None:
+        """Sets the weight decay; drops the moments once the stage is over."""
+        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
+            group["weight_decay"] = 0.0 if step <= self._steps else decay
+        if step == self._steps + 1:
+            for parameter in self._old:
+                self._optimizer.state.pop(parameter, None)
+
+    def _mask(self, step: int, loss: Tensor) -> Tensor:
+        """Drops all gradients but those of new rows."""
+        if step > self._steps:
+            return loss
+        for parameter in self._others:
+            parameter.grad = None
+        for parameter, old in self._old.items():
+            grad = parameter.grad
+            if grad is not None:
+                local = grad.to_local() if isinstance(grad, DTensor) else grad
+                local[:old].zero_()
+        return loss

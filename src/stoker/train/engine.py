@@ -1,0 +1,297 @@
+"""How the forward and backward passes of a step are carried out: by one process, or by those of a layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from stoker.hardware.device import Device
+from stoker.models import packed_attention
+from stoker.models.collate import Inputs, lengthen
+from stoker.models.objective import Loss
+from stoker.parallel.context_parallel import own_part, parts_of_row
+from stoker.parallel.gradients import Gradients
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.pipeline import Pipeline
+from stoker.parallel.shard import micro_batch, reshard
+from stoker.train.task import Part, Task
+
+LENGTHS = 64  # tokens: rows of a pipeline are filled up to multiples of this, so that buffers seldom change
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a step holds, over all processes.
+
+    Attributes:
+        passes: forward passes of the process that has most.
+    """
+
+    targets: int
+    tokens: int
+    passes: int
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over evaluated parts; ``correct`` is None where it cannot be counted."""
+
+    loss: float
+    correct: int | None
+    targets: int
+
+
+class Engine(Protocol):
+    """What the loop asks of the processes of a run."""
+
+    first: bool
+    """Whether this process is the one that writes and prints."""
+
+    def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
+        """This process' samples among those of a step."""
+
+    def seat(self) -> int:
+        """A number that tells processes apart that must draw other random numbers."""
+
+    def count(self, parts: Sequence[Part]) -> Counts:
+        """Adds up what the processes' parts hold."""
+
+    def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+        """Forward and backward passes; gives this process' summed loss."""
+
+    def clip(self, limit: float) -> Tensor:
+        """Scales the gradients down to a norm of ``limit`` (0: not); gives the norm that they had."""
+
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        """Sums over the processes, on the device; the host does not wait for them.
+
+        Args:
+            alike: of what tensor processes have computed alike, so that one of them counts.
+            each: of what counts of every process.
+        """
+
+    def evaluate(self, parts: Sequence[Part]) -> Totals:
+        """Forward passes without gradients; the same parts are given on every process."""
+
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        """The most likely next token of each row of token ids; the same rows are given on every process."""
+
+
+class SingleProcess:
+    """One process."""
+
+    first = True
+
+    def __init__(self, task: Task, device: Device, parameters: Sequence[nn.Parameter]) -> None:
+        self._task, self._device, self._parameters = task, device, parameters
+
+    def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
+        return first, last
+
+    def seat(self) -> int:
+        return 0
+
+    def count(self, parts: Sequence[Part]) -> Counts:
+        return Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))
+
+    def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+        total = _zero(self._device)
+        for part in parts:
+            total += _forward_backward(self._task, self._device, part, counts, scaler).to(total)
+        return total
+
+    def clip(self, limit: float) -> Tensor:
+        return torch.nn.utils.clip_grad_norm_(self._parameters, limit or math.inf)
+
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        return torch.cat([alike, each])
+
+    def evaluate(self, parts: Sequence[Part]) -> Totals:
+        return _sums([(_forward(self._task, self._device, part), part.targets) for part in parts])
+
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        language = self._task.language
+        assert language is not None
+        with self._device.autocast():
+            found = [_within(part, language.likeliest) for part in language.ask(rows, self._device.torch)]
+        return [int(token) for tokens in found for token in tokens]
+
+
+class Distributed:
+    """The processes of a layout, each with its part of the samples, of the rows, or of the model."""
+
+    def __init__(
+        self,
+        task: Task,
+        device: Device,
+        mesh: Mesh,
+        *,
+        root: nn.Module | None,
+        pipeline: Pipeline | None,
+        gradients: Gradients,
+    ) -> None:
+        self._task, self._device, self._mesh = task, device, mesh
+        self._root, self._pipeline, self._gradients = root, pipeline, gradients
+        self.first = mesh.is_first
+
+    def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
+        size = batch // self._mesh.layout.data
+        start = min(last, first + self._mesh.data_index * size)
+        return start, min(last, start + size)
+
+    def seat(self) -> int:
+        mesh, layout = self._mesh, self._mesh.layout
+        alike = mesh.at("tensor") if layout.sequence else 0  # without it, tensor processes drop the same
+        place = (mesh.at("pipe") * layout.data + mesh.data_index) * layout.context + mesh.at("context")
+        return place * layout.tensor + alike
+
+    def count(self, parts: Sequence[Part]) -> Counts:
+        mine = Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))
+        if self._mesh.layout.data == 1:
+            return self._fitting(mine)
+        # On the CPU: how many passes there are steers what is started, and the device must not be waited for.
+        everybody = torch.zeros(self._mesh.layout.data, 3, dtype=torch.int64)
+        if self._mesh.at("context") == 0:
+            everybody[self._mesh.data_index] = torch.tensor([mine.targets, mine.tokens, mine.passes])
+        dist.all_reduce(everybody, group=self._mesh.groups["batch"])
+        targets, tokens, _ = everybody.sum(0).tolist()
+        return self._fitting(Counts(targets, tokens, int(everybody[:, 2].max())))
+
+    def _fitting(self, counts: Counts) -> Counts:
+        """A pipeline's schedule takes some numbers of micro-batches only."""
+        passes = counts.passes
+        while self._pipeline is not None and not self._mesh.layout.takes(passes):
+            passes += 1
+        return replace(counts, passes=passes)
+
+    def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+        parts = [*parts, *[self._task.nothing()] * (counts.passes - len(parts))]
+        total = _zero(self._device)
+        if self._pipeline is not None:
+            rows = [part.inputs for part in self._laid_out(parts, alike=True)]
+            with self._device.autocast():
+                losses = self._pipeline.train(rows, 1.0 / max(1, counts.targets))  # type: ignore[arg-type]
+            self._gradients.finish()
+            return sum((loss.to(total) for loss in losses), total)
+        for number, part in enumerate(self._laid_out(parts)):
+            with self._synchronising(last=number == len(parts) - 1):
+                total += _forward_backward(self._task, self._device, part, counts, scaler).to(total)
+        self._gradients.finish()
+        return total
+
+    def _synchronising(self, *, last: bool) -> AbstractContextManager[None]:
+        if isinstance(self._root, FSDPModule):
+            return micro_batch(self._root, self._mesh.layout, last=last)
+        if isinstance(self._root, DistributedDataParallel) and not last:
+            return self._root.no_sync()
+        return nullcontext()
+
+    def clip(self, limit: float) -> Tensor:
+        norm = self._gradients.norm()
+        self._gradients.clip(norm, limit)
+        return norm
+
+    def add_up(self, alike: Tensor, each: Tensor) -> Tensor:
+        sums = torch.cat([torch.zeros_like(alike) if self._mesh.at("tensor") else alike, each])
+        dist.all_reduce(sums)
+        return sums
+
+    def evaluate(self, parts: Sequence[Part]) -> Totals:
+        size = self._mesh.layout.data
+        padded = [*parts, *[self._task.nothing()] * (-len(parts) % size)]
+        mine = self._laid_out(padded[self._mesh.data_index :: size])
+        if self._pipeline is not None:
+            with self._device.autocast():
+                found = self._pipeline.forward([part.inputs for part in mine])  # type: ignore[misc]
+            sums = _sums([(loss, 0) for loss in found])
+        else:
+            sums = _sums([(_forward(self._task, self._device, part), 0) for part in mine])
+        self._let_go()
+        counted = sums.correct is not None
+        numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
+        loss, correct = self.add_up(numbers, numbers[:0]).tolist()
+        return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
+
+    def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
+        language = self._task.language
+        assert language is not None
+        chosen = torch.full((len(rows),), -1)
+        asked = [Part(inputs, targets=0, tokens=0) for inputs in language.ask(rows, self._device.torch)]
+        for part in self._laid_out(asked):
+            inputs = part.inputs
+            assert isinstance(inputs, Inputs)
+            with self._device.autocast():
+                tokens = self._choose(inputs)
+            if tokens is not None:
+                chosen[inputs.targets.to("cpu")] = tokens.to("cpu")
+        self._let_go()
+        # Each row's last token lies on one of the context processes, and on the last stage of the pipeline.
+        dist.all_reduce(chosen, op=dist.ReduceOp.MAX)
+        return [int(token) for token in chosen]
+
+    def _let_go(self) -> None:
+        """Weights that are still gathered would be taken for the parameters."""
+        for root in [self._root] if self._pipeline is None else self._pipeline.stages:
+            reshard(root)
+
+    def _choose(self, inputs: Inputs) -> Tensor | None:
+        if self._pipeline is not None:
+            return self._pipeline.choose(inputs)
+        assert self._root is not None
+        root = self._root
+        return _within(inputs, lambda own: root(own, choose=True)[0])
+
+    def _laid_out(self, parts: Sequence[Part], *, alike: bool = False) -> list[Part]:
+        """This process' tokens of each part, in rows of lengths that can be split; with ``alike`` of one length."""
+        unit = parts_of_row(self._mesh)
+        if unit == 1 and not alike:
+            return list(parts)
+        unit = math.lcm(unit, LENGTHS) if alike else unit
+        rows = [part.inputs for part in parts]
+        lengths = [-(-row.ids.shape[1] // unit) * unit for row in rows if isinstance(row, Inputs)]
+        if alike:
+            lengths = [max(lengths)] * len(rows)
+        return [
+            replace(part, inputs=own_part(lengthen(row, length), self._mesh))  # type: ignore[arg-type]
+            for part, row, length in zip(parts, rows, lengths, strict=True)
+        ]
+
+
+def _within(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:
+    with packed_attention.segments(inputs.segments, inputs.across):
+        return work(inputs)
+
+
+def _forward(task: Task, device: Device, part: Part) -> Loss:
+    with task.around(part), device.autocast():
+        return task.loss(part)
+
+
+def _forward_backward(task: Task, device: Device, part: Part, counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+    with task.around(part):
+        with device.autocast():
+            loss = task.loss(part).total
+        scaler.scale(loss / max(1, counts.targets)).backward()
+    return loss.detach()
+
+
+def _sums(losses: Sequence[tuple[Loss, int]]) -> Totals:
+    loss = sum(float(found.total) for found, _ in losses)
+    correct = [found.correct for found, _ in losses]
+    known = [int(c) for c in correct if c is not None]
+    return Totals(loss, sum(known) if len(known) == len(correct) else None, sum(targets for _, targets in losses))
+
+
+def _zero(device: Device) -> Tensor:
+    # A GPU of Apple's has no float64.
+    return torch.zeros((), dtype=torch.float64, device="cpu" if device.type == "mps" else device.torch)

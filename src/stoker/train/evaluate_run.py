@@ -1,0 +1,182 @@
+"""A tuned run measured on data, with and without its tuning."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stoker.checkpoint.export import check_quantisable, quantised_run
+from stoker.checkpoint.load_run import TunedRun
+from stoker.data.build_cache import Report
+from stoker.data.corpus import open_corpus, tokenise_source
+from stoker.data.sequences import Document
+from stoker.data.token_bytes import byte_lengths
+from stoker.errors import UserError
+from stoker.job.resolved import ResolvedSource
+from stoker.models.adapters import unwrap, without_adapter
+from stoker.models.build_model import build_model
+from stoker.models.language_model import lay_out_for
+from stoker.models.prepare_architecture import training_form
+from stoker.models.text import open_text_side
+from stoker.models.tokenizer import extension_of
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.train.engine import SingleProcess
+from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.tasks.language import LanguageTask
+
+
+@dataclass(frozen=True)
+class MeasuredLoss:
+    """An evaluation, and of how many rows.
+
+    Attributes:
+        text_bytes: of text that the targets stand for, special tokens counting as none; None where a tokenizer does
+            not say.
+    """
+
+    evaluation: Evaluation
+    rows_used: int
+    rows_dropped: int
+    text_bytes: int | None = None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The loss for a byte of text, by which models with different vocabularies can be compared."""
+        nats = self.evaluation.loss * self.evaluation.targets
+        return nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+    def as_json(self) -> dict[str, Any]:
+        """As other programs read it."""
+        return {
+            "loss": self.evaluation.loss,
+            "perplexity": self.evaluation.perplexity,
+            "token_accuracy": self.evaluation.accuracy,
+            "tokens": self.evaluation.targets,
+            "text_bytes": self.text_bytes,
+            "bits_per_byte": self.bits_per_byte,
+            "rows_used": self.rows_used,
+            "rows_dropped": self.rows_dropped,
+        }
+
+
+def measure(
+    tuned: TunedRun,
+    data: str | None,
+    form: str,
+    base: Path,
+    *,
+    compare: bool = False,
+    quantise: str | None = None,
+    report: Report | None = None,
+) -> dict[str, MeasuredLoss]:
+    """Loss, perplexity and token accuracy: ``tuned``, and with ``compare`` the model ``untuned`` too.
+
+    Where the run gave the model new tokens, also the ``original`` model with its own tokenizer on the same text: on
+    ``data`` or the job's ``evaluate.data``, as what is held out of training data differs with the tokens.
+
+    Args:
+        data: a source; None for the rows that the run held out.
+        form: the format of the source.
+        quantise: measures the merged model so held as well, under this name; the run's own model is gone afterwards.
+
+    Raises:
+        UserError: no row of the data has a trained token, the run held nothing out, or its base is quantised already.
+    """
+    if quantise is not None:
+        check_quantisable(tuned, quantise)
+    documents, used, dropped = _documents(tuned, data, form, base, report)
+    results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped)}
+    if compare:
+        with without_adapter(tuned.model):
+            model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
+            results["untuned"] = _measured(tuned, model, documents, used, dropped)
+        if tuned.job.model and extension_of(tuned.job, base) and (data or tuned.job.evaluate.data):
+            results["original"] = _original(tuned, data, form, base, report)
+    if quantise is not None:
+        held = quantised_run(tuned, quantise).model
+        training_form(unwrap(held))
+        results[quantise] = _measured(tuned, held, documents, used, dropped)
+    return results
+
+
+def _original(tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None) -> MeasuredLoss:
+    """The model as it came, with its own tokenizer."""
+    job = tuned.job
+    assert job.model is not None
+    model = job.model.model_copy(update={"tokenizer": None, "special_tokens": None, "stop": None})
+    loaded = replace(tuned.loaded, job=job.model_copy(update={"model": model}))
+    plain = replace(tuned, loaded=loaded, text=open_text_side(loaded, base))
+    blocks = [_block(plain, data, form)] if data is not None else job.evaluate.data
+    documents, used, dropped = _documents_of(plain, blocks, base, report)
+    return _measured(plain, untuned_model(plain, base), documents, used, dropped)
+
+
+def untuned_model(tuned: TunedRun, base: Path) -> nn.Module:
+    """The model of a run as it was before its first step."""
+    stop_id = tuned.tokenizer.eos_token_id
+    with arithmetic_of(tuned.device):
+        return build_model(tuned.job, base, tuned.device, stop_id=stop_id).eval()
+
+
+def _documents(
+    tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None
+) -> tuple[list[Document], int, int]:
+    if data is None:
+        corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
+        documents = corpus.evaluation_documents()
+        if not documents:
+            raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
+        return documents, len(documents), 0
+    return _documents_of(tuned, [_block(tuned, data, form)], base, report)
+
+
+def _block(tuned: TunedRun, data: str, form: str) -> ResolvedSource:
+    like = tuned.job.data[0]
+    return ResolvedSource(
+        path=data,
+        format=form,  # type: ignore[arg-type]
+        template=like.template,
+        template_arguments=like.template_arguments,
+        train_on=like.train_on,
+        special_tokens=like.special_tokens,
+        too_long=like.too_long,
+    )
+
+
+def _documents_of(
+    tuned: TunedRun, blocks: Sequence[ResolvedSource], base: Path, report: Report | None
+) -> tuple[list[Document], int, int]:
+    documents: list[Document] = []
+    used = dropped = 0
+    for number, block in enumerate(blocks):
+        source = tokenise_source(block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False)
+        read = sum(s.rows_in for s in source.cache.summaries)
+        lost = sum(sum(s.reasons.values()) for s in source.cache.summaries)
+        if not source.cache.rows:
+            reasons = ", ".join(source.cache.summaries[0].reasons)
+            raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
+        documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
+        used, dropped = used + read - lost, dropped + lost
+    return sorted(documents, key=lambda d: len(d.row.ids)), used, dropped
+
+
+def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used: int, dropped: int) -> MeasuredLoss:
+    lengths = byte_lengths(json.loads(tuned.text.codec.definition))
+    size = None
+    if lengths is not None:
+        size = sum(int(lengths[d.row.ids[1:][d.row.trained[1:]]].sum()) for d in documents)
+    return MeasuredLoss(_evaluate(tuned, model, documents), used, dropped, size)
+
+
+def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
+    with arithmetic_of(tuned.device):
+        task = LanguageTask(model, lay_out_for(unwrap(model)), None, tuned.device.torch)
+        evaluation = evaluate(task, SingleProcess(task, tuned.device, ()), task.evaluation_parts(documents))
+    assert evaluation is not None
+    return evaluation

@@ -1,0 +1,153 @@
+"""What the planner says of a run that is about to begin, and what is measured of it: for the run's folder."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.checkpoint.collective import rank, together
+from stoker.errors import UserError
+from stoker.hardware.detect_machine import machines
+from stoker.hardware.device import Device
+from stoker.hardware.planner_correction import COPIES
+from stoker.hardware.process import processor_name
+from stoker.job.layout import layout_of
+from stoker.job.resolved import ResolvedJob
+from stoker.job.tune_keys import virtual_tokens
+from stoker.models.adapters import unwrap
+from stoker.plan.eager import FLOAT
+from stoker.plan.memory import peak_memory
+from stoker.plan.planned_job import setting_of_job, work_of_shape
+from stoker.plan.setting import Setting
+from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.step_time import step_time
+from stoker.runs.comparison import Predicted, PredictionRecord, measured_of
+from stoker.runs.run_folder import RunFolder
+from stoker.train.prepare import Prepared
+
+MICRO_BATCHES, TOKENS = 32, 1 << 20  # that are looked at, whichever is reached first
+
+
+def predicted_of(prepared: Prepared) -> PredictionRecord:
+    """The prediction of a prepared run; a collective, on rank 0 with the result.
+
+    Whatever goes wrong in it is told, and does not keep the run from training.
+    """
+    hosts = together(platform.node)
+    if rank() != 0:
+        return PredictionRecord(None)
+    if prepared.job.task == "module":
+        return PredictionRecord(None, "the shape of a module of one's own is not known")
+    try:
+        return PredictionRecord(_predicted(prepared, len(hosts), hosts.count(hosts[0])))
+    except UserError as error:
+        return PredictionRecord(None, str(error.problems[0]))
+    except Exception as error:  # a bug of the planner must not cost a run
+        return PredictionRecord(None, f"{type(error).__name__}: {error}")
+
+
+def _predicted(prepared: Prepared, processes: int, per_machine: int) -> Predicted:
+    job = prepared.job
+    assert job.model is not None
+    cluster = machines(processes, per_machine)
+    config: Mapping[str, Any] = unwrap(prepared.task.model).config.to_dict()
+    shape = shape_of_config(config, name=job.model.name)
+    rows = _fullest_and_usual(prepared)
+    settings = []
+    for row in rows:
+        one = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": row.tokens})})
+        work = work_of_shape(one, shape, precision=prepared.device.precision)
+        work = replace(work, computed=row.computed, predicted=row.predicted)
+        settings.append(setting_of_job(one, cluster, work))
+    fullest, usual = settings
+    _, memory = peak_memory(fullest)
+    time = step_time(usual)
+    bare = (setting_of_job(job, replace(cluster, corrections=()), s.work) for s in (fullest, usual))
+    cpu = cluster.device.is_cpu
+    correction = cluster.correction(fullest.work.precision, fullest.work.tuning)
+    copies = {COPIES: _copies(fullest, job)} if cpu else {}
+    return Predicted(
+        layout=layout_of(job).describe(),
+        micro_batch=fullest.micro_batch,
+        accumulation=fullest.micro_batches,
+        longest=round(rows[0].computed),
+        mean=rows[1].computed,
+        model=job.model.name,
+        precision=fullest.work.precision,
+        tuning=fullest.work.tuning,
+        device=processor_name() if cpu else cluster.device.name,
+        threads=max(1, cluster.host_cores // per_machine) if cpu else 0,
+        machines=cluster.nodes,
+        per_machine=per_machine,
+        calibration=cluster.calibration.date if cluster.calibration else None,
+        corrected_by=correction.run if correction else None,
+        memory=dict(peak_memory(next(bare))[1].parts) | copies,
+        time=dict(step_time(next(bare)).parts),
+        peak=memory.peak + sum(copies.values()),
+        upper=memory.upper + sum(copies.values()),
+        seconds=time.total,
+    )
+
+
+def _copies(setting: Setting, job: ResolvedJob) -> float:
+    """Bytes of this process' two copies of the training state, which lie in the memory that a processor trains in.
+
+    They are made where there is room for them, so whether a job fits does not hang on them.
+    """
+    if not (job.checkpoint.background or (job.checkpoint.memory and job.faults.restarts)):
+        return 0.0
+    return 2 * setting.work.trained * (FLOAT + setting.software.states) / setting.layout.world
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a micro-batch: its tokens, and what is computed of it, in `stoker.plan.setting.TrainingWork`'s names."""
+
+    tokens: int
+    computed: float
+    predicted: float
+
+
+def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
+    """Rows of the fullest forward pass and of a micro-batch on the mean, as the first micro-batches have them.
+
+    Beyond three deviations from the mean no pass is expected, nor beyond the longest row.
+    """
+    train, audit, corpus, language = prepared.job.train, prepared.audit, prepared.corpus, prepared.task.language
+    assert audit is not None and corpus is not None and language is not None
+    size = train.micro_batch
+    totals: list[np.ndarray] = []
+    passes: list[np.ndarray] = []
+    seen = 0
+    while len(totals) < MICRO_BATCHES and seen < TOKENS:
+        first = len(totals) * size
+        rows = [(d.row.ids, d.row.trained) for i in range(first, first + size) for d in corpus.sequences[i]]
+        laid_out = language.lay_out(rows, torch.device("cpu"))
+        sizes = [(inputs.ids.numel(), len(inputs.targets)) for inputs in laid_out]
+        totals.append(np.sum(sizes, axis=0) / size)
+        passes.append(np.max(sizes, axis=0) / size)
+        seen += sum(inputs.tokens for inputs in laid_out)
+    full = np.maximum(np.max(passes, axis=0), np.mean(passes, axis=0) + 3 * np.std(passes, axis=0))
+    longest = train.seq_len if train.pack else min(train.seq_len, audit.longest)
+    computed, predicted = np.minimum(full, longest + virtual_tokens(prepared.job)).tolist()
+    usual = np.mean(totals, axis=0).tolist()
+    mean = train.seq_len if train.pack else min(train.seq_len, audit.mean)
+    return _Row(longest, computed, predicted), _Row(max(1, round(mean)), *usual)
+
+
+def compared(before: PredictionRecord, folder: RunFolder, device: Device, *, resumed: int) -> PredictionRecord:
+    """The prediction beside what was measured since the run began or went on; a collective.
+
+    Args:
+        resumed: the step that it went on after.
+    """
+    peaks = together(device.peak_memory)
+    if rank() != 0:
+        return before
+    lines = [line for line in folder.read_metrics() if line["step"] > resumed]
+    return PredictionRecord(before.predicted, before.why_not, measured_of(lines, memory=max(peaks) * 2**30))

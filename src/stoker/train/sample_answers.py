@@ -1,0 +1,88 @@
+"""Answers to held-out prompts, written now and then so that a person can see what a model has learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from stoker.data.sequences import Document
+from stoker.data.tokenise import TextCodec
+from stoker.train.engine import Engine
+from stoker.train.task import Task
+
+LONGEST_PROMPT, LONGEST_ANSWER = 256, 48  # tokens; every token of an answer is a forward pass of all prompts
+
+
+@dataclass(frozen=True)
+class WrittenSample:
+    """A prompt and what the model says to it."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Held-out prompts.
+
+    Attributes:
+        prompts: token ids, each of shape (length,).
+        codec: turns tokens into text, and knows what ends an answer.
+        context: most tokens of a prompt with its answer; None without a limit.
+    """
+
+    prompts: tuple[np.ndarray, ...]
+    codec: TextCodec
+    context: int | None = None
+
+    @torch.no_grad()
+    def samples(self, task: Task, passes: Engine) -> list[WrittenSample]:
+        """The likeliest answer to each prompt, token by token; the same on every process."""
+        rows = list(self.prompts)
+        going = list(range(len(rows)))
+        training = task.model.training
+        task.model.eval()
+        try:
+            for _ in range(LONGEST_ANSWER):
+                for index, token in zip(list(going), passes.continue_rows([rows[i] for i in going]), strict=True):
+                    rows[index] = np.append(rows[index], token)
+                    if token in self.codec.stop_ids or len(rows[index]) == self.context:
+                        going.remove(index)
+                if not going:
+                    break
+        finally:
+            task.model.train(training)
+        return [
+            WrittenSample(self._text(prompt), self._text(row[len(prompt) :]))
+            for prompt, row in zip(self.prompts, rows, strict=True)
+        ]
+
+    def _text(self, ids: np.ndarray) -> str:
+        return self.codec.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).strip()
+
+
+def sampler_for(
+    documents: Sequence[Document], count: int, codec: TextCodec, context: int | None = None
+) -> Sampler | None:
+    """A sampler of the first held-out documents that have a prompt; None without any.
+
+    The prompt is what stands before the first trained token; of a document that is trained whole, its first half.
+    """
+    prompts: list[np.ndarray] = []
+    for prompt in _prompts(documents, LONGEST_PROMPT if context is None else min(LONGEST_PROMPT, context - 1)):
+        if len(prompts) == count:
+            break
+        prompts.append(prompt)
+    return Sampler(tuple(prompts), codec, context) if prompts else None
+
+
+def _prompts(documents: Sequence[Document], longest: int) -> Iterator[np.ndarray]:
+    for document in documents:
+        ids, trained = document.row.ids, document.row.trained
+        first = int(trained.argmax()) if trained.any() else 0
+        length = first if first > 1 else len(ids) // 2
+        if 0 < length <= longest:
+            yield np.asarray(ids[:length], dtype=np.int64)

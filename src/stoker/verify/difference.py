@@ -1,0 +1,177 @@
+"""How far two runs are apart, and what differs first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Key = tuple[int, str]  # step, and the number's or the parameter's name
+
+# The numbers of a step, in the order in which they come about, with how a difference of one is called.
+NUMBERS = {
+    "samples": "the samples up to step {}",
+    "targets": "the targets of step {}",
+    "loss": "the loss of step {}",
+    "gradient norm": "the gradient norm of step {}",
+    "learning rate": "the learning rate of step {}",
+    "evaluation loss": "the evaluation loss after step {}",
+    "evaluation accuracy": "the evaluation accuracy after step {}",
+}
+BEFORE_GRADIENTS = ("samples", "targets", "loss")
+TENSORS = ("gradient", "weight")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far two values of one quantity are apart, relative to the reference where that is above 1.
+
+    Attributes:
+        size: NaN where one side is not a number, infinite where one side has no such value.
+        where: for people: ``the loss of step 2``.
+    """
+
+    size: float
+    where: str
+
+    def within(self, bound: float) -> bool:
+        return self.size <= bound  # NaN is not
+
+    def beyond(self, bound: float) -> str:
+        """The difference in words."""
+        if math.isinf(self.size):
+            return self.where
+        return f"{self.where} differs by {self.size:.2e}, and at most {bound:.0e} is allowed"
+
+
+@dataclass(frozen=True)
+class TraceComparison:
+    """How far a run is from a reference.
+
+    Attributes:
+        largest: of each kind of quantity: those of `NUMBERS` and `TENSORS`.
+        in_order: all of them, in the order in which a run computes them.
+    """
+
+    largest: Mapping[str, Difference]
+    in_order: tuple[Difference, ...]
+
+    def size(self, kind: str) -> float:
+        """The largest difference of a kind."""
+        return self.largest[kind].size if kind in self.largest else 0.0
+
+    def first_beyond(self, bound: float) -> str | None:
+        """The first quantity that differs by more than ``bound``, in words; None where none does."""
+        return next((found.beyond(bound) for found in self.in_order if not found.within(bound)), None)
+
+    def as_json(self) -> dict[str, Any]:
+        """The largest differences as other programs read them."""
+        return {
+            "max_loss_diff": self.size("loss"),
+            "max_grad_norm_diff": self.size("gradient norm"),
+            "max_grad_diff": self.size("gradient"),
+            "max_weight_diff": self.size("weight"),
+            "max_evaluation_diff": self.size("evaluation loss"),
+        }
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a run computed.
+
+    Attributes:
+        numbers: of each step, by step and name; those of evaluations by the step that was done.
+        gradients: whole ones by step and parameter, of the first and the last step, as the optimizer got them.
+        weights: whole ones by parameter, after the last step.
+    """
+
+    numbers: Mapping[Key, float]
+    gradients: Mapping[Key, Tensor]
+    weights: Mapping[str, Tensor]
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of each step."""
+        return self._each("loss")
+
+    @property
+    def grad_norms(self) -> tuple[float, ...]:
+        """The gradient norm of each step, before clipping."""
+        return self._each("gradient norm")
+
+    def _each(self, name: str) -> tuple[float, ...]:
+        return tuple(value for (_, key), value in sorted(self.numbers.items()) if key == name)
+
+
+def compare(run: Computed, reference: Computed, *, after: int = 0, without: Collection[str] = ()) -> TraceComparison:
+    """The differences of a run from a reference.
+
+    Args:
+        after: the step that the run goes on from; what comes before is not compared.
+        without: parts of names of parameters that are left out.
+    """
+    largest: dict[str, Difference] = {}
+    in_order: list[Difference] = []
+    for kind, found in _differences(run, reference, after, without):
+        in_order.append(found)
+        if kind not in largest or not _rank(found) <= _rank(largest[kind]):
+            largest[kind] = found
+    return TraceComparison(largest, tuple(in_order))
+
+
+def _differences(
+    run: Computed, reference: Computed, after: int, without: Collection[str]
+) -> Iterator[tuple[str, Difference]]:
+    keys = {key for key in (*run.numbers, *reference.numbers) if key[0] > after or (not after and not key[0])}
+    steps = sorted({step for step, _ in keys})
+    for step in steps:
+        of_step = [name for name in NUMBERS if (step, name) in keys]
+        early = [name for name in of_step if name in BEFORE_GRADIENTS]
+        for name in (*early, "gradient", *(name for name in of_step if name not in early)):
+            if name == "gradient":
+                values, others = (
+                    {key: grad for (at, key), grad in side.gradients.items() if at == step} for side in (run, reference)
+                )
+                yield from _tensors(values, others, "gradient", f"the gradient of {{}} in step {step}", without)
+            else:
+                where = NUMBERS[name].format(step)
+                yield name, _number(run.numbers.get((step, name)), reference.numbers.get((step, name)), where)
+    yield from _tensors(run.weights, reference.weights, "weight", "the weight {} after the last step", without)
+
+
+def _number(value: float | None, expected: float | None, where: str) -> Difference:
+    if value is None or expected is None:
+        return Difference(math.inf, f"{where}: one of them has none")
+    return Difference(abs(value - expected) / max(1.0, abs(expected)), where)
+
+
+def _tensors(
+    values: Mapping[str, Tensor], expected: Mapping[str, Tensor], kind: str, where: str, without: Collection[str]
+) -> Iterator[tuple[str, Difference]]:
+    """The largest first."""
+    found = []
+    for name in values.keys() | expected.keys():
+        place = where.format(name)
+        if any(part in name for part in without):
+            continue
+        if name not in values or name not in expected:
+            found.append(Difference(math.inf, f"{place}: only {'this run' if name in values else 'the other'} has it"))
+        elif values[name].shape != expected[name].shape:
+            shapes = f"{tuple(values[name].shape)}, not {tuple(expected[name].shape)}"
+            found.append(Difference(math.inf, f"{place} has the shape {shapes}"))
+        elif expected[name].numel():
+            found.append(Difference(distance(values[name], expected[name]), place))
+    yield from ((kind, each) for each in sorted(found, key=lambda each: (_rank(each), each.where), reverse=True))
+
+
+def distance(value: Tensor, expected: Tensor) -> float:
+    """The largest difference of two tensors, relative to the largest value where that is above 1."""
+    return float((value - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+
+
+def _rank(difference: Difference) -> float:
+    """By which differences are ordered: a NaN is larger than every number."""
+    return math.inf if math.isnan(difference.size) else difference.size

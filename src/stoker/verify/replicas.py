@@ -1,0 +1,49 @@
+"""Whether processes that hold the same part of a tensor hold the same values."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.chunks import Chunk, Held
+from stoker.checkpoint.collective import rank, together
+from stoker.verify.difference import Difference, distance
+
+Box = tuple[str, tuple[int, ...], tuple[int, ...]]  # name, where it begins, how large it is
+
+
+def difference_of_replicas(held: Held) -> Difference:
+    """The largest difference between two copies of a part of a tensor; a collective.
+
+    Nothing brings copies together again that have come apart, so they must be equal to the bit.
+    """
+    copies = {(name, n): chunk for name, chunks in held.items() for n, chunk in enumerate(chunks)}
+    digests = together(lambda: [(_box(name, c), _digest(c.tensor)) for (name, _), c in copies.items()])
+    seen: dict[Box, set[bytes]] = {}
+    for box, digest in (found for of_rank in digests for found in of_rank):
+        seen.setdefault(box, set()).add(digest)
+    odd = {box for box, values in seen.items() if len(values) > 1}
+    if not odd:
+        return Difference(0.0, "nothing")
+    mine = [(_box(name, c), rank(), c.tensor.detach().cpu()) for (name, _), c in copies.items()]
+    found: dict[Box, list[tuple[int, Tensor]]] = {}
+    for box, at, tensor in (each for of_rank in together(lambda: mine) for each in of_rank if each[0] in odd):
+        found.setdefault(box, []).append((at, tensor))
+    sizes = {
+        f"{box[0]} on the processes {first[0]} and {at}": distance(tensor, first[1])
+        for box, (first, *others) in found.items()
+        for at, tensor in others
+    }
+    where = max(sizes, key=lambda name: sizes[name])
+    return Difference(sizes[where], where)
+
+
+def _box(name: str, chunk: Chunk) -> Box:
+    return name, chunk.offsets, tuple(chunk.tensor.shape)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    return blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=16).digest()

@@ -1,0 +1,204 @@
+"""A model's configuration, made small: the same family and the same features in a few thousand weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig, PreTrainedConfig
+
+from stoker.errors import UserError
+from stoker.job.schema import ModelBlock
+from stoker.models import hf_config as models_config
+from stoker.models import offline_models
+from stoker.models.gguf_model import tokenizer_of_gguf
+from stoker.models.model_source import locate
+
+HEADS, HEAD_SIZE = 8, 8  # at least so many heads where the job's model has them
+WIDTH = HEADS * HEAD_SIZE
+GROUPED = 2  # key-value heads, at least, of a model that has fewer of them than query heads
+LARGEST_GROUP = 4  # query heads of a key-value head; of more, as few from here on as share out alike
+VOCABULARY = 131  # a prime: it divides by no number of processes
+MLP_WIDTH, EXPERT_WIDTH, EXPERTS, CHOSEN = 96, 32, 4, 2
+CONTEXT = 128
+WINDOW = 6  # tokens a sliding window sees: fewer than a document of the twin has
+
+# The names under which families know the same number; transformers maps most others onto the first.
+SIZES: dict[str, int] = {
+    "vocab_size": VOCABULARY,
+    "head_dim": HEAD_SIZE,
+    "query_pre_attn_scalar": HEAD_SIZE,
+    "max_position_embeddings": CONTEXT,
+    "n_positions": CONTEXT,
+    "rotary_dim": HEAD_SIZE // 2,
+    "sliding_window": WINDOW,
+    "window_size": WINDOW,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": HEAD_SIZE // 2,
+    "qk_nope_head_dim": HEAD_SIZE // 2,
+    "qk_head_dim": HEAD_SIZE,
+    "v_head_dim": HEAD_SIZE,
+    "state_size": 4,
+    "n_group": 1,
+    "topk_group": 1,
+}
+COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_experts_per_tok")
+# What the processes of a tensor layout share out beside heads: neurons and experts, at least so many.
+SHARED_OUT: dict[str, int] = {
+    "intermediate_size": MLP_WIDTH,
+    "ffn_dim": MLP_WIDTH,
+    "ffn_hidden_size": MLP_WIDTH,
+    "n_inner": MLP_WIDTH,
+    "moe_intermediate_size": EXPERT_WIDTH,
+    "shared_expert_intermediate_size": EXPERT_WIDTH,
+    "shared_intermediate_size": EXPERT_WIDTH,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
+}
+LAYER_LISTS = ("layer_types", "mlp_layer_types", "no_rope_layers")  # one entry a block
+
+
+@dataclass(frozen=True)
+class ToyShape:
+    """What is asked of a twin's model.
+
+    Attributes:
+        blocks: how many it has.
+        tensor: processes that heads, neurons and experts are shared out over: each leaves the remainder that it leaves
+            in the job's model.
+        exchanged: processes that the heads of one of those are exchanged over.
+    """
+
+    blocks: int = 4
+    tensor: int = 1
+    exchanged: int = 1
+
+
+@dataclass(frozen=True)
+class HeadCounts:
+    """Attention heads of a model: ``query`` in all, of which equal groups share the ``keys`` key-value heads."""
+
+    query: int
+    keys: int
+
+
+def heads_of(whole: PreTrainedConfig, shape: ToyShape) -> HeadCounts:
+    """As few heads as share out over the processes as the model's own do, with the same remainders."""
+    query = int(whole.num_attention_heads)
+    keys = _key_value_heads(whole) or query
+    parts = shape.tensor * shape.exchanged
+    group = max(1, query // keys)
+    if group > LARGEST_GROUP:
+        group = _alike(group, parts, LARGEST_GROUP)
+    if keys < shape.tensor:  # several processes compute the same key-value head
+        return HeadCounts(keys * group, keys)
+    keys = _alike(keys, parts, max(min(keys, GROUPED), min(keys, -(-HEADS // group)), min(keys, shape.tensor)))
+    return HeadCounts(keys * group, keys)
+
+
+def _alike(number: int, parts: int, least: int) -> int:
+    """The smallest number from ``least`` on that leaves the remainder of ``number`` when divided by ``parts``."""
+    return least + (number - least) % parts
+
+
+def _key_value_heads(whole: PreTrainedConfig) -> int | None:
+    return getattr(whole, "num_key_value_heads", None) or getattr(whole, "num_kv_heads", None)
+
+
+def config_of(block: ModelBlock, base: Path) -> PreTrainedConfig:
+    """The configuration of a job's model; no weights are read.
+
+    Raises:
+        UserError: there is no such model, or its configuration cannot be read.
+    """
+    source = locate(block.name, base)
+    if source is None:
+        raise UserError(f"there is no model {block.name!r}")
+    if source.kind == "scratch":
+        shape = offline_models.SCRATCH[source.where]
+        return LlamaConfig(
+            hidden_size=shape.width,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            tie_word_embeddings=True,
+        )
+    where = str(tokenizer_of_gguf(Path(source.where))) if source.kind == "gguf" else source.where
+    return models_config.config_of(where, block)
+
+
+def shrunk(original: PreTrainedConfig, shape: ToyShape, *, dropout: bool = False) -> PreTrainedConfig:
+    """The small configuration: heads, neurons and experts that share out as the model's own, layers of the same kinds.
+
+    Windows are shorter than the twin's documents, so that they are felt.
+
+    Args:
+        dropout: whether the model's dropout stays.
+    """
+    whole = original.get_text_config()
+    values: dict[str, Any] = whole.to_dict()
+    for name in ("quantization_config", "_name_or_path", "auto_map", "dtype", "torch_dtype", "architectures"):
+        values.pop(name, None)
+    names = {name: getattr(whole, "attribute_map", {}).get(name, name) for name in (*SIZES, *SHARED_OUT, *COUNTS)}
+    for name, size in SIZES.items():
+        if values.get(names[name]) is not None:  # what is None follows from other numbers
+            values[names[name]] = size
+    values[names["num_hidden_layers"]] = shape.blocks
+    heads = heads_of(whole, shape)
+    values[names["num_attention_heads"]] = heads.query
+    values[names["hidden_size"]] = width = heads.query * HEAD_SIZE
+    for name in ("num_key_value_heads", "num_kv_heads"):
+        if values.get(name) is not None:
+            values[name] = heads.keys
+    for name, least in SHARED_OUT.items():
+        if isinstance(values.get(names[name]), int):
+            values[names[name]] = _alike(values[names[name]], shape.tensor, max(least, shape.tensor))
+    if isinstance(values.get(names["num_experts_per_tok"]), int):
+        values[names["num_experts_per_tok"]] = min(values[names["num_experts_per_tok"]], CHOSEN)
+    values.update(_layers(values, shape.blocks))
+    values.update(_rotary(values))
+    if "word_embed_proj_dim" in values:  # the head of some OPT models takes another width than the blocks
+        values["word_embed_proj_dim"] = width if whole.word_embed_proj_dim == whole.hidden_size else width // 2
+    for name, value in values.items():
+        noise = name in ("router_jitter_noise", "input_jitter_noise")
+        if ("drop" in name and isinstance(value, float) and not dropout) or noise:
+            values[name] = 0.0
+    values.update({name: None for name in values if name.endswith("_token_id")})
+    small = type(whole).from_dict(values)
+    small.architectures = None
+    return small
+
+
+def _layers(values: dict[str, Any], blocks: int) -> dict[str, Any]:
+    """Lists with an entry a block, cut to the twin's blocks so that every kind of layer is there still."""
+    found: dict[str, Any] = {}
+    for name in LAYER_LISTS:
+        if values.get(name):
+            kinds = list(dict.fromkeys(values[name]))
+            found[name] = [kinds[i % len(kinds)] for i in range(blocks)]
+    if values.get("attention_layers"):  # GPT-Neo
+        kinds = list(dict.fromkeys(values["attention_layers"]))
+        found["attention_layers"] = [kinds[i % len(kinds)] for i in range(blocks)]
+        found["attention_types"] = [[found["attention_layers"], 1]]
+    if values.get("mlp_only_layers"):
+        found["mlp_only_layers"] = [0]
+    if values.get("decoder_sparse_step"):
+        found["decoder_sparse_step"] = min(2, values["decoder_sparse_step"])
+    if values.get("first_k_dense_replace"):
+        found["first_k_dense_replace"] = 1
+    if values.get("max_window_layers"):
+        found["max_window_layers"] = 1
+    return found
+
+
+def _rotary(values: dict[str, Any]) -> dict[str, Any]:
+    """Rotary factors one for each frequency are as many as a small head has."""
+
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: cut(item) for name, item in value.items()}
+        return value[: HEAD_SIZE // 2] if isinstance(value, list) else value
+
+    return {name: cut(values[name]) for name in ("rope_parameters", "rope_scaling") if values.get(name)}

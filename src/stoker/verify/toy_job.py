@@ -1,0 +1,305 @@
+"""A job's small twin: the same family, the same kind of data, the same tuning and training, in seconds.
+
+It is an ordinary job in a folder of its own (models in safetensors, rows, a job file for each run), so
+that what is verified goes through the code that trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+
+from stoker.errors import UserError
+from stoker.job.job_to_yaml import scalar
+from stoker.job.load_job import LoadedJob
+from stoker.job.resolved import ResolvedJob
+from stoker.job.tokenizer_extension import Extension
+from stoker.job.tune_keys import ADAPTERS, keys_of
+from stoker.train.import_object import import_path
+from stoker.train.tasks.module import as_dataset
+from stoker.verify.layout_cases import Cell
+from stoker.verify.toy_config import WIDTH, config_of, heads_of, shrunk
+from stoker.verify.toy_rows import END_ID, KNOWN, TOKENS, rows_for, tokenizer, write_rows
+
+SEQ_LEN = 32  # tokens
+SHORT = 16  # tokens, where a run takes many rows
+MANY = 400  # rows
+STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
+HELD_OUT = 11  # rows
+LR, EPS = 5e-3, 1e-6
+WARMUP = 2  # steps
+RANK = 4
+VIRTUAL_TOKENS = 5
+LAYERS = "0,2-"  # where not all blocks have adapters
+WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
+MOST_WEIGHTS = 20_000_000
+NEW_ROWS_FIRST = 2  # steps
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A run of the twin under a layout.
+
+    Attributes:
+        clip: largest gradient norm; 0 for none.
+        by_steps: whether it is as long as ``steps`` says. By ``epochs`` its last batch is a short one.
+        dropout: whether the job's dropout is at work.
+        parallel: keys that replace the layout's.
+    """
+
+    clip: float = 0.0
+    by_steps: bool = False
+    dropout: bool = False
+    parallel: Mapping[str, Any] = field(default_factory=dict)
+
+
+USUAL = Variant()
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A job's small twin.
+
+    Attributes:
+        folder: holds everything.
+        base: the job's keys but those that depend on the layout or the run.
+        asked: optimizer steps of each of its runs; None for as many as are quick.
+        config: of the original model; None for a module.
+        epoch: samples of a module's data; None where rows are written.
+        clips: whether gradients are clipped.
+        dropout: the rates at which the job drops; None where only the module knows.
+        facts: what was changed beside the sizes, and why, for people.
+    """
+
+    folder: Path
+    base: dict[str, Any]
+    asked: int | None
+    config: PreTrainedConfig | None
+    epoch: int | None
+    clips: bool
+    dropout: frozenset[float] | None
+    facts: tuple[str, ...]
+
+    def steps(self, cell: Cell) -> int:
+        """Optimizer steps of each of its runs."""
+        return self.asked or (STEPS if cell.batch["batch"] * STEPS <= MANY else FEW_STEPS)
+
+    def samples(self, cell: Cell) -> list[int]:
+        """Samples of each step of a run by epochs. The last has fewer, so that some processes have none."""
+        batch = cell.batch["batch"]
+        sizes = [batch] * (self.steps(cell) - 1) + [max(1, batch // 2 - 1)]
+        if self.packs(cell) and sum(sizes) % 2 and batch > 2:  # packed, an epoch ends where a sequence does
+            sizes[-1] += 1
+        return sizes
+
+    def packs(self, cell: Cell) -> bool:
+        """Whether a sample is several rows."""
+        return bool({**self.base["train"], **cell.train}.get("pack"))
+
+    def saves_at(self, cell: Cell) -> int:
+        """The step after which a checkpoint is written and the model is evaluated, before the run goes on."""
+        return max(1, self.steps(cell) // 2)
+
+    def seq_len(self, cell: Cell) -> int:
+        """Tokens of the longest sequence."""
+        return SEQ_LEN if cell.batch["batch"] * self.steps(cell) <= MANY else SHORT
+
+    def job_file(
+        self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None, output: Path | None = None
+    ) -> Path:
+        """Writes the twin under a layout as a job file, and its model and its rows where they are not there yet.
+
+        Args:
+            beside: the layout whose model is to be taken, for the run in one process that it is compared with.
+            output: the run's folder, where it goes on with another run.
+
+        Raises:
+            UserError: there is no small model of this kind.
+        """
+        steps, every = self.steps(cell), self.saves_at(cell)
+        train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
+        warmup = min(WARMUP, steps - 1)
+        if train["warmup"]:  # as a fraction where the job has one
+            train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
+        job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
+        job["checkpoint"] = {"every": every, "best": False, "keep": steps + 1}
+        if steps > every + 1:  # a copy before the last step; more of them would gather what a layout leaves apart
+            job["checkpoint"]["memory"] = steps - 1
+        sizes = self.samples(cell)
+        epoch = self.epoch
+        if self.config is not None:
+            job["tune"] = {**job["tune"], **cell.tune}
+            if not variant.dropout:
+                job["tune"].pop("dropout", None)
+            # The tokenizer lies elsewhere: beside a model, transformers would rebuild it as that family's own.
+            model = self._model_for(beside or cell, dropout=variant.dropout)
+            job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
+            train["seq_len"] = self.seq_len(cell)
+            job["data"] = [self._source(self.rows(cell))]
+            job["evaluate"]["data"] = [self._source(self.held_out(cell))]
+            epoch = self._epoch(cell)
+        assert epoch is not None
+        length = {"steps": steps} if variant.by_steps else {"epochs": sum(sizes) / epoch}
+        if parallel := {**cell.parallel, **variant.parallel}:
+            job["parallel"] = parallel
+        number = len(list(self.folder.glob("job-*.yaml")))
+        job["output"] = str(output or self.folder / f"run-{number}")
+        path = self.folder / f"job-{number}.yaml"
+        path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
+        return path
+
+    def rows(self, cell: Cell) -> Path:
+        """The file that is trained on; an epoch of it ends within the run."""
+        seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
+        path = self.folder / f"rows-{epoch}-{seq_len}{'-packed' * packed}.jsonl"
+        if not path.exists():
+            write_rows(path, rows_for(epoch, self.base["task"], self.base["seed"], seq_len, packed=packed))
+        return path
+
+    def held_out(self, cell: Cell) -> Path:
+        """The file that is evaluated on."""
+        seq_len = self.seq_len(cell)
+        path = self.folder / f"held-out-{seq_len}.jsonl"
+        if not path.exists():
+            write_rows(path, rows_for(HELD_OUT, self.base["task"], self.base["seed"] + 1, seq_len, packed=False))
+        return path
+
+    def _epoch(self, cell: Cell) -> int:
+        """Samples of an epoch; packed, a run is one or two whole ones."""
+        total = sum(self.samples(cell))
+        if self.packs(cell):
+            return total if total % 2 else total // 2
+        return total // 2 + 1
+
+    def _source(self, path: Path) -> dict[str, str]:
+        form = {"format": "text"} if self.base["task"] == "pretrain" else {"format": "prompt", "template": "none"}
+        return {"path": str(path), **form}
+
+    def _model_for(self, cell: Cell, *, dropout: bool) -> Path:
+        assert self.config is not None
+        config = shrunk(self.config, cell.shape, dropout=dropout)
+        if self.base["tune"].get("new_rows_first"):
+            config.get_text_config().vocab_size = KNOWN
+        folder = self.folder / f"model-{hashlib.sha256(config.to_json_string().encode()).hexdigest()[:12]}"
+        if not folder.exists():
+            write_model(config, folder, self.base["seed"])
+        return folder
+
+    def describe(self, cell: Cell) -> str:
+        """``llama: width 64, 8 heads (2 of keys and values), vocabulary 131``, for people."""
+        if self.config is None:
+            return f"{self.base['module']['model']} itself"
+        small = shrunk(self.config, cell.shape)
+        count = heads_of(self.config.get_text_config(), cell.shape)
+        heads = f"{count.query} heads" + (f" ({count.keys} of keys and values)" if count.keys != count.query else "")
+        return f"{small.model_type}: width {small.hidden_size}, {heads}, vocabulary {small.vocab_size}"
+
+
+def make_twin(
+    loaded: LoadedJob, base: Path, folder: Path, *, steps: int | None = None, config: PreTrainedConfig | None = None
+) -> Twin:
+    """The twin of a resolved job, in a folder.
+
+    Args:
+        base: the folder that the job's relative paths start from.
+        steps: optimizer steps of each of its runs; None for as many as are quick.
+        config: the configuration of the job's model where it is at hand.
+
+    Raises:
+        UserError: the model's configuration cannot be read.
+    """
+    job, clips = loaded.job, loaded.job.train.clip > 0
+    common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": _train(job)}
+    if job.task == "module":
+        assert job.module is not None
+        block = {name: value for name, value in job.module.model_dump().items() if value not in (None, {})}
+        samples = as_dataset(import_path(job.module.data, "module.data", loaded)(), "data")
+        return Twin(folder, common | {"module": block}, steps, None, len(samples), clips, None, ())  # type: ignore[arg-type]
+    assert job.model is not None
+    config = config or config_of(job.model, base)
+    tune, facts = _tune(job)
+    tokenizer().save_pretrained(folder / "tokenizer")
+    if job.tune.new_rows_first:
+        pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
+        Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
+    common["train"]["pack"] = job.train.pack
+    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, _dropout(job, config), facts)
+
+
+def _train(job: ResolvedJob) -> dict[str, Any]:
+    """The job's training with a rate that is felt within a few steps."""
+    train = job.train
+    values: dict[str, Any] = {
+        "precision": "fp64",
+        "lr": LR,
+        "optimizer": train.optimizer,
+        "schedule": train.schedule,
+        "warmup": train.warmup,
+        "min_lr": train.min_lr,
+        "weight_decay": train.weight_decay,
+    }
+    if train.optimizer == "sgd":
+        values["beta1"] = train.beta1
+    if train.optimizer == "adamw":
+        # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
+        values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
+    return values
+
+
+def _tune(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The job's ``tune:`` block with a small rank, and what else was changed in it."""
+    tune = job.tune
+    if tune.method == "full":
+        first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
+        return {"method": "full", **first}, ()
+    facts = []
+    if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
+        facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
+    method = "lora" if tune.method in ADAPTERS else tune.method
+    rank = min(tune.rank, RANK)
+    small: dict[str, Any] = {"rank": rank, "alpha": tune.alpha * rank / tune.rank, "width": WIDTH}
+    small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
+    if tune.layers != "all":
+        facts.append(f"adapters in the blocks {LAYERS} of a small model")
+        small["layers"] = LAYERS
+    keys = keys_of(method, deep=tune.deep)
+    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
+    return {"method": method, **values}, tuple(facts)
+
+
+def _dropout(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
+    """The rates at which the job drops."""
+    rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
+    rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
+    return frozenset(rates - {0.0})
+
+
+def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
+    """Writes a random model as ``save_pretrained`` does.
+
+    Raises:
+        UserError: transformers builds no such model, or it is not small.
+    """
+    try:
+        with torch.device("meta"):
+            count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        if count > MOST_WEIGHTS:
+            raise UserError(f"{config.model_type}: the small twin would have {count:,} weights, which is not small")
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
+        raise UserError(f"there is no small twin of a {config.model_type}: {error}") from error
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            # Biases and norms are moved as well: at zero and one they would hide a piece in the wrong place.
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * WEIGHT_SCALE
+            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise / 2)
+    model.config.eos_token_id = END_ID
+    model.generation_config = GenerationConfig(eos_token_id=END_ID)
+    model.save_pretrained(folder)

@@ -1,0 +1,287 @@
+"""Layouts against one process, and one process against a plain loop: whatever they compute has to be the same."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.state import Where
+from stoker.checkpoint.store import Store
+from stoker.errors import Problem, UserError
+from stoker.job.layout import Layout, layout_of
+from stoker.job.load_job import load_job
+from stoker.launch.first_failure import RankFailed
+from stoker.launch.process_pool import Pool
+from stoker.models.families import family_of
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import shared_memory
+from stoker.train.dropout_rng import problem_of
+from stoker.verify.difference import Computed, TraceComparison, compare
+from stoker.verify.layout_cases import Cell, reference_of
+from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
+from stoker.verify.toy_job import Twin, Variant
+from stoker.verify.verdict import Check, Verdict
+from stoker.verify.verify_run import Trace, trace
+
+OWN = "one process"
+BOUND = 1e-10  # in float64, of a model whose family states no other
+TIMEOUT = 300.0  # seconds of one run
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """What one process computed.
+
+    Attributes:
+        path: of its job file.
+        clip: largest gradient norm: some steps are above it and some below.
+        checks: of the run itself, as far as they have been made.
+    """
+
+    trace: Trace
+    path: Path
+    clip: float
+    checks: dict[str, Check] = field(default_factory=dict)
+
+
+class Verifier:
+    """Verifies layouts of one twin; what one process computes is computed once and kept.
+
+    Args:
+        pool: at least as large as the largest layout that is to be verified.
+        bound: largest difference; by default the family's.
+        whole: whether more is done than to compare the layout with one process: the plain loop, going on from
+            checkpoints, dropout.
+        fail_fast: whether nothing more is done for a layout once something differs.
+    """
+
+    def __init__(
+        self, twin: Twin, pool: Pool, *, bound: float | None = None, whole: bool = True, fail_fast: bool = False
+    ) -> None:
+        family = family_of(twin.config) if twin.config is not None else None
+        self.twin, self.pool, self.whole, self.fail_fast = twin, pool, whole, fail_fast
+        self.bound = bound if bound is not None else family.bound if family else BOUND
+        self.references: dict[str, ReferenceRun] = {}
+
+    def verdicts(self, cells: Iterable[Cell]) -> Iterator[Verdict]:
+        """One after the other, as they come."""
+        return (self.verdict(cell) for cell in cells)
+
+    def verdict(self, cell: Cell) -> Verdict:
+        """Runs a layout and compares it.
+
+        Raises:
+            UserError: the twin does not run in one process either.
+        """
+        begin = time.perf_counter()
+
+        def told(passed: bool | None, reason: str) -> Verdict:
+            return Verdict(cell, layout, None, passed, reason, time.perf_counter() - begin)
+
+        layout = None
+        try:
+            layout = layout_of(load_job(self.twin.job_file(cell)).job)
+        except UserError as error:
+            return told(None, _words(error))
+        if layout.world > self.pool.size:
+            return told(None, f"it needs {layout.world} processes, and {self.pool.size} are here")
+        try:
+            verdict = self._verdict(cell, layout)
+        except RankFailed as error:
+            return told(False, _words(error) + _cause(error))
+        except UserError as error:  # every rank's, whichever said it first
+            return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
+        except TimeoutError as error:
+            return told(False, str(error))
+        return replace(verdict, seconds=time.perf_counter() - begin)
+
+    def _verdict(self, cell: Cell, layout: Layout) -> Verdict:
+        reference = self._reference(cell)
+        checks: list[Check] = []
+        for check in self._checks(cell, layout, reference):
+            checks.append(check)
+            if self.fail_fast and check.passed is False:
+                break
+        own = next((check for check in checks if check.name == OWN), None)
+        failed = sorted((check for check in checks if check.passed is False), key=lambda check: check is not own)
+        reason = ": ".join([*([failed[0].name] if failed[0] is not own else []), failed[0].reason]) if failed else ""
+        others = tuple(check for check in checks if check is not own)
+        return Verdict(
+            cell, layout, own.comparison if own else None, not failed, reason, 0.0, others, self._facts(reference)
+        )
+
+    def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
+        if self.whole:
+            yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
+            yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
+        path = self.twin.job_file(cell, Variant(clip=reference.clip))
+        folder = _folder_of(path)
+        folder.path.mkdir()
+        with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
+            run = self._run(path, cell, layout.world)
+            yield self._compared(OWN, compare(run, reference.trace), run)
+            yield self._replicas(run)
+            if self.whole:
+                yield from self._restarts(cell, layout, reference, folder)
+        if self.whole and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
+            yield self._dropout(cell, layout, reference)
+
+    def _once(self, reference: ReferenceRun, name: str, check: Callable[[], Check]) -> Check:
+        """A check of the run in one process, which is made once."""
+        if name not in reference.checks:
+            reference.checks[name] = check()
+        return reference.checks[name]
+
+    # -- one process -----------------------------------------------------------------------------------------
+
+    def _reference(self, cell: Cell) -> ReferenceRun:
+        one = reference_of(cell)
+        unclipped = self.twin.job_file(one, beside=cell)
+        key = unclipped.read_text(encoding="utf-8").split("output:", maxsplit=1)[0]
+        if key not in self.references:
+            run, path, clip = self._run(unclipped, one, 1), unclipped, 0.0
+            if self.twin.clips:
+                clip = between(run.grad_norms)
+                path = self.twin.job_file(one, Variant(clip=clip), beside=cell)
+                run = self._run(path, one, 1)
+            self.references[key] = ReferenceRun(run, path, clip)
+        return self.references[key]
+
+    def _plain(self, cell: Cell, reference: ReferenceRun) -> Check:
+        one, job, run = reference_of(cell), load_job(reference.path).job, reference.trace
+        why = why_not(self.twin, job, run)
+        if why is not None:
+            return Check("plain loop", None, why)
+        given = plain_job(self.twin, one, job, run)
+        found: Computed = self.pool.run(run_plain, given, world=1, timeout=TIMEOUT)[0]
+        return self._compared(
+            "plain loop", compare(as_plain(job.tune, run), found, without=in_other_form(self.twin)), run
+        )
+
+    def _by_steps(self, cell: Cell, reference: ReferenceRun) -> Check:
+        """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
+        one, last, batch = reference_of(cell), self.twin.steps(cell), cell.batch["batch"]
+        path = self.twin.job_file(one, Variant(clip=reference.clip, by_steps=True), beside=cell)
+        found = self._run(path, one, 1)
+        if found.numbers.get((last, "samples")) != last * batch:
+            return Check("by steps", False, f"{last} steps do not take {last} x {batch} samples")
+        return self._compared("by steps", compare(_before(last, found), _before(last, reference.trace)), found)
+
+    # -- a layout --------------------------------------------------------------------------------------------
+
+    def _replicas(self, run: Trace) -> Check:
+        found = run.replicas
+        assert found is not None
+        reason = "" if found.size == 0 else f"{found.where} differs by {found.size:.2e}, and copies must be equal"
+        return Check("replicas", not reason, reason)
+
+    def _restarts(self, cell: Cell, layout: Layout, reference: ReferenceRun, folder: RunFolder) -> Iterator[Check]:
+        """Goes on in one process, from copies in memory and from a checkpoint, and under the layout."""
+        step = self.twin.saves_at(cell)
+        if step >= self.twin.steps(cell) - 1:
+            return
+        one, variant, expected = reference_of(cell), Variant(clip=reference.clip), reference.trace
+        _forget_after(folder, step)
+        again = self.twin.job_file(one, variant, beside=cell, output=folder.path)
+        yield self._went_on("from memory", self._run(again, one, 1), expected, self.twin.steps(cell) - 1, "memory")
+        there = self.twin.job_file(one, variant, beside=cell)
+        yield self._continued("its checkpoint in one process", folder, there, one, 1, expected, step)
+        here = self.twin.job_file(cell, variant)
+        yield self._continued(
+            "one process' checkpoint", _folder_of(reference.path), here, cell, layout.world, expected, step
+        )
+
+    def _continued(
+        self, name: str, of: RunFolder, path: Path, cell: Cell, world: int, expected: Trace, step: int, **how: Any
+    ) -> Check:
+        """Goes on with the job at ``path`` from a checkpoint of a run."""
+        folder = _folder_of(path)
+        shutil.copytree(of.path, folder.path)
+        _forget_after(folder, step)
+        return self._went_on(name, self._run(path, cell, world, **how), expected, step, "disk")
+
+    def _went_on(self, name: str, run: Trace, expected: Trace, step: int, where: Where) -> Check:
+        steps = {at for at, key in run.numbers if key == "loss"}
+        if run.resumed != where or min(steps, default=0) != step + 1:
+            return Check(name, False, f"it did not go on from the state of step {step} ({where})")
+        return self._compared(name, compare(run, expected, after=step), run)
+
+    def _dropout(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Check:
+        """What each process drops, and that it is the same when the run goes on or computes again."""
+        path = self.twin.job_file(cell, Variant(clip=reference.clip, dropout=True))
+        run = self._run(path, cell, layout.world, dropout=True)
+        why = problem_of(run.draws, layout, self.twin.dropout)
+        key = (0, "evaluation loss")
+        if not why and compare(_only(run, key), _only(reference.trace, key)).first_beyond(self.bound):
+            why = "the model is evaluated otherwise than without dropout"
+        step = self.twin.saves_at(cell)
+        if why or step >= self.twin.steps(cell):
+            return Check("dropout", not why, why or "")
+        variant = Variant(clip=reference.clip, dropout=True, parallel={"recompute": "none"})
+        again = self.twin.job_file(cell, variant)
+        return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
+
+    def _compared(self, name: str, comparison: TraceComparison, run: Trace) -> Check:
+        beyond = comparison.first_beyond(self.bound) or ""
+        if beyond and run.batch_norm:
+            beyond += "; its BatchNorm takes its statistics over the samples of one pass, which the layout changes"
+        return Check(name, not beyond, beyond, comparison)
+
+    def _facts(self, reference: ReferenceRun) -> tuple[str, ...]:
+        if not reference.clip:
+            return ()
+        norms = reference.trace.grad_norms
+        bound = [str(step) for step, norm in enumerate(norms, start=1) if norm > reference.clip]
+        return (f"clipping at {reference.clip:.3g} binds in {len(bound)} of {len(norms)} steps",)
+
+    def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False) -> Trace:
+        last = self.twin.steps(cell)
+        found = self.pool.run(trace, str(path), self.pool.device, last, dropout, world=world, timeout=TIMEOUT)[0]
+        assert found is not None
+        return found
+
+
+def between(norms: tuple[float, ...]) -> float:
+    """A limit that some of the norms are above and some below: in the middle of the widest gap."""
+    ordered = sorted(norms)
+    if len(ordered) < 2:
+        return ordered[0] / 2
+    low, high = max(pairwise(ordered), key=lambda pair: pair[1] / pair[0])
+    return float((low * high) ** 0.5)
+
+
+def _before(step: int, run: Trace) -> Computed:
+    return Computed({key: value for key, value in run.numbers.items() if key[0] < step}, {}, {})
+
+
+def _only(run: Trace, key: tuple[int, str]) -> Computed:
+    return Computed({key: run.numbers[key]} if key in run.numbers else {}, {}, {})
+
+
+def _folder_of(job_file: Path) -> RunFolder:
+    return RunFolder(job_file.parent / load_job(job_file).job.output)
+
+
+def _forget_after(folder: RunFolder, step: int) -> None:
+    Store(folder.checkpoints).forget_after(step)
+
+
+def _words(error: UserError) -> str:
+    """The problems without their place, which is in a file that the user does not know."""
+
+    def said(problem: Problem) -> str:
+        return f"{problem.message}; {problem.suggestion}" if problem.suggestion else problem.message
+
+    return " ".join(". ".join(said(problem) for problem in error.problems).split())
+
+
+def _cause(error: RankFailed) -> str:
+    """What an error of a pipeline's stage followed from: the schedule's own words only say which stage."""
+    first, *following = "".join(getattr(error, "__notes__", ())).split("\nThe above exception was the direct cause")
+    return f" ({first.strip().splitlines()[-1]})" if following else ""

@@ -1,0 +1,173 @@
+"""What a run of a twin computed, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from stoker.checkpoint.collective import together
+from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.run_weights import held_gradients, held_weights
+from stoker.checkpoint.state import Where
+from stoker.job.layout import layout_of
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.parallel.float64_mode import in_float64
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.shard_spec import Piece
+from stoker.resilience.heartbeat import Heart
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.train.dropout_rng import Draw, Draws, watched
+from stoker.train.hooks import Hook
+from stoker.train.prepare import prepare
+from stoker.train.run import start
+from stoker.train.tasks.language import LanguageTask
+from stoker.verify.difference import Computed, Difference, Key
+from stoker.verify.replicas import difference_of_replicas
+
+EVALUATION_TOKENS = 48  # of a held-out forward pass of a twin, so that there are several
+
+
+@dataclass(frozen=True)
+class Trace(Computed):
+    """What one run computed.
+
+    Attributes:
+        first: the trained weights before the first step, of one process, where some are drawn and not read.
+        replicas: the largest difference between processes that hold the same at the end.
+        drops: whether the model has dropout.
+        draws: the masks that it drew, by process.
+        resumed: where the state lay that it went on from; None where it began.
+        batch_norm: whether the model looks at all samples of a pass together.
+    """
+
+    first: Mapping[str, Tensor] = field(default_factory=dict)
+    replicas: Difference | None = None
+    drops: bool = False
+    draws: tuple[tuple[Draw, ...], ...] = ()
+    resumed: Where | None = None
+    batch_norm: bool = False
+
+
+class _Listening(Heart):
+    """Tells whoever counts masks where the run is."""
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        super().__init__()
+
+    def beat(self, phase: str, step: int = 0) -> None:
+        self._draws.step = 0 if phase == "evaluate" else step
+        super().beat(phase, step)
+
+
+def trace(
+    job_file: str,
+    device_type: str = "cpu",
+    last: int | None = None,
+    dropout: bool = False,  # a pool hands arguments on in their order
+) -> Trace | None:
+    """Runs a twin's job file under its layout, in this process and its peers; the trace is rank 0's.
+
+    Goes on where the run's folder has a state to go on from.
+
+    Args:
+        device_type: ``cpu`` or ``cuda``; a layout of one process takes the best device that is here.
+        last: the last step, where the job says it in epochs.
+        dropout: whether dropout is at work.
+
+    Raises:
+        UserError: the layout cannot be.
+    """
+    path = Path(job_file)
+    numbers: dict[Key, float] = {}
+    gradients: dict[Key, Tensor] = {}
+    with in_float64(), watched() if dropout else nullcontext(Draws()) as draws:
+        loaded = load_job(path)
+        mesh = _mesh(loaded, device_type)
+        prepared = prepare(loaded, path.parent, mesh=mesh)
+        model = prepared.task.model
+        own = (model, prepared.pieces, prepared.aliases)
+        drops = any(isinstance(m, _DropoutNd) and m.p > 0 for m in model.modules())
+        if not dropout:
+            _without_dropout(model)
+        if isinstance(prepared.task, LanguageTask):
+            prepared.task.evaluation_tokens = EVALUATION_TOKENS
+        drawn = loaded.job.tune.method != "full" or prepared.new_rows is not None
+        first = _whole_weights(*own) if mesh is None and drawn else {}
+
+        def on_step(metrics: StepMetrics) -> None:
+            numbers.update(_numbers(metrics))
+            if metrics.step in (1, last or loaded.job.steps):
+                whole = gather_whole(held_gradients(*own))
+                gradients.update({(metrics.step, name): gradient for name, gradient in whole.items()})
+
+        folder = RunFolder(path.parent / loaded.job.output)
+        folder.path.mkdir(exist_ok=True)
+        _, loop = start(
+            prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)], heart=_Listening(draws)
+        )
+        weights = _whole_weights(*own)
+        replicas = difference_of_replicas(loop.state.now(loop.progress).held)
+        made = together(lambda: tuple(draws.made))
+    if mesh is not None and not mesh.is_first:
+        return None
+    numbers |= _evaluations(folder)
+    return Trace(
+        numbers,
+        gradients,
+        weights,
+        first,
+        replicas,
+        drops,
+        tuple(made),
+        loop.resumed_from,
+        any(isinstance(module, _BatchNorm) for module in model.modules()),
+    )
+
+
+def _numbers(metrics: StepMetrics) -> dict[Key, float]:
+    named = {
+        "samples": metrics.samples,
+        "targets": metrics.trained_tokens,
+        "loss": metrics.loss,
+        "gradient norm": metrics.grad_norm,
+        "learning rate": metrics.lr,
+    }
+    return {(metrics.step, name): float(value) for name, value in named.items()}
+
+
+def _evaluations(folder: RunFolder) -> dict[Key, float]:
+    found: dict[Key, float] = {}
+    for event in folder.read_events():
+        if event["event"] == "evaluated":
+            found[event["step"], "evaluation loss"] = event["loss"]
+            if event["accuracy"] is not None:
+                found[event["step"], "evaluation accuracy"] = event["accuracy"]
+    return found
+
+
+def _whole_weights(model: nn.Module, pieces: Mapping[str, Piece], aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    whole = gather_whole(held_weights(model, pieces, aliases))
+    return {name.removeprefix("model/"): weight.clone() for name, weight in whole.items()}
+
+
+def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
+    layout = layout_of(loaded.job)
+    if layout.one_process:
+        return None
+    device = torch.device("cuda", torch.cuda.current_device()) if device_type == "cuda" else torch.device("cpu")
+    return Mesh(layout, device)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """The numbers that dropout draws depend on how the work is cut."""
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.p = 0.0

@@ -1,0 +1,93 @@
+"""`stoker plan --calibrate`: what is measured of a machine is said, kept, and used by the next plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.cli.main import main
+from stoker.hardware.calibration import Calibration, Curve, MatmulTable, kept_calibration
+from stoker.hardware.detect_machine import this_processor
+from stoker.hardware.planner_correction import Correction, keep, kept_corrections
+from stoker.hardware.process import processor_name
+from stoker.launch import calibrate_machine
+
+
+class InThisProcess:
+    """Stands for a pool of processes: one after the other here."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __enter__(self) -> InThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self, function: Callable[..., Any], *arguments: Any, world: int, timeout: float) -> list[Any]:
+        assert world <= self.size and timeout > 0
+        if function is calibrate_machine.time_collectives:
+            return [(Curve("all-reduce", (1024, 2**26), (1e-4, 0.1 * world), world),)] * world
+        return [function(*arguments)] * world
+
+
+def measured(seconds: float, *, threads: int) -> Calibration:
+    assert seconds > 0
+    table = MatmulTable("fp32", (16, 256), tuple(2 * m * n * k / (threads * 5e10) for m in (16, 256)
+                                                 for n in (16, 256) for k in (16, 256)))  # fmt: skip
+    curves = (Curve("copy", (2**20, 2**28), (2**20 / 1e10, 2**28 / 1e10)), Curve("attention-32", (64,), (2e-3,)))
+    return Calibration("2026-11-21", "here", processor_name(), threads, "2", (table,), curves, 4e-6)
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("stoker.hardware.detect_machine._visible_gpus", lambda: [])
+    monkeypatch.setattr("stoker.hardware.calibration._torch_version", lambda: "2")
+    monkeypatch.setattr("stoker.hardware.detect_machine.available_cores", lambda: 4)
+    monkeypatch.setattr(calibrate_machine, "available_cores", lambda: 4)
+    monkeypatch.setattr(calibrate_machine, "calibrate", measured)
+    monkeypatch.setattr(calibrate_machine, "Pool", InThisProcess)
+
+
+def test_a_processor_is_measured_as_it_is_divided(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--calibrate", "--seconds", "6"]) == 0
+    shown = capsys.readouterr()
+    assert "measuring rates of 2 processes with 2 threads: 2 s ..." in shown.err
+    assert "fp32                      16: 200  256: 200" in shown.out  # GFLOP/s with four threads
+    assert "copy                      1: 10  256: 10" in shown.out
+    assert "attention-32              64: 2" in shown.out
+    assert "a call: 4.0 us at least" in shown.out
+    assert "all-reduce of 4           100 us  0.168" in shown.out
+    assert "plans for this machine use it from now on" in shown.out
+    for processes, threads in ((1, 4), (2, 2), (4, 1)):
+        kept = kept_calibration(processor_name(), threads)
+        assert kept is not None and {curve.ranks for curve in kept.curves} == {1, 2, 4}
+        cluster = this_processor(processes)
+        assert cluster.calibration == kept
+        assert cluster.device.peak("fp32") == pytest.approx(threads * 5e10)
+        assert not any("measures this machine" in note for note in cluster.notes)
+
+
+def test_what_runs_taught_of_other_figures_is_forgotten() -> None:
+    keep(Correction(processor_name(), 4, "fp32", "full"))
+    keep(Correction("H100-80GB-SXM", 0, "bf16", "full"))
+    assert main(["plan", "--calibrate"]) == 0
+    assert kept_corrections(processor_name(), 4) == ()
+
+
+def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--calibrate", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [found["threads"] for found in answer["calibrations"]] == [4, 2, 1]
+    assert all(Path(file).is_file() for file in answer["files"])
+
+
+def test_no_time_to_measure_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--calibrate", "--seconds", "0"]) == 2
+    assert "--seconds 0: there is nothing to measure in; write 40" in capsys.readouterr().err

@@ -1,0 +1,246 @@
+"""Chat templates against transformers' own rendering, and spans of answers against what people would mark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from stoker.data.chat_template import (
+    BUILT_IN,
+    ChatTemplate,
+    TemplateRefused,
+    as_template_message,
+    compile_template,
+)
+from stoker.data.rows import Message
+
+INST = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}"
+    "{% set turns = messages[1:] %}{% else %}{% set turns = messages %}{% endif %}"
+    "{% for message in turns %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' }}{% if loop.first and system is defined %}"
+    "{{ '<<SYS>>\n' + system + '\n<</SYS>>\n\n' }}{% endif %}{{ message['content'].strip() + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'].strip() + eos_token }}{% endif %}{% endfor %}"
+)
+THINKING = """{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}{{ '\\n' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content or '' %}
+    {%- if message.role == 'assistant' %}
+        {%- set thought = message.reasoning_content or '' %}
+        {%- if not thought and '</think>' in content %}
+            {%- set thought = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
+            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
+        {%- endif %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if loop.index0 > ns.last and thought %}
+            {{- '<think>\\n' + thought + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '\\n<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+NO_SYSTEM = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+TEMPLATES = {"inst": INST, "thinking": THINKING, "no-system": NO_SYSTEM, **BUILT_IN}
+NAMES = (("bos_token", "<|im_start|>"), ("eos_token", "<|im_end|>"))
+
+USER = {"role": "user", "content": "Is it wet?"}
+YES = {"role": "assistant", "content": "Yes."}
+WHY = {"role": "user", "content": "Why 💧?"}
+RAIN = {"role": "assistant", "content": "It rained.\nA lot — e\u0301tude."}
+SYSTEM = {"role": "system", "content": "Be brief."}
+THOUGHT = {"role": "assistant", "content": "<think>\nLet me see.\n</think>\n\nYes."}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}],
+}
+RESULT = {"role": "tool", "content": '{"rain": true}'}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+CONVERSATIONS = [
+    [USER, YES],
+    [SYSTEM, USER, YES],
+    [USER, YES, WHY, RAIN],
+    [USER, THOUGHT, WHY, THOUGHT],
+    [SYSTEM, USER, YES, WHY, RAIN, USER, YES],
+]
+
+
+@pytest.fixture(scope="module")
+def peer(tokenizer: Tokenizer) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|im_start|>", eos_token="<|im_end|>")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("prompt", [False, True])
+def test_text_equals_that_of_transformers(name: str, prompt: bool, peer: Any) -> None:
+    template = ChatTemplate(TEMPLATES[name], NAMES)
+    for messages in CONVERSATIONS:
+        try:
+            wanted = peer.apply_chat_template(
+                messages, chat_template=TEMPLATES[name], tokenize=False, add_generation_prompt=prompt
+            )
+        except Exception:
+            with pytest.raises(TemplateRefused):
+                template.render(messages, prompt=prompt)
+        else:
+            assert template.render(messages, prompt=prompt) == wanted
+
+
+def test_tools_and_calls_equal_those_of_transformers(peer: Any) -> None:
+    messages = [USER, CALL, RESULT, RAIN]
+    wanted = peer.apply_chat_template(messages, tools=TOOLS, chat_template=THINKING, tokenize=False)
+    assert ChatTemplate(THINKING, NAMES).render(messages, TOOLS) == wanted
+    assert '"city": "Köln"' in wanted
+
+
+@pytest.mark.parametrize("name", ["thinking", "reasoning", "reasoning_content"])
+def test_reasoning_is_found_under_its_names_as_in_transformers(name: str, peer: Any) -> None:
+    answer = {"role": "assistant", "content": "Yes.", name: "Hm."}
+    wanted = peer.apply_chat_template([USER, answer], chat_template=THINKING, tokenize=False)
+    read = as_template_message(Message("assistant", "Yes.", {name: "Hm."}))
+    assert ChatTemplate(THINKING, NAMES).render([USER, read]) == wanted
+    assert "<think>\nHm." in wanted
+
+
+def test_arguments_in_a_string_become_the_object_they_say() -> None:
+    def call(arguments: Any) -> list[dict[str, Any]]:
+        return [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+
+    read = as_template_message(Message("assistant", "", {"tool_calls": call('{"a": [1]}'), "role": "user"}))
+    assert read["role"] == "assistant"
+    assert read["tool_calls"] == call({"a": [1]})
+    for odd in ("no json", "[1]", 3):
+        kept = as_template_message(Message("assistant", "", {"tool_calls": call(odd)}))
+        assert kept["tool_calls"] == call(odd)
+
+
+def trained(name: str, messages: list[dict[str, Any]], train_on: str = "all") -> list[str]:
+    rendered = ChatTemplate(TEMPLATES[name], NAMES).render_trained(messages, train_on=train_on)
+    return [rendered.text[start:end] for start, end in rendered.spans]
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("chatml", ["Yes.<|im_end|>\n", "It rained.\nA lot — e\u0301tude.<|im_end|>\n"]),
+        ("thinking", ["Yes.<|im_end|>\n", "It rained.\nA lot — e\u0301tude.<|im_end|>\n"]),
+        ("inst", [" Yes.<|im_end|>", " It rained.\nA lot — e\u0301tude.<|im_end|>"]),
+        ("no-system", ["Yes.<end_of_turn>\n", "It rained.\nA lot — e\u0301tude.<end_of_turn>\n"]),
+        ("plain", ["Yes.<|im_end|>\n\n", "It rained.\nA lot — e\u0301tude.<|im_end|>\n\n"]),
+        ("none", ["Yes.<|im_end|>", "It rained.\nA lot — e\u0301tude.<|im_end|>"]),
+    ],
+)
+def test_spans_are_the_answers_and_what_closes_them(name: str, answers: list[str]) -> None:
+    messages = [USER, YES, WHY, RAIN]
+    assert trained(name, messages) == answers
+    assert trained(name, messages, "last") == answers[1:]
+    assert ChatTemplate(TEMPLATES[name], NAMES).render_trained(messages).exact_prefix
+
+
+def test_an_answer_that_the_template_shortens_in_the_past_is_found_as_it_stands_there() -> None:
+    messages = [USER, THOUGHT, WHY, THOUGHT]
+    last = "<think>\nLet me see.\n</think>\n\nYes.<|im_end|>\n"
+    assert trained("thinking", messages) == ["Yes.<|im_end|>\n", last]
+    assert trained("thinking", messages, "last") == [last]
+
+
+def test_an_answer_that_repeats_its_question_is_still_found() -> None:
+    same = {"role": "assistant", "content": "Is it wet?"}
+    for name in TEMPLATES:
+        spans = trained(name, [USER, same, USER, same])
+        assert [span.strip().startswith("Is it wet?") for span in spans] == [True, True]
+
+
+def test_a_call_is_trained_and_its_result_is_not() -> None:
+    spans = trained("thinking", [USER, CALL, RESULT, RAIN])
+    assert len(spans) == 2
+    assert "<tool_call>" in spans[0]
+    assert "rain" not in spans[0]
+    assert spans[1].startswith("It rained.")
+
+
+def test_a_prompt_that_is_not_a_prefix_is_said() -> None:
+    """The generation prompt ends in an empty thought that the whole does not have."""
+    template = BUILT_IN["chatml"].replace(
+        "<|im_start|>assistant\n' }}{% endif %}", "<|im_start|>assistant\n<think></think>' }}{% endif %}"
+    )
+    assert template != BUILT_IN["chatml"]
+    rendered = ChatTemplate(template, NAMES).render_trained([USER, YES])
+    assert not rendered.exact_prefix
+    assert [rendered.text[a:b] for a, b in rendered.spans] == ["Yes.<|im_end|>\n"]
+
+
+def test_a_greeting_that_cannot_be_asked_for_is_not_trained() -> None:
+    asks = "{% if not messages %}{{ raise_exception('ask') }}{% endif %}"
+    template = ChatTemplate(asks + BUILT_IN["chatml"], NAMES)
+    rendered = template.render_trained([YES, USER, RAIN])
+    assert [rendered.text[a:b] for a, b in rendered.spans] == [RAIN["content"] + "<|im_end|>\n"]
+    with pytest.raises(TemplateRefused, match="no answer comes after"):
+        template.render_trained([YES])
+    assert trained("chatml", [YES, USER, RAIN])[0] == "Yes.<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{{ messages[9]['role'] + 'x' }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages.append(1) }}", "SecurityError"),
+        ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+        (
+            "{% for m in messages %}{{ m.role if m.role == 'user' }}{% endfor %}",
+            "writes nothing for the answer",
+        ),
+    ],
+)
+def test_what_a_template_raises_is_a_reason(template: str, reason: str) -> None:
+    with pytest.raises(TemplateRefused, match=reason):
+        ChatTemplate(template, NAMES).render_trained([USER, YES])
+
+
+def test_a_system_message_is_refused_where_the_template_refuses_it() -> None:
+    with pytest.raises(TemplateRefused, match="System role not supported"):
+        ChatTemplate(NO_SYSTEM, NAMES).render_trained([SYSTEM, USER, YES])
+
+
+def test_invalid_jinja_names_its_line() -> None:
+    with pytest.raises(ValueError, match=r"not valid Jinja.*line 2"):
+        compile_template("{{ bos_token }}\n{% for %}")
+
+
+def test_marks_of_generation_are_let_through(peer: Any) -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    wanted = peer.apply_chat_template([USER, YES], chat_template=template, tokenize=False)
+    assert ChatTemplate(template, NAMES).render([USER, YES]) == wanted == "Is it wet?Yes."

@@ -1,0 +1,78 @@
+"""The place in a run that a launcher's variables give, and what is said where they give none."""
+
+from __future__ import annotations
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.job.layout import Layout
+from stoker.launch.cluster_env import RankInfo, check_world, first_host, joined
+
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"} | {
+    "MASTER_ADDR": "gpu1",
+    "MASTER_PORT": "29400",
+}
+SLURM = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "11",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2),3",
+    "SLURM_STEP_NODELIST": "gpu[003-004,9]",
+    "SLURM_NODEID": "2",
+    "SLURM_PROCID": "9",
+    "SLURM_LOCALID": "1",
+}
+
+
+def test_torchrun() -> None:
+    assert joined(TORCHRUN) == RankInfo(5, 8, 1, 4)
+    assert joined({k: v for k, v in TORCHRUN.items() if k != "LOCAL_WORLD_SIZE"}) == RankInfo(5, 8, 1, 8)
+
+
+def test_srun() -> None:
+    place = joined(SLURM)
+    assert place is not None and place.meet is not None
+    assert (place.rank, place.world, place.local_rank, place.local_world) == (9, 11, 1, 3)
+    assert place.meet[0] == "gpu003" and 15_000 <= place.meet[1] < 32_000
+    assert joined({**SLURM, "SLURM_STEP_ID": "1"}).meet != place.meet  # type: ignore[union-attr]
+    given = joined({**SLURM, "MASTER_ADDR": "here", "MASTER_PORT": "1234"})
+    assert given is not None and given.meet == ("here", 1234)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_NODEID": "0"},  # a job's script
+        {**SLURM, "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
+        {"MASTER_ADDR": "gpu1", "MASTER_PORT": "29400"},
+    ],
+)
+def test_started_by_itself(environment: dict[str, str]) -> None:
+    assert joined(environment) is None
+
+
+def test_one_process_needs_no_address() -> None:
+    assert joined({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo(0, 1, 0, 1)
+
+
+def test_what_is_missing_is_named() -> None:
+    some = {name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR")}
+    with pytest.raises(UserError, match="but LOCAL_RANK and MASTER_PORT are not; set all of RANK"):
+        joined(some)
+    with pytest.raises(UserError, match="RANK is 'first', not a number"):
+        joined({**TORCHRUN, "RANK": "first"})
+
+
+def test_as_many_processes_as_the_layout_wants() -> None:
+    check_world(RankInfo(0, 8, 0, 8), Layout(data=4, tensor=2))
+    with pytest.raises(UserError, match=r"started 8 processes, and the job's layout \(data 2 x tensor 2\) needs 4;"):
+        check_world(RankInfo(0, 8, 0, 8), Layout(data=2, tensor=2))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("gpu[003-006,9],login", "gpu003"), ("a,b", "a"), ("n-1-[2,5]", "n-1-2"), ("single", "single"), ("r[1]", "r1")],
+)
+def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first

@@ -1,0 +1,69 @@
+"""The job when devices are lost: the same batch over fewer data-parallel processes, or planned anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.job import LoadedJob, load_job
+from stoker.job.layout import layout_of
+from stoker.launch.auto_parallel import this_processor, with_plan
+from stoker.launch.shrink import with_fewer
+
+JOB = """
+task: pretrain
+model: llama-10m
+data: rows.jsonl
+steps: 2
+train: {batch: 24, seq_len: 128}
+"""
+
+
+def load(folder: Path, parallel: str, *overrides: str) -> LoadedJob:
+    (folder / "job.yaml").write_text(f"{JOB}parallel: {parallel}\n")
+    return load_job(folder / "job.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "overrides", "left", "now", "micro_batch", "accumulation"),
+    [
+        ("{data: 4}", [], 3, "data 3", 8, 1),
+        ("{data: 4}", ["train.micro_batch=2", "train.accumulation=3"], 3, "data 3", 2, 4),
+        ("{data: 8}", ["train.micro_batch=3"], 7, "data 6", 4, 1),  # more processes come before the micro-batch
+        ("{data: 4, shard: zero3}", [], 3, "data 3 (zero3)", 8, 1),
+        ("{data: 2, shard: zero3}", [], 1, "data 1", 24, 1),
+        ("{data: 4, tensor: 2}", [], 7, "data 3 x tensor 2 + sequence", 8, 1),
+        ("{data: 4, tensor: 2}", [], 5, "data 2 x tensor 2 + sequence", 12, 1),
+    ],
+)
+def test_the_batch_stays(
+    tmp_path: Path, parallel: str, overrides: list[str], left: int, now: str, micro_batch: int, accumulation: int
+) -> None:
+    job = load(tmp_path, parallel, *overrides)
+    fewer = with_fewer(job, job.document, devices=None, left=left)
+    assert fewer is not None
+    train = fewer.job.train
+    assert layout_of(fewer.job).describe() == now
+    assert (train.batch, train.micro_batch, train.accumulation) == (24, micro_batch, accumulation)
+
+
+def test_the_devices_that_are_left_are_named(tmp_path: Path) -> None:
+    job = load(tmp_path, "{data: 2, tensor: 2, devices: [4, 5, 6, 7]}")
+    fewer = with_fewer(job, job.document, devices=[4, 6, 7], left=3)
+    assert fewer is not None and fewer.job.parallel.devices == [4, 6]
+    assert layout_of(fewer.job).describe() == "tensor 2 + sequence"
+
+
+def test_nothing_is_left_to_shrink(tmp_path: Path) -> None:
+    job = load(tmp_path, "{tensor: 4}")
+    assert with_fewer(job, job.document, devices=None, left=3) is None
+
+
+def test_what_was_planned_is_planned_anew(tmp_path: Path) -> None:
+    read = load(tmp_path, "auto")
+    planned = with_plan(read, cluster=this_processor(4))
+    assert layout_of(planned.job).world == 4
+    fewer = with_fewer(planned, read.document, devices=None, left=3)
+    assert fewer is not None and layout_of(fewer.job).world == 3
+    assert fewer.job.train.batch == planned.job.train.batch and "planner" in fewer.plan

@@ -1,0 +1,88 @@
+"""Rows as tensors: every trained token is a target once, from the position before it, in either layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.models.collate import Row, common_prefixes, groups_by_length, pack, pad, trim
+
+CPU = torch.device("cpu")
+
+
+@st.composite
+def some_rows(draw: st.DrawFn) -> list[Row]:
+    """Rows over few tokens, so that many begin alike; each has a trained token behind its first."""
+    rows = []
+    for _ in range(draw(st.integers(1, 5))):
+        beginning = [1, 2, 3, 4, 5, 6, 7, 8, 9] * draw(st.integers(0, 2))
+        ids = beginning + draw(st.lists(st.integers(0, 3), min_size=2, max_size=12))
+        trained = np.array(draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
+        trained[draw(st.integers(1, len(ids) - 1))] = True
+        rows.append((np.array(ids, dtype=np.uint32), trained))
+    return rows
+
+
+def wanted(rows: list[Row]) -> list[tuple[tuple[int, ...], int]]:
+    """Of every trained token: what comes before it in its document, and itself."""
+    return sorted(
+        (tuple(map(int, ids[:i])), int(ids[i])) for ids, trained in rows for i in np.flatnonzero(trained) if i
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(some_rows())
+def test_a_packed_row_predicts_every_trained_token_from_its_own_document(rows: list[Row]) -> None:
+    for share in (False, True):
+        inputs = pack(rows, CPU, share=share)
+        assert inputs.segments is not None and inputs.positions is not None
+        ids, context = inputs.ids[0].tolist(), {}
+        for s in inputs.segments:
+            before = ids[s.prefix_start : s.prefix_start + s.prefix_length]
+            own = ids[s.start : s.start + s.length]
+            for i in range(s.length):
+                context[s.start + i] = (*before, *own[: i + 1])
+                assert int(inputs.positions[0, s.start + i]) == len(before) + i
+        predicted = zip(inputs.predict.tolist(), inputs.targets.tolist(), strict=True)
+        assert sorted((context[at], target) for at, target in predicted) == wanted(rows)
+        assert sum(s.length for s in inputs.segments) == len(ids)
+        assert inputs.tokens == sum(len(ids) for ids, _ in rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_rows())
+def test_padded_rows_predict_every_trained_token(rows: list[Row]) -> None:
+    inputs = pad(rows, CPU)
+    length = inputs.ids.shape[1]
+    found = []
+    for at, target in zip(inputs.predict.tolist(), inputs.targets.tolist(), strict=True):
+        row, i = divmod(at, length)
+        assert inputs.mask is None or inputs.mask[row, : i + 2].all()  # neither it nor its target is padding
+        found.append((tuple(inputs.ids[row, : i + 1].tolist()), target))
+    assert sorted(found) == wanted(rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_rows())
+def test_groups_keep_every_row_and_little_padding(rows: list[Row]) -> None:
+    groups = groups_by_length(rows)
+    assert sorted(map(id, (row for group in groups for row in group))) == sorted(map(id, rows))
+    for group in groups:
+        tokens = sum(len(ids) for ids, _ in group)
+        assert max(len(ids) for ids, _ in group) * len(group) <= 1.25 * tokens
+
+
+def test_a_common_beginning_stands_once() -> None:
+    beginning = list(range(10, 30))
+    documents = [np.array([*beginning, *rest]) for rest in ([1, 2, 3], [1, 4], [5])]
+    alone = np.array([7] * 12)
+    groups = common_prefixes([trim((ids, np.ones(len(ids), bool)))[0] for ids in (*documents, alone)])
+    assert groups == [([0, 1, 2], len(beginning)), ([3], 0)]
+
+
+def test_what_follows_the_last_trained_token_is_not_computed() -> None:
+    ids, trained = np.arange(10), np.zeros(10, bool)
+    trained[4] = True
+    assert pack([(ids, trained)], CPU, share=False).ids.tolist() == [[0, 1, 2, 3]]

@@ -1,0 +1,89 @@
+"""A language model's loss against transformers' own forward pass with labels."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import tiny
+from peft import LoraConfig, get_peft_model
+from torch import Tensor, nn
+
+from stoker.models import packed_attention
+from stoker.models.collate import Row
+from stoker.models.language_model import lay_out_for
+
+CPU = torch.device("cpu")
+
+
+def transformers_loss(model: nn.Module, rows: list[Row]) -> Tensor:
+    """The sum of what transformers computes from ``labels``, which is a mean over a row's trained tokens."""
+    total = torch.zeros((), dtype=torch.float64)
+    for ids, trained in rows:
+        ids_T = torch.from_numpy(ids.astype(np.int64))
+        labels = torch.where(torch.from_numpy(trained), ids_T, -100)
+        mean = model(input_ids=ids_T[None], labels=labels[None], use_cache=False).loss
+        total = total + mean * int(trained[1:].sum())
+    return total
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "qwen3_moe", "bloom"])
+@pytest.mark.usefixtures("no_float32")
+def test_loss_is_transformers_own(family: str, tied: bool, documents: list[Row]) -> None:
+    model = tiny(family, tie_word_embeddings=tied)
+    reference = copy.deepcopy(model)
+    expected = transformers_loss(reference, documents)
+    language = lay_out_for(model)
+    assert language.head is not None
+
+    total, correct, targets = 0.0, 0, 0
+    for inputs in language.lay_out(documents, CPU):
+        with packed_attention.segments(inputs.segments):
+            loss, right = language.loss(inputs)
+        total, correct, targets = (
+            total + float(loss.detach()),
+            correct + int(right),
+            targets + len(inputs.targets),
+        )
+
+    assert total == pytest.approx(float(expected.detach()), rel=1e-12)
+    assert targets == sum(int(trained[1:].sum()) for _, trained in documents)
+    assert 0 <= correct <= targets
+
+
+@pytest.mark.usefixtures("no_float32")
+def test_an_adapted_head_computes_its_own_logits(documents: list[Row]) -> None:
+    model = tiny("llama")
+    adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "lm_head"], init_lora_weights=False))
+    adapted.to(torch.float64)
+    expected = transformers_loss(adapted, documents)
+    language = lay_out_for(adapted.get_base_model())
+    assert language.head is None and language.packs
+
+    (inputs,) = language.lay_out(documents, CPU)
+    with packed_attention.segments(inputs.segments):
+        loss, _ = language.loss(inputs)
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-12)
+
+
+def test_a_head_that_does_more_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("llama", dtype=torch.float32)
+    forward = model.forward
+
+    def doubled(*arguments: Any, **options: Any) -> Any:
+        output = forward(*arguments, **options)
+        return replace(output, logits=2 * output.logits)
+
+    monkeypatch.setattr(model, "forward", doubled)
+    assert lay_out_for(model).head is None
+
+
+def test_the_probe_leaves_mode_and_gradients_alone() -> None:
+    model = tiny("llama").train()
+    lay_out_for(model)
+    assert model.training and all(p.grad is None for p in model.parameters())

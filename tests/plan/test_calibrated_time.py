@@ -1,0 +1,125 @@
+"""Passes from a calibration, against closed forms on machines that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
+from stoker.hardware.cluster import cluster_of
+from stoker.hardware.devices import device_kind
+from stoker.job.layout import Layout
+from stoker.plan.calibrated_time import MeasuredPasses, measured_passes
+from stoker.plan.planned_job import shape_of_name
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.software import Software
+
+RATE = 1e11  # FLOP/s at every size
+KINDS = ("copy", "add", "silu", "multiply", "dropout")
+NEVER = 1e-30  # seconds
+
+
+def _calibration(bandwidth: float, *, attention: float = NEVER, call: float = NEVER) -> Calibration:
+    """A machine with one rate for all products, one bandwidth for all tensors."""
+    sizes = (16, 4096)
+    products = tuple(2 * m * n * k / RATE for m in sizes for n in sizes for k in sizes)
+    curves = [Curve(kind, (1, 2**30), (1 / bandwidth, 2**30 / bandwidth)) for kind in KINDS]
+    for way in ("attention", "attention-backward"):
+        curves += [Curve(f"{way}-{size}", (256, 512), (attention, 4 * attention)) for size in HEAD_SIZES]
+    curves += [Curve(way, (64,), (call,)) for way in ("forward", "backward")]
+    table = MatmulTable("fp32", sizes, products)
+    return Calibration("2026-11-21", "m", "d", 1, "2.13", (table,), tuple(curves), call)
+
+
+def _setting(model: str = "llama-30m", *, tuning: Any = "full", recompute: Any = "none", batch: int = 2) -> Setting:
+    work = TrainingWork(shape_of_name(model, Path.cwd()), 512, batch, precision="fp32", tuning=tuning)
+    return Setting(work, cluster_of(device_kind("cpu"), gpus=1, per_node=1), Layout(recompute=recompute), batch)
+
+
+def _products(setting: Setting) -> float:
+    """Seconds of a block's forward products."""
+    layer = setting.shape.layer(0)
+    return setting.tokens * sum(m.forward_flop for m in setting.shape.matmuls(layer)) / RATE
+
+
+def test_products_alone_take_one_two_and_three_times_their_forward_pass() -> None:
+    setting = _setting()
+    block = MeasuredPasses(_calibration(1e30)).block_pass(setting, setting.shape.layer(0))
+    once = _products(setting)
+    assert block.parts == pytest.approx((once, once, once), rel=1e-6)
+    again = _setting(recompute="full")
+    recomputed = MeasuredPasses(_calibration(1e30)).block_pass(again, again.shape.layer(0))
+    assert recomputed.total == pytest.approx(4 * once, rel=1e-6)
+
+
+def test_adapters_save_the_gradients_of_the_weights_that_stay() -> None:
+    setting = _setting(tuning="lora")
+    block = MeasuredPasses(_calibration(1e30)).block_pass(setting, setting.shape.layer(0))
+    adapters = 2 * setting.tokens * setting.shape.lora_parameters(16) / setting.shape.layers / RATE
+    assert block.forward == pytest.approx(_products(setting) + adapters, rel=1e-6)
+    assert block.backward_weight == pytest.approx(adapters, rel=1e-6)
+
+
+def test_the_rest_is_inverse_to_the_bandwidth() -> None:
+    setting = _setting()
+    slow, fast = (
+        MeasuredPasses(_calibration(rate)).block_pass(setting, setting.shape.layer(0)).total - 3 * _products(setting)
+        for rate in (1e10, 2e10)
+    )
+    assert slow == pytest.approx(2 * fast, rel=1e-6)
+    # A block of a Llama moves some hundred times its hidden states, forward and backward.
+    hidden = 4 * setting.tokens * setting.shape.width
+    assert 80 < slow * 1e10 / hidden < 250
+
+
+def test_attention_is_that_of_every_head_and_row() -> None:
+    setting = _setting()
+    with_it, without = (
+        MeasuredPasses(_calibration(1e30, attention=seconds)).block_pass(setting, setting.shape.layer(0)).total
+        for seconds in (1e-3, NEVER)
+    )
+    rows, heads = 2, setting.shape.heads
+    assert with_it - without == pytest.approx(2 * rows * heads * 4e-3, rel=1e-3)
+
+
+def test_attention_beyond_the_measured_rows_grows_with_their_square() -> None:
+    calibration = _calibration(1e30, attention=1e-3)
+    assert calibration.attention(64, 2048) == pytest.approx(16 * calibration.attention(64, 512))
+    assert calibration.attention(96, 512, backward=True) == pytest.approx(4e-3)
+
+
+def test_the_head_is_three_products_and_its_logits() -> None:
+    setting = _setting()
+    head = MeasuredPasses(_calibration(1e30)).head_pass(setting)
+    once = setting.tokens * setting.shape.head_matmul().forward_flop / RATE
+    assert head.total == pytest.approx(3 * once, rel=1e-6)
+    frozen = _setting(tuning="lora")
+    assert MeasuredPasses(_calibration(1e30)).head_pass(frozen).total == pytest.approx(2 * once, rel=1e-6)
+
+
+def test_the_optimizer_moves_40_bytes_a_parameter() -> None:
+    setting = _setting()
+    seconds = MeasuredPasses(_calibration(1e10)).optimizer_seconds(setting)
+    assert seconds == pytest.approx(40 * setting.shape.parameters / 1e10)
+
+
+def test_calls_count_where_there_is_little_to_do() -> None:
+    setting = _setting(batch=1)
+    shape = replace(setting.shape, width=64, mlp_width=64)
+    small = replace(setting, work=replace(setting.work, shape=shape))
+    passes = MeasuredPasses(_calibration(1e30, call=1e-5))
+    assert passes.block_pass(small, shape.layer(0)).total > 100 * 1e-5
+
+
+def test_only_what_was_measured_and_only_stoker_is_timed_so() -> None:
+    setting = _setting()
+    assert measured_passes(setting) is None
+    here = replace(setting, cluster=replace(setting.cluster, calibration=_calibration(1e10)))
+    assert measured_passes(here) == MeasuredPasses(_calibration(1e10))
+    assert measured_passes(replace(here, software=Software("another"))) is None
+    assert measured_passes(replace(here, work=replace(here.work, precision="bf16"))) is None
+    bare = replace(_calibration(1e10), curves=())
+    assert measured_passes(replace(here, cluster=replace(here.cluster, calibration=bare))) is None

@@ -1,0 +1,122 @@
+"""What the planner takes from a job (the model that would be built, the batch, the arithmetic), and a layout back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.hardware.cluster_file import load_cluster
+from stoker.hardware.detect_machine import this_processor
+from stoker.job.job_to_yaml import scalar
+from stoker.job.layout import Layout, layout_of
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.schema import ModelBlock
+from stoker.job.scratch_sizes import SCRATCH
+from stoker.models.load_model import meta_model
+from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
+from stoker.plan.search import search
+from stoker.plan.setting import TrainingWork
+
+TINY = {
+    "model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 48, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+def job(folder: Path, **changes: Any) -> LoadedJob:
+    (folder / "tiny").mkdir(exist_ok=True)
+    (folder / "tiny" / "config.json").write_text(json.dumps(TINY))
+    values = {"task": "sft", "model": "tiny", "data": "rows.jsonl", **changes}
+    path = folder / "job.yaml"
+    path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in values.items()))
+    return load_job(path)
+
+
+@pytest.mark.parametrize("name", sorted(SCRATCH))
+def test_a_scratch_model_has_as_many_parameters_as_the_one_that_is_built(name: str, tmp_path: Path) -> None:
+    built = meta_model(ModelBlock(name=name), tmp_path)
+    assert shape_of_name(name, tmp_path).parameters == sum(p.numel() for p in built.parameters())
+
+
+def test_a_gguf_file_has_the_shape_of_its_model(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    import numpy as np
+
+    writer = gguf.GGUFWriter(str(tmp_path / "tiny.gguf"), "llama")
+    writer.add_block_count(4)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_tensor("token_embd.weight", np.zeros((300, 32), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    job(tmp_path)
+    as_folder = shape_of_name("tiny", tmp_path)
+    assert replace(shape_of_name("tiny.gguf", tmp_path), name=as_folder.name) == as_folder
+
+
+def test_work_is_what_the_job_says(tmp_path: Path) -> None:
+    loaded = job(tmp_path, train={"batch": 24, "seq_len": 64}, tune={"method": "lora", "rank": 4})
+    work = work_of(loaded, base=tmp_path)
+    assert (work.seq_len, work.global_batch, work.tuning, work.rank) == (64, 24, "lora", 4)
+    assert work.shape.vocabulary == 300
+
+
+def test_precision_is_that_of_the_devices(tmp_path: Path) -> None:
+    loaded = job(tmp_path)
+    assert work_of(loaded, load_cluster("H100"), base=tmp_path).precision == "bf16"
+    assert work_of(loaded, load_cluster("V100"), base=tmp_path).precision == "fp16"
+    given = job(tmp_path, train={"precision": "fp32"})
+    assert work_of(given, load_cluster("H100"), base=tmp_path).precision == "fp32"
+
+
+def test_a_model_of_unknown_shape_is_told_at_its_key(tmp_path: Path) -> None:
+    loaded = job(tmp_path, model="no-such-model")
+    with pytest.raises(UserError) as raised:
+        work_of(loaded, base=tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path / 'job.yaml'}:2:8: no well-known shape is called `no-such-model`")
+
+
+def test_the_optimizer_decides_the_states(tmp_path: Path) -> None:
+    assert software_of_job(job(tmp_path).job).states == 8
+    assert software_of_job(job(tmp_path, train={"optimizer": "sgd"}).job).states == 4
+
+
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"data": 4, "shard": "zero3", "shard_size": 2},
+        {"tensor": 2, "sequence": False, "pipeline": 2, "schedule": "interleaved"},
+        {"pipeline": 2, "stages": [1, 3], "context": 2, "context_by": "ulysses", "recompute": "full"},
+        {"context": 2, "shard": "zero2", "offload": "optimizer"},
+    ],
+)
+def test_a_layout_is_read_back_from_the_block_that_it_gives(tmp_path: Path, parallel: dict[str, Any]) -> None:
+    layout = layout_of(job(tmp_path, parallel=parallel).job)
+    assert layout_of(job(tmp_path, parallel=parallel_block(layout)).job) == layout
+
+
+def test_every_plan_of_a_search_can_be_written_as_a_job(tmp_path: Path) -> None:
+    work = TrainingWork(work_of(job(tmp_path), base=tmp_path).shape, 128, 8, precision="fp32")
+    cluster = this_processor(4)
+    plans = search(work, cluster, kept=10_000).plans
+    assert {plan.setting.layout.pipeline for plan in plans} >= {1, 2, 4}
+    for plan in plans:
+        setting = plan.setting
+        corners = {"batch": 8, "micro_batch": setting.micro_batch, "seq_len": 128, "precision": "fp32"}
+        read = job(tmp_path, train=corners, parallel=parallel_block(setting.layout))
+        again = setting_of_job(read.job, cluster, work_of(read, cluster, base=tmp_path))
+        assert replace(again, work=work) == replace(setting, work=work)
+
+
+def test_one_process_has_the_plainest_layout(tmp_path: Path) -> None:
+    assert layout_of(job(tmp_path, parallel=parallel_block(Layout())).job) == Layout()

@@ -1,0 +1,169 @@
+"""What is trained where the model is frozen: counted as peft counts, and its memory as autograd keeps it."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import (
+    LoraConfig,
+    PrefixTuningConfig,
+    PromptEncoderConfig,
+    PromptEncoderReparameterizationType,
+    PromptTuningConfig,
+    get_peft_model,
+)
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from stoker.hardware.cluster import cluster_of
+from stoker.hardware.devices import device_kind
+from stoker.job.layout import Layout
+from stoker.job.load_job import load_job
+from stoker.plan.eager import arithmetic, eager_bytes
+from stoker.plan.memory import stage_memory
+from stoker.plan.planned_job import adapters_of, shape_of_name, work_of
+from stoker.plan.setting import Setting, TrainingWork
+from stoker.plan.shapes.shape_of_config import shape_of_config
+from stoker.plan.step_time import step_time
+from stoker.plan.trainable_params import trained_elements
+
+GATED: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 160,
+    "num_hidden_layers": 4, "vocab_size": 256,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": GATED,
+    "gpt2": {"n_embd": 64, "n_head": 8, "n_inner": 160, "n_layer": 4, "vocab_size": 256},
+    "gpt_neox": {key: value for key, value in GATED.items() if key != "num_key_value_heads"},
+}
+TASK = {"task_type": "CAUSAL_LM"}
+LSTM = PromptEncoderReparameterizationType.LSTM
+# (the job's `tune`, peft's configuration of the same)
+METHODS: list[tuple[str, Any]] = [
+    ("{method: lora, rank: 3}", LoraConfig(r=3, target_modules="all-linear", **TASK)),
+    ("{method: prompt, tokens: 7}", PromptTuningConfig(num_virtual_tokens=7, **TASK)),
+    ("{method: p-tuning, tokens: 7, width: 24}", PromptEncoderConfig(
+        num_virtual_tokens=7, encoder_hidden_size=24, **TASK)),
+    ("{method: p-tuning, tokens: 7}", PromptEncoderConfig(num_virtual_tokens=7, encoder_hidden_size=64, **TASK)),
+    ("{method: p-tuning, tokens: 5, encoder: lstm, width: 24}", PromptEncoderConfig(
+        num_virtual_tokens=5, encoder_hidden_size=24, encoder_reparameterization_type=LSTM, **TASK)),
+    ("{method: p-tuning, tokens: 7, deep: true}", PrefixTuningConfig(num_virtual_tokens=7, **TASK)),
+    ("{method: prefix, tokens: 7, projection: false}", PrefixTuningConfig(num_virtual_tokens=7, **TASK)),
+    ("{method: prefix, tokens: 7, width: 24}", PrefixTuningConfig(
+        num_virtual_tokens=7, prefix_projection=True, encoder_hidden_size=24, **TASK)),
+]  # fmt: skip
+ALL = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+# Of LoRA on a part of LLaMA's modules: (keys of `tune`, peft's).
+PARTS: list[tuple[str, dict[str, Any]]] = [
+    ("targets: [q_proj]", {"target_modules": ["q_proj"]}),
+    ("targets: [k_proj, o_proj, up_proj]", {"target_modules": ["k_proj", "o_proj", "up_proj"]}),
+    ("targets: ['*.mlp.*']", {"target_modules": ["gate_proj", "up_proj", "down_proj"]}),
+    ("targets: ['*.self_attn.*']", {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+    ("layers: '0,2-'", {"target_modules": ALL, "layers_to_transform": [0, 2, 3]}),
+    ("modules_to_save: [lm_head]", {"target_modules": "all-linear", "modules_to_save": ["lm_head"]}),
+    ("modules_to_save: [embed_tokens, norm]", {
+        "target_modules": "all-linear", "modules_to_save": ["embed_tokens", "norm"]}),
+]  # fmt: skip
+
+
+def on_meta(family: str) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **CONFIGS[family]))
+
+
+def tuned(tune: str, folder: Path, model: str = "m") -> Any:
+    path = folder / "job.yaml"
+    path.write_text(f"task: sft\nmodel: {model}\ndata: x\nsteps: 1\ntune: {tune}\ntrain: {{seq_len: 64, batch: 2}}\n")
+    return load_job(path)
+
+
+def count(model: Any) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("tune", "config"), METHODS, ids=[tune for tune, _ in METHODS])
+def test_methods_train_what_peft_trains(tune: str, config: Any, family: str, tmp_path: Path) -> None:
+    job = tuned(tune, tmp_path).job
+    shape = shape_of_config(AutoConfig.for_model(family, **CONFIGS[family]).to_dict())
+    found = trained_elements(shape, job.tune.method, job.tune.rank, adapters_of(job.tune, shape.layers))
+    assert found == count(get_peft_model(on_meta(family), copy.deepcopy(config)))
+
+
+@pytest.mark.parametrize(("keys", "config"), PARTS, ids=[keys for keys, _ in PARTS])
+def test_a_part_of_the_modules_counts_as_peft_counts_it(keys: str, config: dict[str, Any], tmp_path: Path) -> None:
+    job = tuned(f"{{method: lora, rank: 3, {keys}}}", tmp_path).job
+    shape = shape_of_config(AutoConfig.for_model("llama", **GATED).to_dict())
+    found = trained_elements(shape, "lora", 3, adapters_of(job.tune, shape.layers))
+    # The layer that peft keeps beside its trained copy has no gradient.
+    assert found == count(get_peft_model(on_meta("llama"), LoraConfig(r=3, **config, **TASK)))
+
+
+def setting(tune: str, folder: Path) -> Setting:
+    loaded = tuned(tune, folder, "llama-10m")
+    cluster = cluster_of(device_kind("cpu"), gpus=1, per_node=1)
+    work = replace(work_of(loaded, cluster, base=folder), precision="fp32")
+    return Setting(work, cluster, Layout(), 2)
+
+
+def test_virtual_tokens_are_more_positions_and_no_more_predictions(tmp_path: Path) -> None:
+    plain, prompt = setting("lora", tmp_path), setting("{method: prompt, tokens: 16}", tmp_path)
+    assert (prompt.tokens, prompt.predicting) == (2 * (64 + 16), 2 * 64)
+    prefix = setting("{method: prefix, tokens: 16}", tmp_path)
+    assert (prefix.tokens, prefix.work.attended) == (2 * 64, 64 + 16)
+    assert prompt.work.trained == 16 * prompt.shape.width
+    parts = stage_memory(prompt, 0).parts
+    assert parts["optimizer"] == 8 * 16 * prompt.shape.width
+    assert parts["weights"] == 4 * (prompt.shape.parameters + 16 * prompt.shape.width)
+    many = setting("{method: prompt, tokens: 64}", tmp_path)
+    assert stage_memory(many, 0).parts["activations"] > 1.5 * parts["activations"]
+    assert step_time(many).total > step_time(prompt).total > 0 and step_time(plain).total > 0
+
+
+def test_a_prefix_keeps_its_keys_and_values_in_every_block(tmp_path: Path) -> None:
+    few, many = (stage_memory(setting(f"{{method: prefix, tokens: {n}}}", tmp_path), 0).parts for n in (16, 48))
+    shape = setting("lora", tmp_path).shape
+    more = 2 * 32 * shape.layers * 2 * shape.key_value_width * 4  # rows, tokens, keys and values, float32
+    assert many["activations"] - few["activations"] == pytest.approx(more, rel=1e-6)
+
+
+def test_nothing_is_kept_of_what_frozen_products_read() -> None:
+    shape = shape_of_config(AutoConfig.for_model("llama", **GATED).to_dict())
+    trained, low_rank, frozen = (
+        eager_bytes(shape, shape.layer(0), seq_len=64, types=types)[0]
+        for types in (arithmetic("fp32"), arithmetic("fp32", rank=4), arithmetic("fp32", frozen=True))
+    )
+    width, hidden = shape.width, shape.mlp_width
+    # One tensor read by queries, keys and values, one by the MLP, what its last product and that of attention read.
+    narrow = 4 * (4 * 4 + 3 * 4)
+    assert low_rank - frozen == 4 * (3 * width + hidden) + narrow
+    assert trained > low_rank
+
+
+# VmHWM in GiB after three steps of SmolLM2-135M, 2 rows of 256 tokens, one thread (benchmarks/tune_memory.py,
+# 2026-11-21): tuning, how the base is held, measured.
+MEASURED = (("qlora", "none", 1.677), ("lora", "8bit", 1.796), ("lora", "int8", 1.808), ("lora", "none", 2.036))
+
+
+@pytest.mark.parametrize(("tuning", "quantise", "measured"), MEASURED)
+def test_the_largest_resident_size_of_real_runs(tuning: Any, quantise: str, measured: float) -> None:
+    work = TrainingWork(
+        shape_of_name("smollm2-135m", Path.cwd()), 256, 2, precision="fp32", tuning=tuning, quantise=quantise
+    )
+    cluster = cluster_of(device_kind("cpu"), gpus=1, per_node=1)
+    assert stage_memory(Setting(work, cluster, Layout(), 2), 0).peak / 2**30 == pytest.approx(measured, rel=0.08)
+
+
+def test_zero_shards_a_quantised_base_only_where_its_packed_weights_can_be_cut() -> None:
+    cluster = cluster_of(device_kind("cpu"), gpus=4, per_node=4)
+    shape = shape_of_name("smollm2-135m", Path.cwd())
+
+    def weights(quantise: str, shard: Any) -> float:
+        work = TrainingWork(shape, 256, 8, precision="fp32", tuning="lora", quantise=quantise)
+        return stage_memory(Setting(work, cluster, Layout(data=4, shard=shard, shard_size=4), 2), 0).parts["weights"]
+
+    assert weights("4bit", "zero3") < weights("4bit", "zero2") < weights("8bit", "zero2") == weights("8bit", "zero3")

@@ -1,0 +1,38 @@
+"""What is told of each fault, from the records of a run whose every moment is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stoker.rehearse.fault_report import accounts
+from stoker.resilience.fault_injection import Fault
+from stoker.runs.run_folder import RunFolder
+
+FAULTS = [Fault("kill", 6, 1), Fault("nan", 9), Fault("slow", 12, 0, 3.0), Fault("hang", 30), Fault("fill-disk", 8)]
+EVENTS = [
+    {"time": 100.0, "event": "started", "step": 0},
+    {"time": 110.0, "event": "chaos", "number": 0},
+    {"time": 110.5, "event": "fault", "rank": 1},
+    {"time": 113.0, "event": "resumed", "step": 3},
+    {"time": 120.0, "event": "chaos", "number": 1},
+    {"time": 120.2, "event": "not_finite", "step": 9},
+    {"time": 130.0, "event": "chaos", "number": 2},
+    {"time": 131.0, "event": "slow", "rank": 1},
+    {"time": 133.0, "event": "slow", "rank": 0},
+    {"time": 140.0, "event": "chaos", "number": 4},
+]
+LINES = [{"step": step, "time": at} for step, at in ((5, 109.0), (4, 114.5), (5, 115.0))]
+
+
+def test_accounts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.events.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
+    folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in LINES))
+    assert [account.describe() for account in accounts(folder, FAULTS)] == [
+        "kill 1@6: noticed after 0.5 s (fault, rank 1), 2 steps lost, training again after 4.5 s",
+        "nan 0@9: noticed after 0.2 s (not_finite)",
+        "slow 0@12:3: noticed after 3.0 s (slow, rank 0)",
+        "hang 0@30: did not happen",
+        "fill-disk 0@8: not noticed: nothing depended on it",
+    ]

@@ -1,0 +1,167 @@
+"""A run's folder in shared memory: nobody removes it while the run lives, and somebody does afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+import pytest
+
+from stoker.checkpoint.staging import Staging
+from stoker.errors import DiskFailed, RunFailed
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from stoker.runs.shm_folder import shared_memory
+with shared_memory(Path(sys.argv[1])) as folder:
+    (folder.path / "copy").touch()
+    time.sleep(60)
+"""
+OTHER_CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+
+
+def run_of(base: Path, name: str) -> Path:
+    (base / name).mkdir()
+    return base / name
+
+
+def other(run: Path) -> subprocess.Popen[bytes]:
+    """Another process that holds a run's shared memory, where its process ids mean nothing here, if that can be."""
+    trial = [*OTHER_CONTAINER, "true"]
+    may = shutil.which("unshare") and subprocess.run(trial, capture_output=True, check=False).returncode == 0
+    holder = subprocess.Popen([*(OTHER_CONTAINER if may else []), sys.executable, "-c", HOLDING, str(run)])
+    deadline = time.monotonic() + 30
+    while not (shared_folder(run) / "copy").exists():
+        assert holder.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    return holder
+
+
+def end(holder: subprocess.Popen[bytes]) -> None:
+    holder.kill()
+    holder.wait()
+
+
+def test_another_container_leaves_a_live_run_alone_and_removes_a_dead_one(tmp_path: Path) -> None:
+    mine, theirs = run_of(tmp_path, "mine"), run_of(tmp_path, "theirs")
+    with shared_memory(mine) as folder:
+        (folder.path / "copy").touch()
+        holder = other(theirs)
+        assert (folder.path / "copy").exists()  # it has looked for what was left behind
+        with shared_memory(run_of(tmp_path, "third")):  # and so has this process now
+            assert (shared_folder(theirs) / "copy").exists()
+        with pytest.raises(RunFailed, match="another process holds"):
+            held = SharedFolder(shared_folder(theirs))
+            held.hold(patience=0.1)
+        end(holder)
+        deadline = time.monotonic() + 10
+        fourth = run_of(tmp_path, "fourth")
+        while shared_folder(theirs).exists():  # the process in the container ends a moment later
+            assert time.monotonic() < deadline
+            with shared_memory(fourth):
+                assert (folder.path / "copy").exists()
+    assert not shared_folder(mine).exists()
+
+
+def test_a_folder_that_was_removed_is_made_and_held_again(tmp_path: Path) -> None:
+    with shared_memory(tmp_path) as folder:
+        shutil.rmtree(folder.path)
+        folder.path.mkdir()  # by a process that makes its copies again
+        (folder.path / "copy").touch()
+        folder.keep()
+        holder = other(run_of(tmp_path, "other"))
+        end(holder)
+        assert (folder.path / "copy").exists()
+        shutil.rmtree(folder.path)
+        folder.keep()
+        assert folder.path.is_dir()
+    assert not shared_folder(tmp_path).exists()
+
+
+def test_the_last_state_is_kept_for_the_run_that_it_is_of(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "run")
+    RunFolder(run).event("started", steps=3)
+    with pytest.raises(DiskFailed, match=r"the disk is full\. Step 3 is kept in"), shared_memory(run) as folder:
+        (folder.path / "rank-0").mkdir()
+        (folder.path / "rank-0" / "slot-0.json").write_text('{"step": 3}')
+        raise DiskFailed("the disk is full")
+    with shared_memory(run_of(tmp_path, "another")):
+        assert is_kept(run) and (folder.path / "rank-0").exists()
+    with suppress(KeyboardInterrupt), shared_memory(run):
+        assert (folder.path / "rank-0").exists()
+        raise KeyboardInterrupt
+    RunFolder(run).events.unlink()
+    RunFolder(run).event("started", steps=4)  # another run at the same place
+    assert not is_kept(run)
+    with shared_memory(run):
+        assert not (folder.path / "rank-0").exists()
+    assert not shared_folder(run).exists()
+
+
+def test_copies_wait_for_the_processes_that_a_launcher_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun ends all of a machine's processes before it starts the next ones: nobody holds the folder meanwhile."""
+    run, another = run_of(tmp_path, "run"), run_of(tmp_path, "another")
+    copy = shared_folder(run) / "copy"
+
+    def started(*, anew: bool, left: int, removes: bool = True) -> AbstractContextManager[None]:
+        return shared_with_others(run, clears=anew, removes=removes, again=left > 0, wait=lambda: None)
+
+    with suppress(RuntimeError), started(anew=True, left=1), started(anew=False, left=1, removes=False):
+        copy.touch()
+        raise RuntimeError
+    with shared_memory(another):
+        assert copy.exists()
+    with monkeypatch.context() as later:
+        later.setattr("stoker.runs.shm_folder.RESTART", 0.0)
+        with started(anew=False, left=0), shared_memory(another):
+            assert copy.exists()  # it is held
+    assert not shared_folder(run).exists()
+    with suppress(RuntimeError), started(anew=True, left=1):
+        copy.touch()
+        raise RuntimeError
+    with suppress(RuntimeError), started(anew=True, left=0):
+        assert not copy.exists()  # of another start by hand
+        raise RuntimeError
+    assert not shared_folder(run).exists()
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(RunFailed, match="belongs to another user"), shared_memory(tmp_path):
+        pass
+    shutil.rmtree(shared_folder(tmp_path))
+
+
+@pytest.mark.parametrize("what", ["link", "writable", "foreign"])
+def test_a_folder_that_somebody_else_has_prepared_is_not_used(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(tmp_path, "run")
+    folder = shared_folder(run)
+    (tmp_path / "theirs").mkdir(mode=0o700)
+    try:
+        if what == "link":
+            folder.symlink_to(tmp_path / "theirs")
+        else:
+            folder.mkdir(mode=0o700)
+        assert has_folder(run) == (what != "link")
+        if what == "writable":
+            folder.chmod(0o777)
+        if what == "foreign":
+            monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+        assert not has_folder(run) and not Staging(run).outlives
+        if what != "writable":
+            with pytest.raises(RunFailed, match="remove it"):
+                SharedFolder(folder).hold()
+    finally:
+        folder.unlink() if folder.is_symlink() else folder.rmdir()

@@ -1,0 +1,35 @@
+"""The robust z-score against its definition, and what counts as a spike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from stoker.train.loss_spike import is_spike, robust_z
+
+CALM = [2.0 + 0.05 * (-1) ** i + 0.01 * (i % 5) for i in range(64)]
+
+
+def test_the_score_is_that_of_numpy() -> None:
+    before = np.random.default_rng(0).normal(3.0, 0.5, 64)
+    deviation = 1.4826 * np.median(np.abs(before - np.median(before)))
+    assert robust_z(5.0, before.tolist()) == pytest.approx((5.0 - np.median(before)) / deviation)
+    assert deviation == pytest.approx(0.5, rel=0.2)  # it estimates the standard deviation
+
+
+def test_one_earlier_spike_hides_none() -> None:
+    assert is_spike(6.0, [*CALM, 9.0], 6.0) and not is_spike(2.1, [*CALM, 9.0], 6.0)
+
+
+def test_a_fall_is_no_spike() -> None:
+    assert not is_spike(0.1, CALM, 3.0)
+
+
+def test_losses_that_hardly_differ_do_not_make_one_of_noise() -> None:
+    same = [2.0] * 64
+    assert not is_spike(2.001, same, 6.0) and is_spike(2.5, same, 6.0)
+
+
+def test_never_without_a_threshold_or_enough_to_compare_with() -> None:
+    assert not is_spike(100.0, CALM, 0.0)
+    assert not is_spike(100.0, CALM[:7], 6.0) and is_spike(100.0, CALM[:8], 6.0)

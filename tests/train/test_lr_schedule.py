@@ -1,0 +1,48 @@
+"""The learning rate against its closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from stoker.train.lr_schedule import Schedule, warmup_steps
+
+PEAK, STEPS, WARMUP = 2e-3, 100, 10
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "wsd", "constant"])
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_closed_forms(shape: str, floor: float) -> None:
+    schedule = Schedule(PEAK, STEPS, WARMUP, shape, floor)
+    for step in range(1, WARMUP + 1):
+        assert schedule.lr(step) == pytest.approx(PEAK * step / WARMUP)
+    for step in range(WARMUP + 1, STEPS + 1):
+        t = (step - WARMUP - 1) / (STEPS - WARMUP)
+        whole = {
+            "linear": 1 - t,
+            "cosine": (1 + math.cos(math.pi * t)) / 2,
+            "wsd": 1.0 if t <= 0.8 else 5 * (1 - t),
+            "constant": 1.0,
+        }[shape]
+        assert schedule.lr(step) == pytest.approx(PEAK * (floor + (1 - floor) * whole))
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine", "wsd"])
+def test_the_peak_comes_once_and_the_end_is_near_the_floor(shape: str) -> None:
+    schedule = Schedule(PEAK, STEPS, WARMUP, shape, 0.1)
+    rates = [schedule.lr(step) for step in range(1, STEPS + 1)]
+    assert max(rates) == pytest.approx(PEAK) and rates[WARMUP - 1] == pytest.approx(PEAK)
+    assert all(a >= b for a, b in zip(rates[WARMUP:], rates[WARMUP + 1 :], strict=False))
+    assert rates[-1] == pytest.approx(0.1 * PEAK, rel=0.6) and rates[-1] >= 0.1 * PEAK
+
+
+def test_no_step_is_wasted_on_a_rate_of_zero() -> None:
+    for shape in ("linear", "cosine", "wsd", "constant"):
+        assert all(Schedule(PEAK, 7, 0, shape).lr(step) > 0 for step in range(1, 8))
+    assert Schedule(PEAK, 1, 0, "cosine").lr(1) == PEAK
+
+
+@pytest.mark.parametrize(("warmup", "steps", "expected"), [(5, 100, 5), (0, 100, 0), (0.03, 100, 3), (0.0, 9, 0)])
+def test_a_warmup_is_in_steps_or_a_fraction(warmup: float, steps: int, expected: int) -> None:
+    assert warmup_steps(warmup, steps) == expected

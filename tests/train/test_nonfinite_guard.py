@@ -1,0 +1,121 @@
+"""A step whose loss or gradient is not finite leaves weights, moments and buffers as they were, to the bit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stoker.hardware.device import Device
+from stoker.job.schema import TrainBlock
+from stoker.train.engine import SingleProcess
+from stoker.train.nonfinite_guard import Guard, StepNumbers
+from stoker.train.optimizer import build_optimizer
+
+BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "min_lr": 0.0}
+
+
+class Trained:
+    """A small network, its optimizer, and the guard of its steps."""
+
+    def __init__(self, optimizer: str, *, on_host: bool = False, device: str = "cpu", fp16: bool = False) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).to(device)
+        self.device = device
+        block = TrainBlock.model_validate({"optimizer": optimizer, **BLOCK})
+        self.optimizer = build_optimizer(self.model, block, on_host=on_host)
+        self.scaler = torch.amp.GradScaler(device, enabled=fp16, init_scale=64.0)
+        self.passes: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
+        self.guard = Guard(self.optimizer, self.scaler, self.passes, list(self.model.buffers()))
+
+    def step(self, spoil_loss: float = 1.0, spoil_gradient: float = 1.0, inputs: float = 1.0) -> StepNumbers:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.guard.begin()
+        given = torch.randn(5, 6, generator=torch.Generator().manual_seed(1)).to(self.device) * inputs
+        loss = self.model(given).square().sum()
+        self.scaler.scale(loss).backward()
+        self.model[2].bias.grad[1] *= spoil_gradient
+        self.scaler.unscale_(self.optimizer)
+        norm = self.passes.clip(1.0)
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1
+        return self.guard.step(loss.detach().double() * spoil_loss, norm, asked=False)
+
+    def state(self) -> list[Tensor]:
+        moments = [v for p in self.model.parameters() for v in self.optimizer.state[p].values() if torch.is_tensor(v)]
+        return [t.detach().clone() for t in (*self.model.state_dict().values(), *moments)]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+OPTIMIZERS = [("adamw", False), ("adafactor", False), ("sgd", False), ("adamw", True)]
+
+
+@pytest.mark.parametrize(("optimizer", "on_host"), OPTIMIZERS)
+@pytest.mark.parametrize(
+    "spoilt",
+    [{"spoil_loss": math.nan}, {"spoil_loss": math.inf}, {"spoil_gradient": math.inf}, {"inputs": math.nan}],
+    ids=str,
+)
+def test_a_step_is_left_out_without_a_trace(optimizer: str, on_host: bool, spoilt: dict[str, float]) -> None:
+    one, other = Trained(optimizer, on_host=on_host), Trained(optimizer, on_host=on_host)
+    assert one.step().taken and other.step().taken
+    before = one.state()
+    found = one.step(**spoilt)
+    assert not found.taken and found.loss_is_finite == ("spoil_gradient" in spoilt)
+    assert same(one.state(), before)
+    assert one.step().taken and other.step().taken
+    assert same(one.state(), other.state()) and not same(one.state(), before)
+
+
+def test_the_numbers_are_those_of_the_step() -> None:
+    trained = Trained("adamw")
+    found = trained.step()
+    again = Trained("adamw")
+    loss = again.model(torch.randn(5, 6, generator=torch.Generator().manual_seed(1))).square().sum()
+    loss.backward()
+    loss = loss.detach()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in again.model.parameters() if p.grad is not None])
+    assert found.loss == float(loss) and found.grad_norm == float(norm) and not found.asked
+
+
+def test_the_loss_scale_shrinks_by_an_overflow_and_grows_without() -> None:
+    trained = Trained("adamw", fp16=True)
+    assert trained.step().taken
+    found = trained.step(spoil_gradient=math.inf)
+    assert not found.taken and found.loss_is_finite
+    assert trained.scaler.get_scale() == 32.0 and trained.step().taken and trained.scaler.get_scale() == 32.0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("fp16", [False, True])
+def test_a_gpu_is_waited_for_once_a_step_and_after_the_step_was_launched(fp16: bool) -> None:
+    trained = Trained("adamw", device="cuda", fp16=fp16)
+    trained.step()
+    before = trained.state()
+    taken: list[str] = []
+    launch = type(trained.optimizer).step
+
+    def step(optimizer: Any, *arguments: Any) -> None:
+        launch(optimizer, *arguments)
+        taken.append("launched")
+        torch.cuda.set_sync_debug_mode("default")
+
+    trained.optimizer.step = step.__get__(trained.optimizer)  # type: ignore[method-assign]
+    loss = trained.model(torch.randn(5, 6, device="cuda")).square().sum()
+    trained.optimizer.zero_grad(set_to_none=True)
+    trained.guard.begin()
+    trained.scaler.scale(loss).backward()
+    torch.cuda.set_sync_debug_mode("error")  # from here to the launch nothing may wait for the device
+    try:
+        trained.scaler.unscale_(trained.optimizer)
+        norm = trained.passes.clip(1.0)
+        found = trained.guard.step(loss.detach().double() * math.nan, norm, asked=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert taken == ["launched"] and not found.taken and same(trained.state(), before)
