@@ -101,6 +101,8 @@ def test_too_few_open_files_and_too_little_memory_are_told() -> None:
     ended = stoker("train job.yaml", "ulimit -n 12; ")
     assert ended.returncode == 1 and "too many files are open; this shell allows 12" in ended.stderr
     assert "Traceback" not in ended.stderr
+    ended = stoker("train job.yaml", "ulimit -v 600000; ")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1) and "there is not enough memory" in ended.stderr
     ended = stoker("data job.yaml", "ulimit -v 600000; ")
     assert ended.returncode == 1 and "there is not enough memory; this shell allows a process 0.6 GiB" in ended.stderr
 

@@ -7,14 +7,16 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import Problem
+from stoker.errors import Problem, RunFailed
 
 MEMORY = "there is not enough memory"
 FILES = "too many files are open"
 SPACE = "the disk is full"
 READ_ONLY = "the file system is read-only"
 FEWEST_FILES = 64  # with fewer, no process of a run can talk to another
+LEAST_MEMORY = 1 << 30  # bytes of address space; with less, no process of a run starts
 NEARLY = 0.8  # of the address space that a process may have
+LIMITS = {FILES: resource.RLIMIT_NOFILE, MEMORY: resource.RLIMIT_AS}
 OF_ERRNO = {
     errno.ENOMEM: MEMORY,
     errno.EMFILE: FILES,
@@ -33,6 +35,14 @@ SAID = (
     ("too many open files", FILES),
     ("no space left on device", SPACE),
 )
+
+
+def check_limits() -> None:
+    """Raises RunFailed where this shell allows too little for any process of a run."""
+    for what, least in ((FILES, FEWEST_FILES), (MEMORY, LEAST_MEMORY)):
+        limit = resource.getrlimit(LIMITS[what])[0]
+        if limit != resource.RLIM_INFINITY and limit < least:
+            raise RunFailed(Problem(what, _advice(what)))
 
 
 def machine_problem(error: BaseException) -> Problem | None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import multiprocessing
 import sys
 
+from stoker.hardware.machine_limits import check_limits
+
 # On other systems forks do not go well with what libraries start.
 START = "forkserver" if sys.platform == "linux" else "spawn"
 # What it loads, once: seconds of each process' start otherwise.
@@ -23,7 +25,12 @@ PRELOADED = [
 
 
 def start_server() -> None:
-    """Starts it, where it does not run yet; from the main thread, with which it ends."""
+    """Starts it, where it does not run yet; from the main thread, with which it ends.
+
+    Raises:
+        RunFailed: this shell allows it too little.
+    """
+    check_limits()
     if START == "forkserver":
         from multiprocessing import forkserver
 
