@@ -21,9 +21,9 @@ from stoker.models.objective import Loss
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.train.engine import Counts, Totals
+from stoker.train.language_task import LanguageTask
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.task import Part
-from stoker.train.tasks.language import LanguageTask
 from stoker.verify.layout_cases import MATRIX, Cell, reference_of
 from stoker.verify.toy_job import Twin, make_twin
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import stoker
 from stoker.errors import UserError
-from stoker.train.tasks.module import ModuleTask, as_dataset, fingerprint_of
+from stoker.train.module_task import ModuleTask, as_dataset, fingerprint_of
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")

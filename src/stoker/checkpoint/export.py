@@ -27,6 +27,7 @@ from stoker.checkpoint.model_card import public_name, write_card
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
 from stoker.models.model_source import locate
@@ -74,6 +75,10 @@ def check_export(tuned: TunedRun, export: Export) -> None:
     """
     if export.to.exists() and (not export.to.is_dir() or any(export.to.iterdir())):
         raise UserError(f"{export.to} exists already: give another --to")
+    formats = task_of(tuned.job).exports
+    if export.format not in formats:
+        wanted = " or ".join(formats)
+        raise UserError(f"task {tuned.job.task} is not exported as {export.format}: write {wanted}")
     virtual = virtual_of(tuned.model)
     adapted = isinstance(tuned.model, PeftModel) or virtual is not None
     if export.format == "adapter" and not adapted:
@@ -251,7 +256,7 @@ def codec_of_run(tuned: TunedRun) -> TextCodec:
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
     """The tokenizer with the template of the training inside, whoever's it was."""
     tokenizer = tuned.tokenizer
-    if tuned.job.task != "pretrain":
+    if task_of(tuned.job).chat:
         tokenizer.chat_template = codec_of_run(tuned).template.source
     return tokenizer
 

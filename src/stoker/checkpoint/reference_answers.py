@@ -22,6 +22,7 @@ from stoker.checkpoint.replay import (
 from stoker.data.chat_template import TemplateRefused
 from stoker.data.corpus import open_corpus
 from stoker.data.tokenise import TextCodec
+from stoker.job.task import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.quantise import quantisation
 
@@ -135,12 +136,12 @@ def _texts(tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]) ->
     rows = [backend.decode(list(q.ids), skip_special_tokens=False) for q in questions]
     asked = (*TEXTS, *rows)
     rendered: list[tuple[Conversation, str]] = []
-    for conversation in CONVERSATIONS if tuned.job.task != "pretrain" else ():
+    for conversation in CONVERSATIONS if task_of(tuned.job).chat else ():
         try:
             rendered.append((conversation, codec.template.render(conversation, prompt=True)))
         except TemplateRefused:
             continue  # this template takes no system message, or none in this order
-    template = codec.template.source if tuned.job.task != "pretrain" else tuned.tokenizer.chat_template
+    template = codec.template.source if task_of(tuned.job).chat else tuned.tokenizer.chat_template
     expected = TextAnswers(
         vocabulary_of(backend.get_vocab(with_added_tokens=True)),
         template if isinstance(template, str) else None,

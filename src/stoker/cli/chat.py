@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
+from stoker.job.task import task_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,7 +111,7 @@ class _Chat:
         from stoker.models.generate import stream_answer
         from stoker.parallel.float64_mode import arithmetic_of
 
-        if self.tuned.job.task == "pretrain" and not self.tuned.text.own_template:
+        if not task_of(self.tuned.job).chat and not self.tuned.text.own_template:
             ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a model of plain text goes on with it
         else:
             source = self.tuned.job.data[0]

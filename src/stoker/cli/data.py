@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
+from stoker.job.task import TASKS, task_of
 from stoker.terminal import visible
 
 if TYPE_CHECKING:
@@ -74,9 +75,10 @@ def _audit(arguments: argparse.Namespace) -> tuple[Audit, list[Rejected]]:
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
     loaded = open_job(arguments.job, arguments.overrides)
-    if loaded.job.task == "module":
-        message = "`task: module` brings its own dataset: there are no rows to audit"
-        raise UserError(loaded.problem("task", message, "`stoker data` is for pretrain and sft"))
+    if not task_of(loaded.job).text:
+        message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
+        *others, last = (name for name, task in TASKS.items() if task.text)
+        raise UserError(loaded.problem("task", message, f"`stoker data` is for {', '.join(others)} and {last}"))
     audit, found, dropped = _open(loaded, wanted, 0 if wanted else arguments.samples)
     return (replace(audit, samples=tuple(found)) if wanted else audit), dropped
 

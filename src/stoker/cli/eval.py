@@ -64,12 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     for name, result in results.items():
         label = f"step {tuned.step}" if name == "tuned" else name
-        bits = f"{result.bits_per_byte:.4f} bits a byte  " if result.bits_per_byte is not None else ""
-        print(
-            f"{label:<10} loss {result.evaluation.loss:.4f}  perplexity {result.evaluation.perplexity:.2f}  "
-            f"token accuracy {result.evaluation.accuracy:.1%}  {bits}"
-            f"({result.evaluation.targets:,} trained tokens of {result.rows_used} rows; {result.rows_dropped} dropped)"
-        )
+        found = result.evaluation
+        numbers = [f"loss {found.loss:.4f}"]
+        numbers += [f"perplexity {found.perplexity:.2f}"] if found.perplexity is not None else []
+        numbers += [f"{found.target} accuracy {found.accuracy:.1%}"] if found.accuracy is not None else []
+        numbers += [f"{result.bits_per_byte:.4f} bits a byte"] if result.bits_per_byte is not None else []
+        rows = f"{result.rows_used} rows; {result.rows_dropped} dropped"
+        print(f"{label:<10} {'  '.join(numbers)}  ({found.targets:,} trained {found.target}s of {rows})")
     return 0
 
 

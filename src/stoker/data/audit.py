@@ -22,6 +22,7 @@ from stoker.data.tokenise import JUDGED_BAD, NO_ROOM, TOO_LONG, TextCodec
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
+from stoker.job.task import task_of
 
 SAMPLES = 3
 DROPPED_SHOWN = 10_000
@@ -332,8 +333,10 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         advice = _advice(source, key) or "mend the rows; `stoker data` names each"
         return [loaded.problem(f"{key}.path", message, advice)]
     problems = []
-    if source.format == "preference":
-        message = f"{name}: its rows are pairs, chosen and rejected; task {loaded.job.task} trains on one answer a row"
+    if (source.format == "preference") != task_of(loaded.job).pairs:
+        kinds = ("pairs, chosen and rejected", "one answer a row")
+        rows, wanted = kinds if source.format == "preference" else reversed(kinds)
+        message = f"{name}: its rows are {rows}; task {loaded.job.task} trains on {wanted}"
         advice = f"for the chosen ones alone write {key}.format: prompt, with columns: {{completion: chosen}}"
         problems.append(loaded.problem(f"{key}.path", message, advice))
     if source.block.format == "judged":  # the job says it: bad answers are to be left out

@@ -15,8 +15,8 @@ from stoker.hardware.cluster import Cluster, cluster_of, failures_of
 from stoker.hardware.devices import device_kind
 from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NODE_TYPES
+from stoker.job.block import Block, PositiveInt
 from stoker.job.key_paths import describe
-from stoker.job.schema import Block, PositiveInt
 from stoker.job.schema_errors import shown
 from stoker.job.yaml_document import JobDocument, parse_document, read_text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.job.block import LARGEST
 from stoker.job.layout import Layout
-from stoker.job.schema import LARGEST
 
 DEFAULT_BATCH = 8
 TOKENS_PER_PASS = 8192  # what a forward pass of one process holds unless told otherwise; fills small devices well

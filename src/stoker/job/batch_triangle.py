@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from stoker.job.batch_solver import DEFAULT_BATCH, BatchTriangle, solve_batch
+from stoker.job.batch_solver import BatchTriangle, solve_batch
 from stoker.job.layout import Layout, ScheduleName
 from stoker.job.schema import Job
+from stoker.job.task import task_of
 
-DEFAULT_BATCH_OF_TASK = {"pretrain": 16}
 SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
 # Every key that the triangle hangs on.
@@ -47,8 +47,8 @@ def triangle_of(job: Job) -> BatchTriangle:
         micro_batch=_number(train.micro_batch),
         accumulation=_number(train.accumulation),
         data_parallel=data_parallel_of(job),
-        seq_len=None if job.task == "module" else seq_len_of(job),
-        default_batch=DEFAULT_BATCH_OF_TASK.get(job.task, DEFAULT_BATCH),
+        seq_len=seq_len_of(job) if task_of(job).text else None,
+        default_batch=task_of(job).batch,
         pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
     )
 

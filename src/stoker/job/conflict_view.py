@@ -8,6 +8,7 @@ from typing import Any
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath, parse_key
 from stoker.job.schema import Job
+from stoker.job.task import TASKS, TaskSpec
 from stoker.job.yaml_document import JobDocument
 
 
@@ -20,6 +21,11 @@ class View:
 
     def __init__(self, job: Job, document: JobDocument, wrong: set[KeyPath]) -> None:
         self.job, self.document, self.wrong = job, document, wrong
+
+    @property
+    def task(self) -> TaskSpec:
+        """The job's task."""
+        return TASKS[self.value("task")]
 
     def value(self, key: str) -> Any:
         """The value of a key, written or default; None inside a block that is not there."""

@@ -11,6 +11,7 @@ from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS
 from stoker.job.schema import Job
+from stoker.job.task import TASKS
 from stoker.job.text_conflicts import TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tune_keys import keys_of
@@ -37,52 +38,42 @@ def _steps_and_epochs(view: View) -> Iterator[Problem]:
 
 
 def _needs_model(view: View) -> Iterator[Problem]:
-    task = view.value("task")
-    if task != "module" and view.value("model") is None:
-        yield view.document.problem(("model",), f"`task: {task}` needs a model", "write `model: smollm2-135m`")
+    task = view.task
+    if task.text and view.value("model") is None:
+        yield view.document.problem(("model",), f"`task: {task.name}` needs a model", "write `model: smollm2-135m`")
 
 
 def _needs_data(view: View) -> Iterator[Problem]:
-    task = view.value("task")
-    if task != "module" and not view.value("data"):
-        yield view.document.problem(("data",), f"`task: {task}` needs data", "write `data: my.jsonl`")
+    task = view.task
+    if task.text and not view.value("data"):
+        yield view.document.problem(("data",), f"`task: {task.name}` needs data", "write `data: my.jsonl`")
 
 
-def _module_block(view: View) -> Iterator[Problem]:
-    task, block = view.value("task"), view.value("module")
-    if task == "module" and block is None:
-        hint = "write `module:` with `model`, `loss` and `data` as import paths (package.module:name)"
-        yield view.document.problem(("module",), "`task: module` needs the block `module`", hint)
-    if task != "module" and block is not None:
-        yield from view.at_each(
-            ["module", "task"],
-            f"`module` has no effect in `task: {task}`",
-            "remove it or write `task: module`",
-        )
+def _task_blocks(view: View) -> Iterator[Problem]:
+    chosen = view.task
+    if chosen.block_hint and view.value(chosen.name) is None:
+        message = f"`task: {chosen.name}` needs the block `{chosen.name}`"
+        yield view.document.problem((chosen.name,), message, chosen.block_hint)
+    for name, task in TASKS.items():
+        if task.block and task is not chosen and view.value(name) is not None:
+            message = f"`{name}` has no effect in `task: {chosen.name}`"
+            yield from view.at_each([name, "task"], message, f"remove it or write `task: {name}`")
 
 
-def _module_without(view: View) -> Iterator[Problem]:
-    if view.value("task") != "module":
-        return
-    instead = {
-        "model": "name the callable in `module.model`",
-        "data": "name the callable in `module.data`",
-        "evaluate.data": "name the callable in `module.evaluate`",
-    }
-    for key in (*WITHOUT_TEXT, "tune", "mix"):
+def _without_text(view: View) -> Iterator[Problem]:
+    task = view.task
+    for key in () if task.text else (*WITHOUT_TEXT, "tune", "mix"):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
-            yield from view.at_each([key], f"`{key}` has no effect in `task: module`", instead.get(key, "remove it"))
+            message = f"`{key}` has no effect in `task: {task.name}`"
+            yield from view.at_each([key], message, task.instead.get(key, "remove it"))
 
 
-def _import_paths(view: View) -> Iterator[Problem]:
-    block = view.value("module")
-    for name in ("model", "loss", "data", "evaluate") if block is not None else ():
-        key = f"module.{name}"
-        path = view.value(key)
-        package, _, attribute = (path or "").partition(":")
-        words = [*package.split("."), *attribute.split(".")]
-        if path is not None and not all(word.isidentifier() for word in words):
-            yield view.document.problem(parse_key(key), f"`{path}` is no import path", "write `package.module:name`")
+def _of_tasks(view: View) -> Iterator[Problem]:
+    """What the tasks find in their blocks, also in one that has no effect."""
+    for name, task in TASKS.items():
+        if task.block and view.value(name) is not None:
+            for check in task.checks:
+                yield from check(view)
 
 
 def _weights(view: View) -> Iterator[Problem]:
@@ -102,18 +93,21 @@ def _weights(view: View) -> Iterator[Problem]:
 
 
 def _two_evaluations(view: View) -> Iterator[Problem]:
+    if view.value("evaluate.data"):
+        yield from two_evaluations(view, "evaluate.data")
+
+
+def two_evaluations(view: View, held_out: str) -> Iterator[Problem]:
+    """The problem of a key that names held-out data beside a fraction that is to be held out."""
     fraction = view.value("evaluate.fraction")
-    held_out = (
-        "evaluate.data" if view.value("evaluate.data") else "module.evaluate" if view.value("module.evaluate") else ""
-    )
-    if held_out and view.given("evaluate.fraction") and fraction > 0:
+    if view.given("evaluate.fraction") and fraction > 0:
         message = f"`{held_out}` and `evaluate.fraction` both say what to evaluate on"
         yield from view.at_each([held_out, "evaluate.fraction"], message, "keep one of them")
 
 
 def _samples(view: View) -> Iterator[Problem]:
     nothing_held_out = view.value("evaluate.fraction") == 0 and not view.value("evaluate.data")
-    if view.value("task") != "module" and view.value("evaluate.samples") and nothing_held_out:
+    if view.task.text and view.value("evaluate.samples") and nothing_held_out:
         message = "`evaluate.samples` answers held-out prompts, and nothing is held out"
         hint = "remove `fraction: 0`, or name held-out sources in `evaluate.data`"
         yield from view.at_each(["evaluate.samples", "evaluate.fraction"], message, hint)
@@ -140,7 +134,7 @@ def _batch(view: View) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _steps_and_epochs, _needs_model, _needs_data, _module_block, _module_without, _import_paths,
+    _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks,
     _weights, _two_evaluations, _samples, _warmup, _batch,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip
@@ -150,11 +144,12 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     """Whether a key changes anything in this job: an adapter's keys do nothing in full tuning, and so on."""
     if path[0] == "parallel":
         return not _idle_in_layout(job, str(path[-1]))
-    if job.task == "module":
+    if not TASKS[job.task].text:
         return dotted(path) not in WITHOUT_TEXT and path[0] not in ("tune", "mix")
     if path[0] == "tune" and len(path) > 1 and path[1] != "method":
         return str(path[1]) in keys_of(job.tune.method, deep=job.tune.deep)
-    return path[0] != "module" and field_at(path)[0] is not None
+    others = [name for name, task in TASKS.items() if task.block and name != job.task]
+    return path[0] not in others and field_at(path)[0] is not None
 
 
 def _idle_in_layout(job: Job, name: str) -> bool:

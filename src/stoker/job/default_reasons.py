@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.job.task import TASKS
+
 REASONS = {
     "version": "the only version so far",
     "model": "no model in task: module",
@@ -80,9 +82,8 @@ REASONS = {
     "parallel.recompute": "memory is spent before time",
     "parallel.offload": "everything stays on the device unless asked otherwise",
     "target": "the only target so far",
-    "module": "only for task: module",
-    "module.evaluate": "nothing is held out",
-    "module.arguments": "the callable needs none",
+    **{name: f"only for task: {name}" for name, task in TASKS.items() if task.block},
+    **{f"{task.name}.{key}": why for task in TASKS.values() for key, why in task.reasons.items()},
 }
 
 UNDECIDED = {

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
-from stoker.job.schema import LARGEST, Block, Job
+from stoker.job.block import LARGEST, Block
+from stoker.job.schema import Job
+from stoker.job.task import TASKS
 
 KeyPath = tuple[str | int, ...]
 
@@ -144,9 +146,7 @@ EXAMPLES = {
     "train.weight_decay": "0.01", "evaluate.fraction": "0.05", "evaluate.every": "100",
     "checkpoint.every": "100", "checkpoint.keep_every": "1000", "checkpoint.to": "checkpoints", "faults.requeue": "99",
     "parallel.data": "1",
-    "module.model": "package.module:name", "module.loss": "package.module:name",
-    "module.data": "package.module:name", "module.evaluate": "package.module:name",
-    "module.arguments": "{width: 32}",
+    **{f"{task.name}.{key}": value for task in TASKS.values() for key, value in task.examples.items()},
 }  # fmt: skip
 
 

@@ -175,15 +175,14 @@ def _number_of_devices(view: View) -> Iterator[Problem]:
         yield from view.at_each(keys, message, hint)
 
 
-def _module(view: View) -> Iterator[Problem]:
-    parts = _parts(view)
-    if view.value("task") != "module":
-        return
-    for axis in AXES:
+def _own_model(view: View) -> Iterator[Problem]:
+    parts, task = _parts(view), view.task
+    for axis in () if task.text else AXES:
         size = getattr(parts, axis)
         if size > 1:
             message = (
-                f"`{axis}: {size}` needs a family's facts (matrices, blocks, attention), and `task: module` has none"
+                f"`{axis}: {size}` needs a family's facts (matrices, blocks, attention), and `task: {task.name}` has "
+                "none"
             )
             hint = f"write `data: {size}` instead, with `shard: zero3` to spread the weights"
             yield from view.at_each([f"parallel.{axis}"], message, hint)
@@ -219,7 +218,7 @@ def _whole_matrices(view: View) -> Iterator[Problem]:
         message = f"`optimizer: adafactor` takes means over whole rows and columns, and `{cut}` gives a process a part"
         hint = f"write `optimizer: adamw`, or remove `{cut}`"
         yield from view.at_each(["train.optimizer", f"parallel.{cut}"], message, hint)
-    if parts.tensor > 1 and view.value("task") != "module" and view.value("tune.dora"):
+    if parts.tensor > 1 and view.task.text and view.value("tune.dora"):
         message = "`dora` takes norms of whole columns, and `tensor` gives a process a part of them"
         yield from view.at_each(["tune.dora", "parallel.tensor"], message, "write `dora: false`, or `tensor: 1`")
 
@@ -242,5 +241,5 @@ def _two_compiles(view: View) -> Iterator[Problem]:
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _stages, _split_backward, _offload, _expert, _repeated_devices,
-    _number_of_devices, _module, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles,
+    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles,
 )  # fmt: skip

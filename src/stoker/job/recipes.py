@@ -10,9 +10,10 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from stoker.errors import Problem, UserError
+from stoker.job.block import Block
 from stoker.job.job_to_yaml import INDENT, scalar
 from stoker.job.key_paths import KeyPath, block_of, describe, example_of
-from stoker.job.schema import SCHEMA_VERSION, Block, Job
+from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.suggest_key import nearest
 from stoker.job.yaml_document import parse_document

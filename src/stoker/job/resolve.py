@@ -11,6 +11,7 @@ from stoker.job.default_reasons import REASONS, UNDECIDED
 from stoker.job.key_paths import KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
+from stoker.job.task import Decided, task_of
 from stoker.job.tune_keys import VIRTUAL
 from stoker.job.yaml_document import JobDocument
 
@@ -35,19 +36,14 @@ class Origin:
     why: str
 
 
-@dataclass(frozen=True)
-class Decided:
-    """The value found for an ``auto``, and why it is that."""
-
-    value: Any
-    why: str
-
-
 def resolve(job: Job, document: JobDocument) -> tuple[ResolvedJob, dict[str, Origin]]:
     """The job with its ``auto`` values decided, and the origin of every leaf by dotted key.
 
     Raises BatchError where the batch triangle has no solution.
     """
+    task = task_of(job)
+    if task.block and getattr(job, task.name) is None:
+        job = job.model_copy(update={task.name: task.block()})
     decided = {key: value for key, value in _decisions(job, document.file).items() if _is_open(job, key)}
     data = job.model_dump()
     for key, decision in decided.items():
@@ -88,7 +84,11 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Jo
 
 def _decisions(job: Job, file: str) -> dict[str, Decided]:
     """What each ``auto`` would be in this job; those that were written are not used."""
-    found = {**_optimizer(job), **_sequences(job), **_batch(job), **_layout(job), **_length(job)}
+    own = task_of(job).defaults(job)
+    found = {**_sequences(job), **_batch(job), **_layout(job), **_length(job), **own, **_tuned(job)}
+    too_long = found.pop("data.too_long")
+    for home, sources in (("data", job.data), ("evaluate.data", job.evaluate.data)):
+        found |= {f"{home}[{index}].too_long": too_long for index in range(len(sources))}
     if job.output is None:
         found["output"] = Decided(f"runs/{Path(file).stem or 'job'}", "runs/ and the name of the job file")
     if job.tune.method == "qlora" and job.model is not None:
@@ -99,58 +99,34 @@ def _decisions(job: Job, file: str) -> dict[str, Decided]:
     return found
 
 
-def _optimizer(job: Job) -> dict[str, Decided]:
-    if job.task == "module":
-        lr = Decided(1e-3, "AdamW's usual rate for a network of one's own")
-        decay = Decided(0.0, "none unless asked for, as in a plain PyTorch loop")
-    elif job.tune.method in VIRTUAL:
-        lr = Decided(VIRTUAL_LR[job.tune.method], "virtual tokens are few and far from where they end")
-        decay = Decided(0.0, "virtual tokens are not drawn to zero")
-    elif job.tune.method != "full":
-        lr = Decided(2e-4, f"{job.tune.method} adapters begin at zero and take ten times the rate of full tuning")
-        decay = Decided(0.01, "AdamW's usual decay when tuning")
-    elif job.task == "pretrain":
-        lr = (
-            Decided(1e-3, "a small model from random weights")
-            if is_scratch(job)
-            else Decided(1e-4, "pretraining goes on gently from trained weights")
-        )
-        decay = Decided(0.1, "usual in pretraining")
-    else:
-        lr = Decided(2e-5, "full tuning of trained weights")
-        decay = Decided(0.01, "AdamW's usual decay when tuning")
-    beta2 = (
-        Decided(0.95, "pretraining: forgets loss spikes sooner")
-        if job.task == "pretrain"
-        else Decided(0.999, "AdamW's usual choice")
-    )
-    return {"train.lr": lr, "train.weight_decay": decay, "train.beta2": beta2}
+def _tuned(job: Job) -> dict[str, Decided]:
+    """The rate and the decay of what is trained beside frozen weights."""
+    method = job.tune.method
+    if method in VIRTUAL:
+        lr = Decided(VIRTUAL_LR[method], "virtual tokens are few and far from where they end")
+        return {"train.lr": lr, "train.weight_decay": Decided(0.0, "virtual tokens are not drawn to zero")}
+    if method == "full":
+        return {}
+    lr = Decided(2e-4, f"{method} adapters begin at zero and take ten times the rate of full tuning")
+    return {"train.lr": lr, "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning")}
 
 
 def _sequences(job: Job) -> dict[str, Decided]:
-    pretrain = job.task == "pretrain"
-    if job.task == "module":
-        length = "not used in task: module"
-        pack = length
-    else:
-        length = (
-            "what the catalogue's from-scratch models hold"
-            if is_scratch(job)
-            else "fits most instructions; lowered to the model's own context if that is shorter"
-        )
-        pack = "documents fill whole sequences in pretraining" if pretrain else "one row a sequence unless asked for"
-    found = {
-        "train.seq_len": Decided(seq_len_of(job), length),
-        "train.pack": Decided(pretrain, pack),
-    }
-    too_long = (
-        Decided("split", "pretraining uses every token of a long document")
-        if pretrain
-        else Decided("cut", "an answer keeps its beginning; what is cut is counted")
+    """What language models share; a task decides otherwise where it differs."""
+    task = task_of(job)
+    unused = f"not used in task: {task.name}"
+    length = (
+        "what the catalogue's from-scratch models hold"
+        if is_scratch(job)
+        else "fits most instructions; lowered to the model's own context if that is shorter"
     )
-    found.update({f"data[{index}].too_long": too_long for index in range(len(job.data))})
-    found.update({f"evaluate.data[{index}].too_long": too_long for index in range(len(job.evaluate.data))})
-    return found
+    return {
+        "train.seq_len": Decided(seq_len_of(job), length if task.text else unused),
+        "train.pack": Decided(False, "one row a sequence unless asked for" if task.text else unused),
+        "train.beta2": Decided(0.999, "AdamW's usual choice"),
+        "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning"),
+        "data.too_long": Decided("cut", "an answer keeps its beginning; what is cut is counted"),
+    }
 
 
 def _batch(job: Job) -> dict[str, Decided]:
@@ -168,7 +144,7 @@ def _batch(job: Job) -> dict[str, Decided]:
     )
     if parts.pipeline > 1 and not written[2]:
         micro = f"leaves the pipeline {solved.accumulation} micro-batches a step, to keep its stages busy"
-    if job.task == "module" and not written[2]:
+    if not task_of(job).text and not written[2]:
         micro = "the whole batch of a process at once"
     one_pass = solved.micro_batch * solved.data_parallel
     accumulation = f"batch / (micro_batch x parallel.data) = {solved.batch} / {one_pass}"
@@ -226,10 +202,7 @@ def _length(job: Job) -> dict[str, Decided]:
         if most == LONGEST_BETWEEN_CHECKPOINTS:
             why += f", but no more than {most}, so that a crash costs little"
         found["checkpoint.every"] = Decided(most, why)
-    if job.task == "module":
-        found["evaluate.fraction"] = Decided(0.0, "module.evaluate gives the held-out data, if any")
-        found["evaluate.rows"] = Decided("all", "the held-out dataset is used whole")
-    elif job.evaluate.data:
+    if job.evaluate.data:
         found["evaluate.fraction"] = Decided(0.0, "evaluate.data is given")
         found["evaluate.rows"] = Decided("all", "evaluate.data is used whole")
     else:

@@ -7,30 +7,17 @@ and published in the JSON schema.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, create_model
 
+from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
 from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
+from stoker.job.task import TASKS
 
 SCHEMA_VERSION = 1
 
-Auto = Literal["auto"]
-LARGEST = 2**31 - 1  # of counts: beyond what any run holds, and what every integer of the libraries below does
-PositiveInt = Annotated[int, Field(gt=0, le=LARGEST)]
-NaturalInt = Annotated[int, Field(ge=0, le=LARGEST)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 LONGEST = 1e7  # seconds, a third of a year: no timer of the operating system takes what is far beyond
-
-
-class Block(BaseModel):
-    """A mapping of the job file: unknown keys are errors, values are not coerced, nothing changes later."""
-
-    # Only whole jobs are validated: validators of the blocks alone would be built for nothing.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
-
-
-Text = Annotated[str, Field(min_length=1)]
 
 
 class SpecialTokensBlock(Block):
@@ -353,21 +340,11 @@ class ParallelBlock(Block):
     )
 
 
-class ModuleBlock(Block):
-    """``task: module``: any torch.nn.Module, given as import paths ``package.module:name``."""
-
-    model: str = Field(description="callable that returns the nn.Module")
-    loss: str = Field(description="loss(outputs, targets), the mean over the samples")
-    data: str = Field(description="callable that returns a dataset of (inputs, targets)")
-    evaluate: str | None = Field(default=None, description="callable that returns the held-out dataset")
-    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's callable")
-
-
 class Job(Block):
     """A training job: parameters of Stoker's fixed code, and the dataset they are applied to."""
 
     version: Literal[1] = Field(default=1, description="version of this file's schema")
-    task: Literal["pretrain", "sft", "module"] = Field(description="what is learnt")
+    task: str = Field(description="what is learnt")
     model: ModelBlock | None = Field(default=None, description="the model")
     data: list[SourceBlock] = Field(default_factory=list, description="the training data, one or several sources")
     mix: MixBlock = Field(default_factory=MixBlock, description="how several sources are mixed")
@@ -388,4 +365,18 @@ class Job(Block):
         default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
     )
     target: Literal["local"] = Field(default="local", description="where it runs")
-    module: ModuleBlock | None = Field(default=None, description="the block of task: module")
+
+
+if not TYPE_CHECKING:  # what is known when the tasks have been found: their names, and a block for each that has one
+    Job = create_model(
+        "Job",
+        __base__=Job,
+        __module__=__name__,
+        __doc__=Job.__doc__,
+        task=(Literal[tuple(TASKS)], Job.model_fields["task"]),
+        **{
+            name: (task.block | None, Field(default=None, description=f"the block of task: {name}"))
+            for name, task in TASKS.items()
+            if task.block
+        },
+    )

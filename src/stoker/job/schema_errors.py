@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from stoker.errors import UserError
+from stoker.job.block import LARGEST
 from stoker.job.key_paths import (
     KeyPath,
     accepts,
@@ -21,7 +22,6 @@ from stoker.job.key_paths import (
     in_words,
     item_of,
 )
-from stoker.job.schema import LARGEST
 from stoker.job.suggest_key import nearest, suggest_key
 from stoker.job.yaml_document import JobDocument, parse_value
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
+from stoker.job.task import task_of
 
 
 def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:
@@ -18,7 +19,7 @@ def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]
     """
     job = loaded.job
     given = {
-        "task=module": job.task == "module",
+        f"task={job.task}": task_of(job).runs_code,
         "model.trust_remote_code=true": job.model is not None and job.model.trust_remote_code,
         "model.allow_pickle=true": job.model is not None and job.model.allow_pickle,
     }

@@ -25,7 +25,7 @@ def _quantised_base(view: View) -> Iterator[Problem]:
 
 
 def _keys_of_other_methods(view: View) -> Iterator[Problem]:
-    if view.value("task") == "module":
+    if not view.task.text:
         return
     method = view.value("tune.method")
     for name in TuneBlock.model_fields:
@@ -49,7 +49,7 @@ def _layers(view: View) -> Iterator[Problem]:
 
 def _virtual_tokens_whole(view: View) -> Iterator[Problem]:
     method = view.value("tune.method")
-    if view.value("task") == "module" or method not in VIRTUAL:
+    if not view.task.text or method not in VIRTUAL:
         return
     for axis in ("tensor", "pipeline", "context"):
         if view.value(f"parallel.{axis}") > 1:

@@ -6,6 +6,7 @@ from stoker.data.build_cache import Report
 from stoker.data.corpus import open_corpus
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
+from stoker.job.task import task_of
 from stoker.launch.run_spec import RunSpec
 from stoker.models.text import open_text_side
 
@@ -16,7 +17,7 @@ def check_data(work: RunSpec, report: Report | None = None) -> None:
     Raises:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
-    if work.loaded.job.task == "module":
+    if not task_of(work.loaded.job).text:
         return
     text = open_text_side(work.loaded, work.base)
     job = work.loaded.job

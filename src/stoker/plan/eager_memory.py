@@ -72,6 +72,7 @@ def eager_parts(setting: Setting, stage: int) -> tuple[dict[str, float], str]:
         "head": head.kept + tied if at_end else head.forward if fullest == HEAD else head.backward,
         "gathered weights": _gathered(setting, stage, types),
         "unpacked weights": _unpacked(setting, stage, types),
+        "frozen copies": work.resident * share(held) * types.product,
     }
     if setting.cluster.device.is_cpu:
         parts |= {"process": PROCESS, "split heap": SPLIT * (kept + gradients) + SPLIT_AGAIN * again}

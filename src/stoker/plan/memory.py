@@ -22,7 +22,7 @@ from stoker.plan.shape import Shape
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
 # What the upper bound adds: model states are known, what passes leave and the allocator's gaps are not. So much covers
 # 88 % of the published runs; docs/planner.md has the table.
-STATES = ("weights", "gradients", "optimizer", "process")
+STATES = ("weights", "frozen copies", "gradients", "optimizer", "process")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 

@@ -15,6 +15,7 @@ from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
 from stoker.job.scratch_sizes import SCRATCH
+from stoker.job.task import task_of
 from stoker.job.tokenizer_extension import read_extension
 from stoker.job.tune_keys import ADAPTERS, block_numbers
 from stoker.plan.setting import Setting, TrainingWork
@@ -65,6 +66,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         rank=job.tune.rank,
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
+        resident=task_of(job).resident(job),
     )
 
 

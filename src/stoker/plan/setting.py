@@ -39,6 +39,7 @@ class TrainingWork:
         quantise: how a frozen base is held, as ``model.quantise`` of a job says it.
         computed: positions of a row that blocks compute, where data says so: a beginning that rows of a micro-batch
             share is computed once, and nothing behind the last trained token; None for all of a full row.
+        resident: frozen copies of the model that are held beside the trained one.
         predicted: positions of a row from which the next token is predicted, where data says so; None for all.
     """
 
@@ -52,6 +53,7 @@ class TrainingWork:
     quantise: str = "none"
     computed: float | None = None
     predicted: float | None = None
+    resident: int = 0
 
     @property
     def base(self) -> str:

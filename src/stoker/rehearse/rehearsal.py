@@ -17,6 +17,7 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task import task_of
 from stoker.rehearse.fault_report import RESTARTED, Account, accounts
 from stoker.rehearse.run_equality import Equality, compare
 from stoker.resilience.fault_injection import KINDS, Fault, Kind, write_faults
@@ -157,7 +158,7 @@ class Rehearsal:
         if job.model is not None and (weights := base / job.model.name).is_dir():
             found = ((path.name, path.stat()) for path in sorted(weights.iterdir()))
             seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
-        if job.module is not None:  # code that may have changed: never the same
+        if task_of(job).runs_code:  # which may have changed: never the same
             seen.append(str(time.time_ns()))
         text = json.dumps([job.model_dump(mode="json", exclude=left_out), seen])  # type: ignore[arg-type]
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -17,19 +17,18 @@ class Evaluation:
     """The mean over all held-out targets.
 
     Attributes:
-        loss: cross entropy, nats per target (or the module's own loss).
+        loss: of the task, per target; cross entropy in nats.
         accuracy: share of targets that were the most likely choice; None where that has no meaning.
         targets: how many there were.
+        target: what they are.
+        perplexity: exp(loss); None where the task's loss makes none.
     """
 
     loss: float
     accuracy: float | None
     targets: int
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss)."""
-        return math.exp(min(self.loss, 700.0))  # e^709 is the largest double
+    target: str = "token"
+    perplexity: float | None = None
 
 
 @torch.no_grad()
@@ -47,4 +46,6 @@ def evaluate(task: Task, passes: Engine, parts: Iterable[Part] | None = None) ->
     if not totals.targets:
         return None
     accuracy = totals.correct / totals.targets if totals.correct is not None else None
-    return Evaluation(totals.loss / totals.targets, accuracy, totals.targets)
+    loss = totals.loss / totals.targets
+    perplexity = math.exp(min(loss, 700.0)) if task.perplexity else None  # e^709 is the largest double
+    return Evaluation(loss, accuracy, totals.targets, task.target, perplexity)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from stoker.data.sequences import Document
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedSource
+from stoker.job.task import task_of
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
@@ -28,7 +30,7 @@ from stoker.models.tokenizer import extension_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import Evaluation, evaluate
-from stoker.train.tasks.language import LanguageTask
+from stoker.train.language_task import LanguageTask
 
 
 @dataclass(frozen=True)
@@ -49,15 +51,15 @@ class MeasuredLoss:
     def bits_per_byte(self) -> float | None:
         """The loss for a byte of text, by which models with different vocabularies can be compared."""
         nats = self.evaluation.loss * self.evaluation.targets
-        return nats / math.log(2) / self.text_bytes if self.text_bytes else None
+        return nats / math.log(2) / self.text_bytes if self.text_bytes and self.evaluation.perplexity else None
 
     def as_json(self) -> dict[str, Any]:
         """As other programs read it."""
         return {
             "loss": self.evaluation.loss,
             "perplexity": self.evaluation.perplexity,
-            "token_accuracy": self.evaluation.accuracy,
-            "tokens": self.evaluation.targets,
+            f"{self.evaluation.target}_accuracy": self.evaluation.accuracy,
+            f"{self.evaluation.target}s": self.evaluation.targets,
             "text_bytes": self.text_bytes,
             "bits_per_byte": self.bits_per_byte,
             "rows_used": self.rows_used,
@@ -176,7 +178,9 @@ def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used
 
 def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
     with arithmetic_of(tuned.device):
-        task = LanguageTask(model, lay_out_for(unwrap(model)), None, tuned.device.torch)
+        spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
+        root = partial(language.loss, objective=spec.objective(tuned.job)) if spec.objective else None
+        task = LanguageTask(model, language, None, tuned.device.torch, spec=spec, root=root)
         evaluation = evaluate(task, SingleProcess(task, tuned.device, ()), task.evaluation_parts(documents))
     assert evaluation is not None
     return evaluation

@@ -18,6 +18,7 @@ from stoker.hardware.planner_correction import COPIES
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task import task_of
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models.adapters import unwrap
 from stoker.plan.eager import FLOAT
@@ -41,7 +42,7 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
     hosts = together(platform.node)
     if rank() != 0:
         return PredictionRecord(None)
-    if prepared.job.task == "module":
+    if not task_of(prepared.job).text:
         return PredictionRecord(None, "the shape of a module of one's own is not known")
     try:
         return PredictionRecord(_predicted(prepared, len(hosts), hosts.count(hosts[0])))

@@ -22,6 +22,7 @@ from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta
 from stoker.models.dense import no_routers
@@ -44,9 +45,9 @@ from stoker.parallel.plain_module import spread_module
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.shard_spec import Piece
 from stoker.train.engine import Distributed, Engine, SingleProcess
+from stoker.train.language_task import LanguageTask
+from stoker.train.module_task import ModuleTask, fingerprint_of
 from stoker.train.task import Task
-from stoker.train.tasks.language import LanguageTask
-from stoker.train.tasks.module import ModuleTask, fingerprint_of
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -85,22 +86,23 @@ def prepare(
     report: Report | None = None,
     *,
     mesh: Mesh | None = None,
-    objective: Objective = next_token,
+    objective: Objective | None = None,
 ) -> Prepared:
     """Builds model, data and task of a resolved job.
 
     Args:
         mesh: the processes of the job's layout; None for one.
-        objective: of a language model.
+        objective: of a language model, in the place of the task's.
 
     Raises:
         UserError: the data does not pass the audit, or the model cannot be loaded or spread as the job says.
     """
-    job = loaded.job
+    job, task = loaded.job, task_of(loaded.job)
     device = device_for(job, mesh.device if mesh else None)
     with arithmetic_of(device):
-        if job.task == "module":
-            return _prepare_module(loaded, device, mesh)
+        if task.prepare is not None:
+            return task.prepare(loaded, device, mesh)
+        objective = objective or (task.objective(job) if task.objective else next_token)
         return _prepare_language(loaded, device, base, report, mesh, objective)
 
 
@@ -118,9 +120,8 @@ def _prepare_language(
         raise UserError(*checked.problems)
     built = build_meta(job, base, device, stop_id=text.tokenizer.eos_token_id, text=text.prompt_ids(job))
     model = built.model
-    embedding = unwrap(model).get_input_embeddings().weight
-    assert isinstance(embedding, torch.Tensor)
-    if len(text.tokenizer) > embedding.shape[0]:
+    embedding: Any = unwrap(model).get_input_embeddings()
+    if len(text.tokenizer) > embedding.weight.shape[0]:
         raise UserError(
             loaded.problem(
                 "model.tokenizer",
@@ -142,7 +143,8 @@ def _prepare_language(
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
         language = lay_out_for(unwrap(model), balance)
-        task = LanguageTask(model, language, corpus, device.torch, root=partial(language.loss, objective=objective))
+        loss = partial(language.loss, objective=objective)
+        task = LanguageTask(model, language, corpus, device.torch, spec=task_of(job), root=loss)
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
         compiled = job.train.compile
@@ -150,7 +152,7 @@ def _prepare_language(
         spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
         assert spread_out.language is not None
         language = spread_out.language
-        task = LanguageTask(spread_out.model, language, corpus, device.torch, root=spread_out.root)
+        task = LanguageTask(spread_out.model, language, corpus, device.torch, spec=task_of(job), root=spread_out.root)
     facts = {
         "model": f"{job.model.name}: {described}",
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
@@ -201,27 +203,10 @@ def _passes(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel 
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
 
 
-def _prepare_module(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Prepared:
-    from stoker.train.import_object import import_path
-
-    block = loaded.job.module
-    assert block is not None
-    job = loaded.job
-    torch.manual_seed(job.seed)
-    model = import_path(block.model, "module.model", loaded)(**block.arguments)
-    if not isinstance(model, nn.Module):
-        message = f"module.model: {block.model} gives a {type(model).__name__}, not a torch.nn.Module"
-        raise UserError(loaded.problem("module.model", message))
-    loss = import_path(block.loss, "module.loss", loaded)
-    data = import_path(block.data, "module.data", loaded)()
-    held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
-    return prepare_module(job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
-
-
 def prepare_module(
     job: ResolvedJob, model: nn.Module, *, loss: Any, data: Any, held_out: Any, device: Device, mesh: Mesh | None = None
 ) -> Prepared:
-    """The same for a module that is at hand; with a mesh it must be the same on every process."""
+    """The same for a module of the user's; with a mesh it must be the same on every process."""
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     dtype = torch.float64 if device.precision == "fp64" else None
     model = model.to(device.torch, dtype)

@@ -86,8 +86,9 @@ class Display:
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """After each evaluation."""
         self._held_out = evaluation
-        accuracy = f"  {self.unit} accuracy {evaluation.accuracy:.1%}" if evaluation.accuracy is not None else ""
-        self.note(f"held out at step {step}: loss {evaluation.loss:.4f}{accuracy}")
+        accuracy, target = evaluation.accuracy, evaluation.target
+        right = f"  {target} accuracy {accuracy:.1%}" if accuracy is not None else ""
+        self.note(f"held out at step {step}: loss {evaluation.loss:.4f}{right}")
 
     def note(self, text: str) -> None:
         """A line that stays."""

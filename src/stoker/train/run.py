@@ -186,10 +186,7 @@ def _record(
 
 
 def _model_name(job: ResolvedJob) -> str:
-    if job.model is not None:
-        return job.model.name
-    assert job.module is not None
-    return job.module.model
+    return job.model.name if job.model is not None else str(getattr(job, job.task).model)
 
 
 def _derived(prepared: Prepared, plan: RunSchedule, schedule: Schedule) -> dict[str, str]:

@@ -32,7 +32,9 @@ class Task(Protocol):
     """Samples and their loss. Samples are numbered over the whole run; a number is always the same sample."""
 
     model: nn.Module
-    unit: str  # what a target is: "token" or "sample"
+    unit: str  # what goes through the model: "token" or "sample"
+    target: str  # what the loss is the mean over: see `stoker.job.task.TaskSpec`
+    perplexity: bool  # whether exp(loss) is one
 
     @property
     def language(self) -> LanguageModel | None:

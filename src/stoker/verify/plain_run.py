@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
+from stoker.job.task import task_of
 from stoker.job.tune_keys import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64
@@ -51,6 +52,8 @@ def why_not(twin: Twin, job: ResolvedJob, reference: Trace) -> str | None:
     """Why a job is not run by the plain loop; None where it is."""
     if twin.config is None:
         return "a module of one's own has no plain loop beside its own"
+    if task_of(job).objective is not None:
+        return f"the plain loop's loss is the cross entropy, and task {job.task} has its own"
     lora = job.tune.method in ADAPTERS
     if in_other_form(twin) and (lora or job.train.optimizer == "adafactor"):
         return f"{twin.config.model_type} has fused layers, which Stoker trains in parts"

@@ -19,10 +19,9 @@ from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task import TASKS, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.job.tune_keys import ADAPTERS, keys_of
-from stoker.train.import_object import import_path
-from stoker.train.tasks.module import as_dataset
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import WIDTH, config_of, heads_of, shrunk
 from stoker.verify.toy_rows import END_ID, KNOWN, TOKENS, rows_for, tokenizer, write_rows
@@ -85,6 +84,11 @@ class Twin:
     clips: bool
     dropout: frozenset[float] | None
     facts: tuple[str, ...]
+
+    @property
+    def chat(self) -> bool:
+        """Whether its rows are prompts and answers."""
+        return TASKS[self.base["task"]].chat
 
     def steps(self, cell: Cell) -> int:
         """Optimizer steps of each of its runs."""
@@ -159,7 +163,7 @@ class Twin:
         seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
         path = self.folder / f"rows-{epoch}-{seq_len}{'-packed' * packed}.jsonl"
         if not path.exists():
-            write_rows(path, rows_for(epoch, self.base["task"], self.base["seed"], seq_len, packed=packed))
+            write_rows(path, rows_for(epoch, self.base["seed"], seq_len, chat=self.chat, packed=packed))
         return path
 
     def held_out(self, cell: Cell) -> Path:
@@ -167,7 +171,7 @@ class Twin:
         seq_len = self.seq_len(cell)
         path = self.folder / f"held-out-{seq_len}.jsonl"
         if not path.exists():
-            write_rows(path, rows_for(HELD_OUT, self.base["task"], self.base["seed"] + 1, seq_len, packed=False))
+            write_rows(path, rows_for(HELD_OUT, self.base["seed"] + 1, seq_len, chat=self.chat, packed=False))
         return path
 
     def _epoch(self, cell: Cell) -> int:
@@ -178,7 +182,7 @@ class Twin:
         return total // 2 + 1
 
     def _source(self, path: Path) -> dict[str, str]:
-        form = {"format": "text"} if self.base["task"] == "pretrain" else {"format": "prompt", "template": "none"}
+        form = {"format": "prompt", "template": "none"} if self.chat else {"format": "text"}
         return {"path": str(path), **form}
 
     def _model_for(self, cell: Cell, *, dropout: bool) -> Path:
@@ -194,7 +198,7 @@ class Twin:
     def describe(self, cell: Cell) -> str:
         """``llama: width 64, 8 heads (2 of keys and values), vocabulary 131``, for people."""
         if self.config is None:
-            return f"{self.base['module']['model']} itself"
+            return f"{self.base[self.base['task']]['model']} itself"
         small = shrunk(self.config, cell.shape)
         count = heads_of(self.config.get_text_config(), cell.shape)
         heads = f"{count.query} heads" + (f" ({count.keys} of keys and values)" if count.keys != count.query else "")
@@ -216,11 +220,12 @@ def make_twin(
     """
     job, clips = loaded.job, loaded.job.train.clip > 0
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": _train(job)}
-    if job.task == "module":
-        assert job.module is not None
-        block = {name: value for name, value in job.module.model_dump().items() if value not in (None, {})}
-        samples = as_dataset(import_path(job.module.data, "module.data", loaded)(), "data")
-        return Twin(folder, common | {"module": block}, steps, None, len(samples), clips, None, ())  # type: ignore[arg-type]
+    spec = task_of(job)
+    if spec.toy is not None:
+        block, samples = spec.toy(loaded)
+        return Twin(folder, common | {job.task: block}, steps, None, samples, clips, None, ())
+    if spec.block is not None:
+        common[job.task] = getattr(job, job.task).model_dump(exclude_none=True)
     assert job.model is not None
     config = config or config_of(job.model, base)
     tune, facts = _tune(job)

@@ -29,7 +29,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
 
 
-def rows_of(task: str, seed: int, seq_len: int) -> Iterator[dict[str, str]]:
+def rows_of(seed: int, seq_len: int, *, chat: bool) -> Iterator[dict[str, str]]:
     """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence."""
     generator = np.random.default_rng(seed)
     letters = list(CHARACTERS)
@@ -45,19 +45,19 @@ def rows_of(task: str, seed: int, seq_len: int) -> Iterator[dict[str, str]]:
         if number % 4 == 1:
             prompt = beginning
         if number % 8 == 3:  # cut behind the first token of the answer, or of the document
-            prompt, answer = (text(1), "") if task == "pretrain" else (text(seq_len - 1), text(2))
+            prompt, answer = (text(seq_len - 1), text(2)) if chat else (text(1), "")
         if number % 8 == 6:
             prompt, answer = text(LONGEST_PROMPT), text(seq_len)
-        yield {"text": prompt + answer} if task == "pretrain" else {"prompt": prompt, "completion": answer}
+        yield {"prompt": prompt, "completion": answer} if chat else {"text": prompt + answer}
         number += 1
 
 
-def rows_for(samples: int, task: str, seed: int, seq_len: int, *, packed: bool) -> list[dict[str, str]]:
+def rows_for(samples: int, seed: int, seq_len: int, *, chat: bool, packed: bool) -> list[dict[str, str]]:
     """Rows that make so many samples, one each or several in one."""
     rows: list[dict[str, str]] = []
     lengths: list[int] = []
     made = 0
-    for row in rows_of(task, seed, seq_len):
+    for row in rows_of(seed, seq_len, chat=chat):
         more = [*lengths, *lengths_of(row, seq_len)]
         would = len(best_fit(more, seq_len)) if packed else len(more)
         if would <= samples:  # a long document makes two

@@ -25,9 +25,9 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.dropout_rng import Draw, Draws, watched
 from stoker.train.hooks import Hook
+from stoker.train.language_task import LanguageTask
 from stoker.train.prepare import prepare
 from stoker.train.run import start
-from stoker.train.tasks.language import LanguageTask
 from stoker.verify.difference import Computed, Difference, Key
 from stoker.verify.replicas import difference_of_replicas
 

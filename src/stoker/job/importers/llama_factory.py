@@ -15,6 +15,7 @@ from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
 from stoker.job.key_paths import KeyPath
+from stoker.job.task import TASKS
 from stoker.job.yaml_document import JobDocument
 
 FREE = {
@@ -103,7 +104,7 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> L
         ledger.default("task", "sft")
     read_model(ledger)
     _tuning(ledger)
-    _data(ledger, task, data_info)
+    _data(ledger, data_info, chat=task not in TASKS or TASKS[task].chat)
     if disabled := ledger.flag("disable_gradient_checkpointing"):
         ledger.carry("disable_gradient_checkpointing", "parallel.recompute", "none")
     elif disabled is not None:
@@ -143,18 +144,18 @@ def _tuning(ledger: Ledger) -> None:
     ledger.flag_to("use_dora", "tune.dora")
 
 
-def _data(ledger: Ledger, task: str, data_info: str | None) -> None:
+def _data(ledger: Ledger, data_info: str | None, *, chat: bool) -> None:
     ledger.whole_to("cutoff_len", "train.seq_len", 2048)
     if ledger.flag("neat_packing"):
         ledger.carry("neat_packing", "train.pack", True)
         ledger.idle("neat_packing says it", "packing")
     else:
         note = "documents see each other there, never here" if ledger.flag("packing") else ""
-        ledger.flag_to("packing", "train.pack", task == "pretrain", note)
+        ledger.flag_to("packing", "train.pack", not chat, note)
         ledger.idle("packed documents never see each other here", "neat_packing")
     added = _tokens(ledger)
-    _sources(ledger, "dataset", "data", task, data_info, added)
-    _sources(ledger, "eval_dataset", "evaluate.data", task, data_info, added)
+    _sources(ledger, "dataset", "data", data_info, added, chat=chat)
+    _sources(ledger, "eval_dataset", "evaluate.data", data_info, added, chat=chat)
     held = ledger.number("val_size")
     if ledger.value("eval_dataset"):
         ledger.idle("eval_dataset says it", "val_size")
@@ -182,7 +183,7 @@ def _tokens(ledger: Ledger) -> str | KeyPath | None:
 
 
 def _sources(
-    ledger: Ledger, key: str, home: str, task: str, data_info: str | None, added: str | KeyPath | None
+    ledger: Ledger, key: str, home: str, data_info: str | None, added: str | KeyPath | None, *, chat: bool
 ) -> None:
     names = ledger.words(key)
     if not names:
@@ -196,28 +197,28 @@ def _sources(
             ledger.problem(key, message, "name it: `--data-info FILE`")
             return
         found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, ledger, key)
-        found = as_text(found) if task == "pretrain" else found
-        _of_all(ledger, found, task, added)
+        found = found if chat else as_text(found)
+        _of_all(ledger, found, added, chat=chat)
         if weights:
             found.weight, found.keys["weight"] = weights[index], "interleave_probs"
         carry_source(ledger, key, found, f"{home}[{index}]")
 
 
-def _of_all(ledger: Ledger, found: ForeignSource, task: str, added: str | KeyPath | None) -> None:
+def _of_all(ledger: Ledger, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
     """What the file says of all its data sets at once."""
     template, limit = ledger.text("template"), ledger.whole("max_samples")
-    if template is not None and task != "pretrain":
+    if template is not None and chat:
         found.template, found.notes["template"] = template_of(template)
         found.keys["template"] = "template"
     if limit is not None:
         found.split, found.keys["split"] = f"{found.split or ''}[:{limit}]", "max_samples"
     for word, target in (("train_on_prompt", "everything"), ("mask_history", "last")):
-        if ledger.flag(word) and task != "pretrain":
+        if ledger.flag(word) and chat:
             found.train_on, found.keys["train_on"] = target, word
     if (split := ledger.flag("split_special_tokens")) is not None:
         found.special_tokens, found.keys["special_tokens"] = "text" if split else "keep", "split_special_tokens"
     thinking = ledger.flag("enable_thinking")
-    if thinking is not None and "qwen3" in (template or "") and task != "pretrain":
+    if thinking is not None and "qwen3" in (template or "") and chat:
         found.template_arguments, found.keys["template_arguments"] = {"enable_thinking": thinking}, "enable_thinking"
     keep_in_content(found, added)
 

@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.job.block import Block
 from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.ledger import DEFAULT, ENGINE_DEFAULT, NOT_SET, OVERRIDE, Carried, Dropped, Unknown
 from stoker.job.job_to_yaml import INDENT, scalar
 from stoker.job.key_paths import KeyPath, block_of, parse_key
-from stoker.job.schema import SCHEMA_VERSION, Block, Job
+from stoker.job.schema import SCHEMA_VERSION, Job
 
 WIDTH = 118
 Nested = dict[str | int, Any]  # blocks by name, sources by number; a Carried or an Aside at the ends

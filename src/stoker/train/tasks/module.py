@@ -1,150 +1,113 @@
-"""``module``: any torch.nn.Module with a loss and a dataset."""
+"""``module``: any torch.nn.Module with a loss and a dataset, each given as an import path."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from pydantic import Field
 
-from stoker.data.order import permute, stream_key
-from stoker.errors import UserError
-from stoker.models.objective import Loss
-from stoker.train.task import Part
+from stoker.job.block import Block
+from stoker.job.task import Decided, TaskSpec, block_of_task
 
-EVALUATION_SAMPLES = 256  # of a held-out forward pass
-
-LossFunction = Callable[[Any, Any], Tensor]
-"""loss(outputs, targets) -> the mean over the samples."""
+if TYPE_CHECKING:
+    from stoker.errors import Problem
+    from stoker.hardware.device import Device
+    from stoker.job.conflict_view import View
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.schema import Job
+    from stoker.parallel.mesh import Mesh
+    from stoker.train.prepare import Prepared
 
 
-class ModuleTask:
-    """Samples are the dataset's (inputs, targets) pairs, shuffled anew each epoch; a target is a sample.
+class ModuleBlock(Block):
+    """``task: module``: any torch.nn.Module, given as import paths ``package.module:name``."""
 
-    Args:
-        model: outputs = model(inputs).
-        loss: loss(outputs, targets), the mean over the samples.
-        data: a map-style dataset of (inputs, targets), or a tuple of tensors, sample by sample.
-        evaluation: the same, held out.
-        seed: of the order.
-        device: where the model lies.
-        dtype: of the samples' tensors of floating point; None for as they are.
-    """
-
-    unit = "sample"
-    language = None
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: LossFunction,
-        data: Any,
-        evaluation: Any,
-        *,
-        seed: int,
-        device: torch.device,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        self.model, self.loss_function, self.seed, self.device, self.dtype = model, loss, seed, device, dtype
-        self.root: Callable[[Any], Any] = model  # what a layout has put around the model, if anything
-        self.data = as_dataset(data, "data")
-        self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
-
-    def epoch_samples(self, epochs: float) -> int:
-        return int(len(self.data) * epochs + 1e-9)  # type: ignore[arg-type]
-
-    def _indices(self, first: int, last: int) -> np.ndarray:
-        size = len(self.data)  # type: ignore[arg-type]
-        epochs, positions = np.divmod(np.arange(first, last), size)
-        return np.concatenate(
-            [permute(positions[epochs == e], size, stream_key(self.seed, 1, int(e))) for e in np.unique(epochs)]
-        )
-
-    def parts(self, first: int, last: int) -> list[Part]:
-        return [self._part(self.data, self._indices(first, last))]
-
-    def _part(self, data: Dataset, indices: np.ndarray) -> Part:
-        inputs, targets = _to(default_collate([data[int(i)] for i in indices]), self.device, self.dtype)
-        return Part((inputs, targets), targets=len(indices), tokens=len(indices))
-
-    def around(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def loss(self, part: Part) -> Loss:
-        assert isinstance(part.inputs, tuple)
-        inputs, targets = part.inputs
-        outputs = self.root(inputs)
-        mean = self.loss_function(outputs, targets)
-        if not isinstance(mean, Tensor) or mean.dim():
-            shape = f"a tensor of shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else f"a {type(mean).__name__}"
-            raise UserError(f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}")
-        correct = _correct(outputs, targets)
-        return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
-
-    def nothing(self) -> Part:
-        return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0)
-
-    def evaluation(self) -> Iterator[Part]:
-        if self.held_out is None:
-            return
-        size = len(self.held_out)  # type: ignore[arg-type]
-        for start in range(0, size, EVALUATION_SAMPLES):
-            yield self._part(self.held_out, np.arange(start, min(start + EVALUATION_SAMPLES, size)))
-
-    def describe_samples(self, first: int, last: int) -> list[str]:
-        return [f"data:{int(i)}" for i in self._indices(first, last)]
+    model: str = Field(description="callable that returns the nn.Module")
+    loss: str = Field(description="loss(outputs, targets), the mean over the samples")
+    data: str = Field(description="callable that returns a dataset of (inputs, targets)")
+    evaluate: str | None = Field(default=None, description="callable that returns the held-out dataset")
+    arguments: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the model's callable")
 
 
-def as_dataset(data: Any, name: str) -> Dataset:
-    """A map-style dataset of (inputs, targets).
-
-    Raises:
-        UserError: it is neither one nor a tuple of tensors, or it is empty.
-    """
-    if isinstance(data, tuple) and data and all(isinstance(t, Tensor) for t in data):
-        data = TensorDataset(*data)
-    kind = type(data).__name__
-    if not (hasattr(data, "__getitem__") and isinstance(data, Sized)):
-        raise UserError(f"{name} must be a dataset with len() and [index], or a tuple of tensors, not {kind}")
-    if len(data) == 0:
-        raise UserError(f"{name} holds no samples")
-    sample = data[0]  # type: ignore[index]
-    if not (isinstance(sample, (tuple, list)) and len(sample) == 2):
-        raise UserError(f"a sample of {name} must be (inputs, targets), not {type(sample).__name__}")
-    return data  # type: ignore[return-value]
+def _defaults(_: Job) -> dict[str, Decided]:
+    return {
+        "train.lr": Decided(1e-3, "AdamW's usual rate for a network of one's own"),
+        "train.weight_decay": Decided(0.0, "none unless asked for, as in a plain PyTorch loop"),
+        "evaluate.fraction": Decided(0.0, "module.evaluate gives the held-out data, if any"),
+        "evaluate.rows": Decided("all", "the held-out dataset is used whole"),
+    }
 
 
-def fingerprint_of(data: Dataset) -> str:
-    """What tells a dataset from another without reading it: its size, and its content if it is tensors."""
-    size = f"{len(data)} samples"  # type: ignore[arg-type]
-    if not isinstance(data, TensorDataset):
-        return size
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in data.tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return f"{size}, {digest.hexdigest()}"
+def _import_paths(view: View) -> Iterator[Problem]:
+    for name in ("model", "loss", "data", "evaluate"):
+        key = ("module", name)
+        path = view.value(".".join(key))
+        package, _, attribute = (path or "").partition(":")
+        words = [*package.split("."), *attribute.split(".")]
+        if path is not None and not all(word.isidentifier() for word in words):
+            yield view.document.problem(key, f"`{path}` is no import path", "write `package.module:name`")
 
 
-def _correct(outputs: Any, targets: Any) -> Tensor | None:
-    """How many samples were classified right, where outputs and targets are those of a classification."""
-    classified = isinstance(outputs, Tensor) and isinstance(targets, Tensor) and outputs.dim() == 2
-    if not classified or targets.dim() != 1 or targets.is_floating_point():
-        return None
-    return (outputs.detach().argmax(1) == targets).sum()
+def _held_out(view: View) -> Iterator[Problem]:
+    from stoker.job.conflicts import two_evaluations
+
+    if view.value("module.evaluate"):
+        yield from two_evaluations(view, "module.evaluate")
 
 
-def _to(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, dtype if value.is_floating_point() else None)
-    if isinstance(value, dict):
-        return {k: _to(v, device, dtype) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
-        return type(value)(*(_to(v, device, dtype) for v in value))
-    return type(value)(_to(v, device, dtype) for v in value) if isinstance(value, (list, tuple)) else value
+def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Prepared:
+    import torch
+    from torch import nn
+
+    from stoker.errors import UserError
+    from stoker.train.import_object import import_path
+    from stoker.train.prepare import prepare_module
+
+    block = block_of_task(loaded.job, ModuleBlock)
+    torch.manual_seed(loaded.job.seed)
+    model = import_path(block.model, "module.model", loaded)(**block.arguments)
+    if not isinstance(model, nn.Module):
+        message = f"module.model: {block.model} gives a {type(model).__name__}, not a torch.nn.Module"
+        raise UserError(loaded.problem("module.model", message))
+    loss = import_path(block.loss, "module.loss", loaded)
+    data = import_path(block.data, "module.data", loaded)()
+    held_out = import_path(block.evaluate, "module.evaluate", loaded)() if block.evaluate else None
+    return prepare_module(loaded.job, model, loss=loss, data=data, held_out=held_out, device=device, mesh=mesh)
+
+
+def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
+    """The module itself: it is as small as its author makes it."""
+    from stoker.train.import_object import import_path
+    from stoker.train.module_task import as_dataset
+
+    block = block_of_task(loaded.job, ModuleBlock)
+    samples = as_dataset(import_path(block.data, "module.data", loaded)(), "data")
+    values = {name: value for name, value in block.model_dump().items() if value not in (None, {})}
+    return values, len(samples)  # type: ignore[arg-type]
+
+
+TASK = TaskSpec(
+    name="module",
+    defaults=_defaults,
+    block=ModuleBlock,
+    block_hint="write `module:` with `model`, `loss` and `data` as import paths (package.module:name)",
+    reasons={"evaluate": "nothing is held out", "arguments": "the callable needs none"},
+    examples={
+        **dict.fromkeys(("model", "loss", "data", "evaluate"), "package.module:name"),
+        "arguments": "{width: 32}",
+    },
+    checks=(_import_paths, _held_out),
+    text=False,
+    instead={
+        "model": "name the callable in `module.model`",
+        "data": "name the callable in `module.data`",
+        "evaluate.data": "name the callable in `module.evaluate`",
+    },
+    runs_code=True,
+    chat=False,
+    target="sample",
+    prepare=_prepare,
+    toy=_toy,
+    exports=(),
+)

@@ -1,8 +1,4 @@
-"""``pretrain`` and ``sft``: next-token prediction on the trained tokens of the corpus.
-
-The two differ in their data only: in pre-training every token of a document is trained, in instruction tuning
-the answers are.
-"""
+"""Samples of a language model: the sequences of a corpus. What is learnt of them is the task's objective."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from torch import Tensor, nn
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
+from stoker.job.task import TaskSpec
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel
@@ -25,7 +22,7 @@ EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept,
 
 
 class LanguageTask:
-    """Samples are the corpus' sequences; a target is a trained token.
+    """Samples are the corpus' sequences.
 
     Without a corpus, only given documents can be evaluated.
     """
@@ -39,6 +36,7 @@ class LanguageTask:
         corpus: Corpus | None,
         device: torch.device,
         *,
+        spec: TaskSpec,
         root: Callable[[Inputs], tuple[Tensor, Tensor | None]] | None = None,
     ) -> None:
         """
@@ -47,6 +45,7 @@ class LanguageTask:
             root: gives the loss, where it is not the language model itself that does.
         """
         self.model, self.language = model, language
+        self.target, self.perplexity = spec.target, spec.perplexity
         self._root = root or language.loss
         self._corpus = corpus
         self.device = device
@@ -68,9 +67,12 @@ class LanguageTask:
         """Documents as forward passes."""
         rows = [(d.row.ids, d.row.trained) for d in documents]
         return [
-            Part(inputs, targets=len(inputs.targets), tokens=inputs.tokens)
+            Part(inputs, targets=self._count(inputs), tokens=inputs.tokens)
             for inputs in self.language.lay_out(rows, self.device)
         ]
+
+    def _count(self, inputs: Inputs) -> int:
+        return len(inputs.targets) if self.target == "token" else inputs.rows
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)

@@ -1,0 +1,108 @@
+"""What a task states of itself, and all tasks by name: each is a file of ``stoker/train/tasks``.
+
+The declaration lies here because the rooms below `stoker.train` ask for parts of it: the job for a block and defaults,
+the data for what a row is, the planner for what is held, the export for its formats. The files are found in their
+folder instead of being imported by name. Every verb loads all of them, so they import torch and the rooms above inside
+functions only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker.job.batch_solver import DEFAULT_BATCH
+from stoker.job.block import Block
+
+if TYPE_CHECKING:  # of rooms above too; see the import contract
+    from stoker.errors import Problem
+    from stoker.hardware.device import Device
+    from stoker.job.conflict_view import View
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.resolved import ResolvedJob
+    from stoker.job.schema import Job
+    from stoker.models.objective import Objective
+    from stoker.parallel.mesh import Mesh
+    from stoker.train.prepare import Prepared
+
+B = TypeVar("B", bound=Block)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The value found for an ``auto``, and why it is that."""
+
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A task: what a job of it may say, how its rows become samples, what is learnt, measured, held and exported.
+
+    Attributes:
+        name: as ``task:`` names it. A task with a block has it under this name.
+        defaults: the values of ``auto`` keys that this task decides, by key, ``data.too_long`` for all sources.
+        batch: default samples per optimizer step.
+        block: the keys of its own.
+        block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
+        reasons, examples: of the block's keys, as `stoker.job.default_reasons` and `stoker.job.key_paths` have those of others.
+        checks: find what is wrong in the block and beside it; they are called where the block is there.
+        text: whether a language model is trained on rows of ``data``. Other tasks bring model and data themselves.
+        instead: of other tasks, what to write instead of a key that has no effect.
+        runs_code: whether the job names code to import.
+        chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
+        pairs: whether a row is two answers, chosen and rejected.
+        objective: the loss of a language model for a job; None for the cross entropy of each target.
+        target: what the loss is the mean over, and the accuracy: ``token`` or ``document``.
+        perplexity: whether exp(loss) is one.
+        prepare: makes model, data and samples, where `stoker.train.prepare` does not.
+        toy: (the block of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows.
+        resident: copies of the model held frozen beside the trained one, for the planner.
+        exports: formats that a run can be written in.
+    """
+
+    name: str
+    defaults: Callable[[Job], dict[str, Decided]]
+    batch: int = DEFAULT_BATCH
+    block: type[Block] | None = None
+    block_hint: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, str] = field(default_factory=dict)
+    checks: tuple[Callable[[View], Iterator[Problem]], ...] = ()
+    text: bool = True
+    instead: Mapping[str, str] = field(default_factory=dict)
+    runs_code: bool = False
+    chat: bool = True
+    pairs: bool = False
+    objective: Callable[[ResolvedJob], Objective] | None = None
+    target: str = "token"
+    perplexity: bool = True
+    prepare: Callable[[LoadedJob, Device, Mesh | None], Prepared] | None = None
+    toy: Callable[[LoadedJob], tuple[dict[str, Any], int]] | None = None
+    resident: Callable[[Job], int] = lambda _: 0
+    exports: tuple[str, ...] = ("adapter", "merged", "gguf")
+
+
+def _tasks() -> dict[str, TaskSpec]:
+    package = import_module("stoker.train.tasks")
+    found = [import_module(f"{package.__name__}.{m.name}").TASK for m in iter_modules(package.__path__)]
+    return {task.name: task for task in sorted(found, key=lambda task: (not task.text, task.name))}
+
+
+def task_of(job: Job) -> TaskSpec:
+    """The task of a job."""
+    return TASKS[job.task]
+
+
+def block_of_task(job: Job, kind: type[B]) -> B:
+    """The block of a job's task, of the type that the task has declared."""
+    block = getattr(job, job.task)
+    assert isinstance(block, kind)
+    return block
+
+
+TASKS: dict[str, TaskSpec] = _tasks()  # last: the files import what is above

@@ -1,0 +1,26 @@
+"""``pretrain``: every token of a document is learnt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker.job.task import Decided, TaskSpec
+
+if TYPE_CHECKING:
+    from stoker.job.schema import Job
+
+
+def _defaults(job: Job) -> dict[str, Decided]:
+    from stoker.job.batch_triangle import is_scratch
+
+    trained = Decided(1e-4, "pretraining goes on gently from trained weights")
+    return {
+        "train.lr": Decided(1e-3, "a small model from random weights") if is_scratch(job) else trained,
+        "train.weight_decay": Decided(0.1, "usual in pretraining"),
+        "train.beta2": Decided(0.95, "pretraining: forgets loss spikes sooner"),
+        "train.pack": Decided(True, "documents fill whole sequences in pretraining"),
+        "data.too_long": Decided("split", "pretraining uses every token of a long document"),
+    }
+
+
+TASK = TaskSpec(name="pretrain", defaults=_defaults, batch=16, chat=False)

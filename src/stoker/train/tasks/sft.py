@@ -1,0 +1,7 @@
+"""``sft``: the answers of conversations are learnt."""
+
+from __future__ import annotations
+
+from stoker.job.task import Decided, TaskSpec
+
+TASK = TaskSpec(name="sft", defaults=lambda _: {"train.lr": Decided(2e-5, "full tuning of trained weights")})
