@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.data.detect_format import NEEDED, detect
-from stoker.data.formats import parse, read
+from stoker.data.detect_format import detect
+from stoker.data.formats import FORMATS, parse, read
 from stoker.data.rows import Conversation, Message, Preference, Text
 from stoker.errors import UserError
 
@@ -371,7 +371,7 @@ def test_unknown_columns_are_named_with_the_nearest_format() -> None:
         detect([{"Instruction_text": "Hi", "outputs": "Ho"}])
     [problem] = caught.value.problems
     assert "'Instruction_text', 'outputs'" in problem.message
-    assert all(name in problem.message for name in NEEDED)
+    assert all(name in problem.message for name in FORMATS)
     assert "the nearest is instruction" in problem.suggestion
     assert "{instruction: Instruction_text, output: outputs}" in problem.suggestion
     with pytest.raises(UserError, match="no row to tell"):
@@ -412,7 +412,7 @@ def test_a_preference_keeps_a_last_turn_for_each_side() -> None:
 
 WORDS = sorted(
     {"role", "content", "from", "value", "type", "name", "arguments", "input", "system", "history", "tools"}
-    | {column for columns in NEEDED.values() for column in columns}
+    | {column for format in FORMATS.values() for column in format.needed}
 )
 ROLE = st.sampled_from(["user", "assistant", "system", "tool", "human", "gpt", "function_call", "text"])
 SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | ROLE
@@ -426,7 +426,7 @@ ROW = st.dictionaries(KEY, VALUE, max_size=5) | st.text(max_size=5)
 
 
 @settings(max_examples=400, deadline=None)
-@given(row=ROW, format=st.sampled_from(sorted(NEEDED)), columns=st.dictionaries(KEY, KEY, max_size=2))
+@given(row=ROW, format=st.sampled_from(sorted(FORMATS)), columns=st.dictionaries(KEY, KEY, max_size=2))
 def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: dict[str, str]) -> None:
     found = parse(row, format, columns)
     if isinstance(found, str):
@@ -443,6 +443,6 @@ def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: d
 @given(rows=st.lists(ROW, max_size=4), columns=st.dictionaries(KEY, KEY, max_size=2))
 def test_detecting_names_a_format_or_tells_the_user(rows: list[dict[str, Any] | str], columns: dict[str, str]) -> None:
     try:
-        assert detect(rows, columns) in NEEDED
+        assert detect(rows, columns) in FORMATS
     except UserError as error:
         assert error.problems[0].suggestion

@@ -10,7 +10,7 @@
 | preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
-Some other names that published data sets use for these columns are accepted (`stoker.data.detect_format.ALIASES`).
+Some other names that published data sets use for these columns are accepted (`Format.aliases`).
 Lists may also stand as JSON in a string, as they have to in CSV.
 
 Decisions: an input follows its instruction after a blank line. Turns after the assistant's last are cut,
@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stoker.data.detect_format import CONVERSATIONS, column_of, format_of, verdict_of
 from stoker.data.messages import (
     Refused,
     from_value_messages,
@@ -38,6 +37,24 @@ from stoker.data.messages import (
     trained,
 )
 from stoker.data.rows import Conversation, Example, Message, Preference, Text
+
+CONVERSATIONS = ("messages", "sharegpt", "instruction", "prompt")
+_VERDICTS = {"true": True, "1": True, "false": False, "0": False}
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a row's columns mean.
+
+    Attributes:
+        parse: makes an example of a row, or raises `Refused`.
+        needed: the columns by which it is told.
+        aliases: other names that published data sets use for a column.
+    """
+
+    parse: Callable[[_Row], Example]
+    needed: tuple[str, ...]
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def parse(value: dict[str, Any] | str, format: str, columns: Mapping[str, str] | None = None) -> Example | str:
@@ -55,7 +72,7 @@ def read(
             return "not an object: a document", []
     row = _Row(value, format, columns or {})
     try:
-        return _PARSERS[format](row), row.ignored()
+        return FORMATS[format].parse(row), row.ignored()
     except Refused as refused:
         return str(refused), []
 
@@ -65,6 +82,50 @@ def has_content(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value) and not value.isspace()
     return value is not None and value not in ([], {}) and not (isinstance(value, float) and math.isnan(value))
+
+
+def verdict_of(label: Any) -> bool | None:
+    """What a label says of an answer; None where it is no verdict."""
+    if not isinstance(label, bool | int | float | str):
+        return None
+    return _VERDICTS.get(str(int(label) if label in (0, 1) else label).strip().lower())
+
+
+def column_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str], ours: str) -> str:
+    """The file's name of our column; our own where the row has neither it nor an alias."""
+    if ours in columns:
+        return columns[ours]
+    if ours in row:
+        return ours
+    return next((name for name in FORMATS[format].aliases.get(ours, ()) if name in row), ours)
+
+
+def format_of(row: dict[str, Any] | str, columns: Mapping[str, str], *, judged: bool = True) -> str | None:
+    """The first format whose needed columns are all there, under our names before aliases.
+
+    Args:
+        judged: whether a conversation with a verdict beside it is a format of its own.
+    """
+    if isinstance(row, str):
+        return "text"
+    names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
+    formats = {name: format.needed for name, format in FORMATS.items() if name != "judged"}
+    by_name = [name for name, needed in formats.items() if names.issuperset(needed)]
+    by_alias = [
+        name
+        for name, needed in formats.items()
+        if all({ours, *FORMATS[name].aliases.get(ours, ())} & names for ours in needed)
+    ]
+    found = next(iter(by_name + by_alias), None)
+    if judged and found in CONVERSATIONS and verdict_of(row.get(columns.get("label", "label"))) is not None:
+        return "judged"
+    if found not in ("messages", "sharegpt"):
+        return found
+    turns = parsed(row.get(column_of(row, found, columns, FORMATS[found].needed[0])))
+    first = turns[0] if isinstance(turns, list) and turns else None
+    if isinstance(first, dict) and "role" in first:
+        return "messages"
+    return "sharegpt" if isinstance(first, dict) and "from" in first else found
 
 
 class _Row:
@@ -90,7 +151,7 @@ class _Row:
         if found not in CONVERSATIONS:
             raise Refused("no conversation beside the label")
         self._format = found
-        conversation = _PARSERS[found](self)
+        conversation = FORMATS[found].parse(self)
         assert isinstance(conversation, Conversation)
         return conversation
 
@@ -218,12 +279,26 @@ def _judged(row: _Row) -> Conversation:
     return replace(row.as_conversation(), good=good)
 
 
-_PARSERS: dict[str, Callable[[_Row], Example]] = {
-    "instruction": _instruction,
-    "messages": _messages,
-    "sharegpt": _sharegpt,
-    "prompt": _prompt,
-    "text": _text,
-    "preference": _preference,
-    "judged": _judged,
+# In the order in which a row that fits several is taken.
+FORMATS: dict[str, Format] = {
+    "preference": Format(
+        _preference,
+        ("chosen", "rejected"),
+        {
+            "chosen": ("chosen_messages",),
+            "rejected": ("rejected_messages",),
+            "prompt": ("instruction", "question", "query"),
+            "conversations": ("messages", "conversation"),
+        },
+    ),
+    "messages": Format(_messages, ("messages",), {"messages": ("conversations", "conversation")}),
+    "sharegpt": Format(_sharegpt, ("conversations",), {"conversations": ("conversation", "messages")}),
+    "instruction": Format(
+        _instruction,
+        ("instruction", "output"),
+        {"instruction": ("question", "query", "prompt"), "input": ("context",), "output": ("response", "answer")},
+    ),
+    "prompt": Format(_prompt, ("prompt", "completion")),
+    "text": Format(_text, ("text",), {"text": ("content", "document")}),
+    "judged": Format(_judged, ("messages", "label")),
 }
