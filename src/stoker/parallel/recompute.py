@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Literal
 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from stoker.errors import UserError
+from stoker.job.layout import Recompute
 from stoker.models import packed_attention, router_balance
 from stoker.models.families.facts import Family, find
 from stoker.parallel.blocks import blocks_of
 
+# Which of a block's regions is computed again, in its family's order.
+PARTS: dict[Recompute, int] = {"selective": -1}
 
-def recompute_blocks(
-    model: nn.Module, which: Literal["full", "selective"] = "full", family: Family | None = None
-) -> int:
+
+def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family | None = None) -> int:
     """Makes every block recompute, with the same random numbers (dropout); says how many there are.
 
     Args:
@@ -32,8 +33,8 @@ def recompute_blocks(
     modules = blocks_of(model)
     if not modules:
         raise UserError("parallel.recompute: the model has no list of blocks to recompute; write none")
-    if which == "selective":
-        path = family.regions[-1].enter if family is not None else ""
+    if which in PARTS:
+        path = family.regions[PARTS[which]].enter if family is not None else ""
         parts = [find(block, path) for block in modules] if path else []
         if not parts or any(part is None or isinstance(part, nn.Linear) for part in parts):
             raise UserError("parallel.recompute: what to select is not known for this model; write full or none")
