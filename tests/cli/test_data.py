@@ -69,7 +69,7 @@ def test_good_data_is_counted_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert "rows used            20" in lines
     assert "sequences            20, 2 of them held out" in lines
     assert "stop token           trained" in lines
-    assert "trained tokens stand between ⟦ and ⟧" in lines
+    assert "trained tokens are between ⟦ and ⟧" in lines
     assert "⟦At 0.<|im_end|>⟧" in out
     assert "<|im_start|>user\nWhere is number 0?<|im_end|>\n<|im_start|>assistant\n⟦" in out
     assert out.count("--- ") == 3

@@ -1,1 +1,1 @@
-"""The command line: one verb, one file; faces without logic of their own."""
+"""The command line: one verb, one file, no logic of its own."""

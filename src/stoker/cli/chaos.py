@@ -1,4 +1,4 @@
-"""Train while faults happen, and compare the end with an undisturbed run. Exit code 0 if they are equal, 1 if not."""
+"""Train with injected faults and compare the end with an undisturbed run. Exit code 0 if they are equal, 1 if not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@STEP",
         help="the same of the next checkpoint after this step, and this process",
     )
-    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="so many faults of all kinds")
+    parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="number of random faults of all kinds")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --random")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _stated(arguments: argparse.Namespace) -> list[Fault]:
-    """The faults of the command line; step 0 of those whose step is not said."""
+    """Faults given on the command line; step 0 where none is given."""
     from stoker.resilience.fault_injection import Fault
 
     faults = [Fault("kill", step, rank) for rank, step in (_place("--kill", text) for text in arguments.kill)]
@@ -124,7 +124,7 @@ def _save_every(calm: RunFolder) -> int:
 
 
 def _placed(faults: list[Fault], save_every: int) -> list[Fault]:
-    """With the steps that were left open."""
+    """The faults with steps chosen for those without one."""
     from dataclasses import replace
 
     usual = {"corrupt": 2 * save_every + 1, "fill-disk": save_every}

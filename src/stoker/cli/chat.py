@@ -1,4 +1,4 @@
-"""Talk to a run; answers stream. /new begins anew, /quit or Ctrl-D ends."""
+"""Chat with a run; answers stream. /new starts a new conversation, /quit or Ctrl-D ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"{tuned.folder.path}, step {tuned.step}; /new begins anew, /quit ends")
+        print(f"{tuned.folder.path}, step {tuned.step}; /new starts a new conversation, /quit ends")
     while True:
         try:
             line = input("you> " if interactive else "").strip()
@@ -112,7 +112,7 @@ class _Chat:
         from stoker.parallel.float64_mode import arithmetic_of
 
         if not task_of(self.tuned.job).chat and not self.tuned.text.own_template:
-            ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a model of plain text goes on with it
+            ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a plain-text model continues it
         else:
             source = self.tuned.job.data[0]
             try:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check the job; returns 0 where it is well, 2 where it is not."""
+    """Check the job; returns 0 where it is valid, 2 where it is not."""
     if arguments.schema:
         from stoker.job.json_schema import editor_schema
 
@@ -106,7 +106,7 @@ def _processes(loaded: LoadedJob) -> str:
 
 
 def _origin_words(loaded: LoadedJob, path: KeyPath) -> tuple[str, bool]:
-    """A leaf's origin in words, and whether the user wrote it."""
+    """A leaf's origin for people, and whether the user wrote it."""
     origin = loaded.origins[dotted(path)]
     if origin.source == "default":
         return origin.why, False

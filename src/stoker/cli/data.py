@@ -140,7 +140,7 @@ def _print(audit: Audit, dropped: list[Rejected]) -> None:
     if not audit.samples:
         return
     print()
-    _say(_legend(), f"trained tokens stand between {OPEN} and {CLOSE}", console)
+    _say(_legend(), f"trained tokens are between {OPEN} and {CLOSE}", console)
     for sample in audit.samples:
         trained = sum(sample.trained)
         print(f"\n--- {sample.source}:{sample.row}: {len(sample.ids)} tokens, {trained} trained")
@@ -215,7 +215,7 @@ def _print_histogram(audit: Audit) -> None:
 
 
 def _say(coloured: Text, plain: str, console: Console) -> None:
-    """Colours for a terminal; a pipe gets the characters as they are."""
+    """Prints with colours on a terminal, plain in a pipe."""
     if console.is_terminal:
         console.print(coloured)
     else:

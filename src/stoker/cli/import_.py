@@ -167,7 +167,7 @@ def _report(imported: Imported) -> None:
         f"{lost} lost, {len(imported.unknown)} unknown"
     )
     for key in imported.missing:
-        console.print(f"no file says `{key}`: an example stands there; write your own", style="bold")
+        console.print(f"no file says `{key}`: an example was filled in; write your own", style="bold")
 
 
 def _short(value: Any) -> str:

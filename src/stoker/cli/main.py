@@ -1,4 +1,4 @@
-"""The command ``stoker``: loads the verb's module and no other, turns errors into words and exit codes."""
+"""The command ``stoker``: imports the verb's module alone; turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERBS = {
     "data": "audit the data: tokens and mask, rows in, used, cut, dropped and why",
     "plan": "which layout to train with, and what it takes",
     "verify": "prove that a layout computes what one process computes",
-    "train": "train; go on where an earlier run of the same job stopped",
+    "train": "train, or resume an earlier run of the same job",
     "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
     "runs": "list the runs, and what their time went into",
     "eval": "measure a run on data",
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _guarded(words: list[str]) -> int:
-    """Runs the verb; errors of the user's and of the machine's are told in words, and bugs raise."""
+    """Runs the verb; errors of the user and of the machine become messages, bugs raise."""
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -83,7 +83,7 @@ def _run(words: list[str]) -> int:
     module = importlib.import_module(f"stoker.cli.{MODULES.get(verb, verb)}")
     parser = argparse.ArgumentParser(prog=f"stoker {verb}", description=module.__doc__, allow_abbrev=False)
     module.add_arguments(parser)
-    # Options may stand between the job and its overrides.
+    # Options may come between the job and its overrides.
     return int(module.run(parser.parse_intermixed_args(rest)))
 
 

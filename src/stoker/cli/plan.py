@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker plan``."""
     parser.add_argument("job", metavar="JOB", nargs="?", help="the job file")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
-    parser.add_argument("--on", metavar="CLUSTER", default="local", help="a cluster file, or words like 4x8xH100")
+    parser.add_argument("--on", metavar="CLUSTER", default="local", help="a cluster file, or e.g. 4x8xH100")
     parser.add_argument("--show", action="store_true", help="draw the memory of every stage and one step in time")
     parser.add_argument("--picture", metavar="FILE.svg", help="the same as a picture")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, and nothing else")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def question_of(path: str, overrides: list[str], on: str) -> PlanQuestion:
-    """What the planner is asked of a job file for a cluster."""
+    """The planner's question for a job file and a cluster."""
     from stoker.hardware.cluster_file import load_cluster
     from stoker.job import load_job
     from stoker.job.layout import layout_of

@@ -1,4 +1,4 @@
-"""What ``stoker plan`` tells a person: the plan, what it takes, why it, and what else there is."""
+"""The report of ``stoker plan``: the plan, its cost, the reasons, and the alternatives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NO_PRICE = "no price is known: write `price: 30` (a node's, by the hour) into th
 
 
 def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
-    """All of it; with ``pictures`` every stage's memory and the step in time."""
+    """Prints the whole answer; with ``pictures`` each stage's memory and the step's timeline."""
     question, plan = found.question, found.plan
     _head(question, f"{found.looked_at} settings in {found.seconds:.1f} s")
     print()
@@ -187,7 +187,7 @@ def _helps(helps: list[Help], *, priced: bool) -> None:
 def _others(others: list[Alternative], plan: LayoutPlan) -> None:
     unnamed = [other for other in others if not other.called][:SHOWN]
     print()
-    print("others    (a plan within 3 % of the fastest is as fast as can be told; of these the simplest is proposed)")
+    print("others    (the simplest of the plans within 3 % of the fastest is proposed)")
     for other in others:
         if not other.called and other not in unnamed:
             continue
@@ -203,7 +203,7 @@ def _notes(notes: Iterable[str]) -> None:
 
 
 def _say(label: str, words: str) -> None:
-    """A line with a word at the left edge; what is too long goes on below."""
+    """A line with a label at the left edge; long text wraps below."""
     room = _width() - LEFT
     indent = len(words) - len(words.lstrip())
     lines = textwrap.wrap(words, room, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -1,4 +1,4 @@
-"""What can be said of a job's model and data before anything heavy is loaded: whether they can be there."""
+"""Whether a job's model and data exist, checked before any heavy import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs that take a while show on stderr, and what libraries do not get to show there."""
+"""Progress on stderr, and libraries' output kept off it."""
 
 from __future__ import annotations
 

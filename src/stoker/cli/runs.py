@@ -1,4 +1,4 @@
-"""List the runs: state, step, losses, and what their time went into."""
+"""List the runs: state, step, losses, and how their time was spent."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _print(arguments: argparse.Namespace, made: Made) -> None:
     else:
         print(f"{made.tokens:,} tokens")
     if made.new < arguments.size and arguments.what == "extend":
-        print(f"fewer than the {arguments.size:,} asked for: no further pair of tokens stands twice in the corpus")
+        print(f"fewer than the {arguments.size:,} asked for: no further pair of tokens occurs twice in the corpus")
     for measured in made.measured:
         print(_line(measured))
     print(f"written to {made.folder}; in a job: model: {{name: ..., tokenizer: {made.folder}}}")

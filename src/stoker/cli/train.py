@@ -1,4 +1,4 @@
-"""Train a job; the same command goes on where an earlier run of it stopped."""
+"""Train a job; the same command resumes an earlier run of it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
     parser.add_argument(
-        "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start anew"
+        "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start over"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
 
@@ -78,7 +78,7 @@ def _open(arguments: argparse.Namespace, place: RankInfo | None) -> RunSpec:
         from stoker.launch.forkserver import start_server
 
         quiet_environment()
-        start_server()  # it loads what the processes need while this one goes on
+        start_server()  # it imports what the workers need while this process continues
     loaded = planned(opened, place)
     from stoker.launch.cluster_env import check_world
     from stoker.launch.run_spec import RunSpec

@@ -1,4 +1,4 @@
-"""Prove on the job's small twin that a layout computes what one process and a plain PyTorch loop compute."""
+"""Prove on a small copy of the job that a layout computes what one process and a plain PyTorch loop compute."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where processes run: started here, or joined where a launcher started them."""
+"""Starts a run's processes on this machine, or joins those that a launcher started."""

@@ -1,7 +1,7 @@
 """`parallel: auto`: the planner's layout for a job on the devices at hand, before any process starts.
 
-What the job states of the layout and of the batch is kept: the planner chooses among the plans that agree with it.
-Each is judged as a job that states it would be, and by the model's facts; the fastest that passes is taken.
+The planner chooses among the layouts that agree with what the job states of the layout and the batch. Each candidate
+passes the checks of a job that states it, and those of the model's family; the fastest that passes is taken.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 AXES = ("tensor", "pipeline", "context")
-# A value that the search does not look at, and the one that stands in for it there: the job's own is then put in.
+# Values that the search does not know, with a substitute of the same cost; the job's own value is put back afterwards.
 INSTEAD: dict[tuple[str, Any], Any] = {
     ("recompute", "selective"): "none",
     ("schedule", "gpipe"): "1f1b",
@@ -40,12 +40,12 @@ INSTEAD: dict[tuple[str, Any], Any] = {
 
 
 def cluster_at_hand(loaded: LoadedJob, place: RankInfo | None = None) -> Cluster:
-    """Where a job without a layout runs: a launcher's processes, the GPUs that it names, or all of this machine's.
+    """The devices of a job without a layout: a launcher's, those that the job names, or all of this machine's.
 
-    A machine without GPUs runs as many processes as what the job states of the layout makes; else one.
+    Without GPUs it has as many processes as the stated part of the layout needs, at least one.
 
     Raises:
-        UserError: the launcher's processes do not stand equally on its machines, or a GPU is unknown.
+        UserError: the launcher's machines have different numbers of processes, or a GPU is unknown.
     """
     if place is not None:
         return machines(place.world, place.local_world)
@@ -58,7 +58,7 @@ def with_plan(loaded: LoadedJob, place: RankInfo | None = None, *, cluster: Clus
     """The job with the planner's layout and micro-batch, where `parallel: auto` asks for them; else as it is.
 
     Args:
-        place: of this process among those of a launcher, which then says how many there are.
+        place: rank and world size of this process, where a launcher started it.
         cluster: where it is to run; by default `cluster_at_hand`.
 
     Raises:
@@ -113,7 +113,7 @@ class _Stated:
 
     @property
     def in_space(self) -> bool:
-        """Whether the search can be told all of it."""
+        """Whether the search can express everything that is stated."""
         return "data" not in self.layout and "accumulation" not in self.corners
 
     def batch(self, loaded: LoadedJob, processes: int) -> int:
@@ -125,13 +125,13 @@ class _Stated:
         return -(-batch // unit) * unit
 
     def agrees(self, plan: LayoutPlan) -> bool:
-        """With what the search cannot be told."""
+        """Whether a plan agrees with what the search cannot express."""
         setting = plan.setting
         data, accumulation = self.layout.get("data"), self.corners.get("accumulation")
         return data in (None, setting.layout.data) and accumulation in (None, setting.micro_batches)
 
     def space(self) -> Space:
-        """With what the search can be told."""
+        """The search space narrowed to what is stated."""
         names = (*AXES, "recompute", "shard", "shard_size", "schedule", "offload")
         values = {name: self.layout[name] for name in names if name in self.layout}
         narrowed: dict[str, Any] = {name: (INSTEAD.get((name, value), value),) for name, value in values.items()}
@@ -141,7 +141,7 @@ class _Stated:
 
 
 def _blank(loaded: LoadedJob) -> PreTrainedModel:
-    """The model as it is trained, without memory: what it says of itself decides how it can be spread."""
+    """The model on the meta device: its configuration decides how it can be split."""
     from stoker.models.load_model import meta_model
     from stoker.models.prepare_architecture import training_form
 
@@ -170,7 +170,7 @@ def _check_family(stated: _Stated, model: PreTrainedModel | None) -> None:
 
 
 def _checked(loaded: LoadedJob, stated: _Stated, setting: Setting) -> LoadedJob:
-    """The job as it would be with the plan written into it.
+    """The job with the plan written into it, checked.
 
     Raises:
         JobError: it could not be written so.
@@ -199,7 +199,7 @@ def _written(loaded: LoadedJob, stated: _Stated, block: Mapping[str, Any], corne
 
 
 def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem | None:
-    """Why the model cannot be spread as the job says."""
+    """Why the model cannot have the job's layout; None where it can."""
     if model is None:
         return None
     from stoker.parallel.layout_check import layout_problem
@@ -208,7 +208,7 @@ def _model_problem(model: PreTrainedModel | None, loaded: LoadedJob) -> Problem 
 
 
 def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPlan | None:
-    """The plan with what the job states instead of what stood in for it; None where the search looked at just this."""
+    """The plan with the job's own values in place of the substitutes; None where the search used them unchanged."""
     from stoker.plan.memory import peak_memory, room
     from stoker.plan.step_time import step_time
 
@@ -219,7 +219,7 @@ def _judged(loaded: LoadedJob, cluster: Cluster, work: TrainingWork) -> LayoutPl
 
 
 def _spread_over_data(loaded: LoadedJob, cluster: Cluster, stated: _Stated, batch: int, *, why: str) -> LoadedJob:
-    """As many data-parallel processes as the batch has rows for: all that can be said of a model of unknown shape."""
+    """Data parallelism over as many processes as the batch has rows for: for models of unknown shape."""
     others = [stated.layout.get(axis, 1) for axis in AXES]
     most = max(1, cluster.gpus // (others[0] * others[1] * others[2]))
     data = max(count for count in range(1, most + 1) if batch % (count * stated.corners.get("micro_batch", 1)) == 0)

@@ -1,4 +1,4 @@
-"""`stoker plan --calibrate`: what this machine's devices, and its processes among each other, really reach."""
+"""`stoker plan --calibrate`: measured rates of this machine's devices and of collectives between its processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ TIMEOUT = 300.0  # seconds that the processes get for one of these
 def measure_machine(
     seconds: float = SECONDS, *, report: Callable[[str], None] = lambda _: None
 ) -> tuple[Calibration, ...]:
-    """Measures the devices that are here, and the collectives of two and of all processes; keeps nothing.
+    """Measures this machine's devices, and collectives of two and of all processes. Stores nothing.
 
     A processor is measured as it is divided among 1, 2 and as many processes as it has cores, all at work at once:
     they share its memory.
 
     Args:
-        report: told what is being measured.
+        report: called with the name of each measurement.
 
     Returns:
         One for each number of threads of a process; one for a GPU.

@@ -1,4 +1,4 @@
-"""The place that a launcher gave this process: torchrun, Slurm's srun, or any that sets the same variables."""
+"""Rank and world size from a launcher's variables: those of torchrun or srun, or of another that sets the same."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class RankInfo:
     """One process among those of a run.
 
     Attributes:
-        rank, world: its number, and how many there are.
-        local_rank, local_world: the same on its machine.
+        rank, world: rank and world size.
+        local_rank, local_world: the same within its machine.
         meet: host and port where the processes find each other, or a file on the machine that all of them run on;
             None where the environment's MASTER_ADDR and MASTER_PORT say it.
         agent: whether torchrun's agents keep the store there, over all starts of the processes.
@@ -41,7 +41,7 @@ class RankInfo:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process tells what all on its machine find wrong before they can talk to each other."""
+        """Whether this process reports errors that all on its machine meet before their group exists."""
         return self.local_rank == 0
 
     def store(self) -> dist.Store | None:
@@ -66,10 +66,10 @@ class RankInfo:
 
 
 def joined(environment: Mapping[str, str]) -> RankInfo | None:
-    """The place that a launcher gave this process; None where it was started by itself.
+    """This process' rank among those of a launcher; None where no launcher started it.
 
     Raises:
-        UserError: the variables are incomplete, or hold no numbers.
+        UserError: the variables are incomplete, or are not numbers.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return _from_torchrun(environment)

@@ -1,4 +1,4 @@
-"""What is looked at once, before processes start: the data of a job."""
+"""Audits a job's data once, before its processes start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.models.text import open_text_side
 
 
 def check_data(work: RunSpec, report: Report | None = None) -> None:
-    """What is wrong with a job's data is said once, before processes start; they find it tokenised and audited.
+    """Tokenises and audits the job's data, so that each problem is reported once and every process finds the result.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.

@@ -1,4 +1,4 @@
-"""Ends a process that has stopped, or waits for one that has, so that its launcher starts all of them again."""
+"""Ends a process that hangs or waits for a hung one, so that its launcher restarts all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _look(heart: Heart, work: RunSpec, rank: int) -> None:
             faulthandler.dump_traceback(file, all_threads=True)
         failure.write(work.failure_of(rank))
     print(
-        f"error: rank {rank}: {failure.problems[0]}; where it stands is in {stack_file(work.logs, rank)}",
+        f"error: rank {rank}: {failure.problems[0]}; its stack is in {stack_file(work.logs, rank)}",
         file=sys.stderr,
         flush=True,
     )

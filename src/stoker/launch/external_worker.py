@@ -1,4 +1,4 @@
-"""One process of a run that a launcher started: torchrun, srun, or any other. The launcher ends the others."""
+"""One process of a run that a launcher started (torchrun, srun or another); the launcher ends the others."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def train_as_member(work: RunSpec, place: RankInfo, report: AbstractContextManag
             why = str(first_of(failures).problems[0]).partition(" This is typically")[0]
             raise RunFailed(
                 f"rank {place.rank}: another process of the run has ended, as the launcher's own log says ({why}). "
-                "Started again, by the launcher or by the same command, the run goes on from its newest state"
+                "When the launcher or the same command starts it again, the run resumes from its newest state"
             ) from error
         raise
 
 
 @dataclass(frozen=True)
 class _Starts:
-    """What torchrun's agent tells the processes that it starts.
+    """What torchrun's agent passes to the processes that it starts.
 
     Attributes:
         meet: host and port of the agents' store.
-        number: how often it has started them again.
+        number: how often it has restarted them.
         most: how often it will.
     """
 

@@ -1,4 +1,4 @@
-"""Which of several processes failed first, and in what words that is told."""
+"""Which of several processes failed first, and the error that the user gets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Interrupted(Exception):
 
 
 class LeftToAnother(Exception):
-    """This process failed, and another one tells why. It ends with ``exit_code``."""
+    """This process failed, and another one reports why. It ends with ``exit_code``."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"exit code {exit_code}")
@@ -51,7 +51,7 @@ class Failure:
         time: seconds since 1970.
         kind: name of the exception's class; ``exit`` of a process that had no time to raise one, ``hung`` of one that
             stopped without ending.
-        problems: what a user is told.
+        problems: what the user reads.
         consequence: whether it failed only because another process had gone.
         traceback: of an error that was not foreseen; else empty.
     """
@@ -75,7 +75,7 @@ class Failure:
 
 
 def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failure:
-    """How a process ended that had no time to say why; a negative code is the signal that killed it."""
+    """The failure of a process that ended without reporting one; a negative code is the signal that killed it."""
     how = f"ended with exit code {exit_code}"
     if exit_code is not None and exit_code < 0:
         how = f"was killed by {signal.Signals(-exit_code).name}"
@@ -83,13 +83,13 @@ def failure_of_exit(rank: int, pid: int | None, exit_code: int | None) -> Failur
 
 
 def failure_of_hang(rank: int, pid: int | None, *, phase: str, step: int, silent: float) -> Failure:
-    """A process that was there and gave no sign of life for ``silent`` seconds."""
+    """The failure of a process without a heartbeat for ``silent`` seconds."""
     words = f"process {pid} stopped in step {step}, at `{phase}`: no sign of life for {silent:.0f} s"
     return Failure(rank, time.time(), "hung", (Problem(words),))
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """An exception of this process as others are told of it."""
+    """An exception of this process, in a form that other processes can read."""
     if isinstance(error, UserError) and type(error).__name__ in TOLD:
         return Failure(rank, time.time(), type(error).__name__, error.problems)
     lacking = machine_problem(error)
@@ -102,10 +102,10 @@ def failure_of(error: BaseException, rank: int) -> Failure:
 
 
 def passes_by(failure: Failure, *, steps: int) -> bool:
-    """Whether it may not come again when the processes are started again.
+    """Whether a restart may avoid the failure.
 
-    What is told to users would: wrong input, a device that is missing, a loss that is not finite. So would a bug that
-    comes before the first step.
+    Errors for users come again: wrong input, a missing device, a loss that is not finite. So does a bug before
+    the first step.
 
     Args:
         steps: that the processes had done since they were started.
@@ -116,7 +116,7 @@ def passes_by(failure: Failure, *, steps: int) -> bool:
 
 
 def first_of(failures: Sequence[Failure]) -> Failure:
-    """The one that the others followed from."""
+    """The failure that caused the others."""
     return min(failures, key=lambda failure: (failure.consequence, failure.time))
 
 

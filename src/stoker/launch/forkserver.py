@@ -1,4 +1,4 @@
-"""The server that a run's and a pool's processes are forked from: it loads what they need while others go on.
+"""The fork server of a run's and a pool's processes: it imports what they need while this process continues.
 
 A process has one such server, whoever asks for it first.
 

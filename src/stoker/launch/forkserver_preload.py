@@ -19,4 +19,4 @@ if sys.platform == "linux":
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 os.setsid()
 os.environ.pop("PYTHONSAFEPATH", None)  # has done its work here; scripts that user code starts may need their folder
-logging.disable(logging.WARNING)  # what libraries say as they are loaded would stand in the terminal
+logging.disable(logging.WARNING)  # libraries' messages at import would appear in the terminal

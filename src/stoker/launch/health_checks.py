@@ -1,4 +1,4 @@
-"""The tests of every device and machine, before training and after a fault, and what follows from them."""
+"""Health checks of every device and machine, before training and after a fault."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Checks:
         """Tests the devices; a collective.
 
         Raises:
-            CannotRun: one of them does not do.
+            CannotRun: one of them fails its check.
         """
         self._work = work
         self._rank = place.rank if place else 0

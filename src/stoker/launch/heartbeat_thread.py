@@ -1,4 +1,4 @@
-"""The signs of life of a process that `stoker train` started."""
+"""The heartbeat of a process that `stoker train` started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.runs.shm_folder import shared_folder
 
 
 def beating(work: RunSpec, place: RankInfo) -> Heart:
-    """This process' heart; a GPU's collectives are recorded beside."""
+    """Starts this process' heartbeat, and the flight recorder of a GPU's collectives."""
     folder = shared_folder(work.output)
     nccl = has_nccl()
     if nccl:

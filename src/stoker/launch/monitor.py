@@ -1,4 +1,4 @@
-"""What whoever started the processes sees of them while they train: how far, whether they live, who is slow."""
+"""Watches the heartbeats of running processes: progress, hangs, stragglers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EVERY = 0.1  # seconds between two looks
 
 
 class Watch:
-    """Looks at the signs of life of one start of the processes.
+    """Watches the heartbeats of one start of the processes.
 
     Args:
         folder: the run's in shared memory.
-        say: tells the user.
+        say: prints a message for the user.
         nccl: whether the processes talk through NCCL.
         longest: seconds of the longest evaluation and save of all starts; kept up to date.
 
     Attributes:
-        pulses: the newest sign of life of each rank that gave one.
+        pulses: the newest heartbeat of each rank that gave one.
         moments: seconds of the monotonic clock at which all processes were seen to live, to have restored their
             state, and to have done a step: ``started``, ``restored``, ``stepped``.
         hung: the process that stopped, once one has.
@@ -59,7 +59,7 @@ class Watch:
         return max((pulse.steps for pulse in self.pulses.values()), default=0)
 
     def silence(self, rank: int, until: float) -> float:
-        """Seconds from a rank's last sign of life; 0 where it gave none."""
+        """Seconds since a rank's last heartbeat; 0 where it gave none."""
         return until - self.pulses[rank].beat if rank in self.pulses else 0.0
 
     def look(self, pids: Mapping[int, int]) -> Failure | None:
@@ -115,7 +115,7 @@ class Watch:
             self.moments.setdefault(name, now)
 
     def _stopped(self, silent: list[Hung], pids: Mapping[int, int]) -> Failure:
-        """Saves where every process stands, and tells which one the others wait for."""
+        """Saves the stack of every process, and reports the one that the others wait for."""
         logs = self._work.logs
         stacks = ask_for_stacks(pids, folder=self._folder, logs=logs, collectives=self._nccl)
         behind = [h for h in silent if (h.phase, h.step) == (silent[0].phase, silent[0].step)]
@@ -140,7 +140,7 @@ class Watch:
 
 
 def record(run: RunFolder, name: str, **values: object) -> None:
-    """Writes an event; that a disk is full is no reason to end the processes that may still make room."""
+    """Writes an event; a full disk ends nothing here, as the processes may still free space."""
     try:
         run.event(name, **values)
     except RunFailed:

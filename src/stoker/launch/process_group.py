@@ -1,4 +1,4 @@
-"""The process group of a run: which back end it talks through, over what, and how many threads each process takes."""
+"""The process group of a run: its back end, its network interface, and the threads of each process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECRET = MAC = 32  # bytes
 
 
 def backend_of(device_type: str) -> str:
-    """GPUs talk through NCCL, and what lies in the host's memory through gloo."""
+    """NCCL for GPUs, gloo for tensors in host memory."""
     return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
 
 
@@ -33,7 +33,7 @@ def backend_of(device_type: str) -> str:
 def process_group(
     device: torch.device, *, rank: int, world: int, store: dist.Store | None = None, timeout: float
 ) -> Iterator[None]:
-    """Within it the processes of a run can talk to each other.
+    """Context in which the run's process group exists.
 
     Args:
         store: where they find each other; by default the one that MASTER_ADDR and MASTER_PORT name.
@@ -108,6 +108,6 @@ def _mac(secret: bytes, pickled: bytes) -> bytes:
 
 
 def share_cores(processes: int) -> None:
-    """Gives this process its part of the machine's cores, unless OMP_NUM_THREADS says how many threads it takes."""
+    """Limits this process' threads to its share of the cores, unless OMP_NUM_THREADS is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, available_cores() // processes))

@@ -1,4 +1,4 @@
-"""Processes kept alive that run functions together: what layouts are verified on."""
+"""A pool of processes that run functions together, for verifying layouts."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Pool:
             timeout: seconds.
 
         Raises:
-            UserError: a rank raised one; of the same class, with the same words.
+            UserError: a rank raised one; of the same class, with the same message.
             RankFailed: a rank raised anything else, or died; the first one, with its traceback as a note.
             TimeoutError: a rank did not end in time; its stack is on stderr.
         """
@@ -121,7 +121,7 @@ class Pool:
         return [answers[rank][0] for rank in range(world)]
 
     def _collect(self, world: int, timeout: float) -> dict[int, Any]:
-        """What the ranks answered: a tuple of the result, or a failure; nothing for those that are still at it."""
+        """The ranks' answers: a tuple of the result, or a failure; no entry for ranks that have not finished."""
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + timeout + GRACE
         while len(answers) < world and (left := deadline - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""The processes of one start of a run: started here, handed signals, looked at, ended."""
+"""The processes of one start of a run: starts them, forwards signals, polls and ends them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GRACE = 3.0  # seconds that the others get to end by themselves when one has fai
 
 
 class Processes:
-    """Starts the processes, hands signals on to them, and ends what is left when one of them has failed.
+    """Starts the processes, forwards signals to them, and ends the rest when one fails.
 
     They find each other through a file and listen on the loopback interface only.
 
@@ -70,21 +70,21 @@ class Processes:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Of the processes that run, by rank."""
+        """Process ids of the running processes, by rank."""
         living = [(rank, p.pid) for rank, p in enumerate(self._ranks) if p.exitcode is None]
         return {rank: pid for rank, pid in living if pid is not None}
 
     @property
     def one_has_failed(self) -> bool:
-        """Whether one ended by itself, and not well."""
+        """Whether one ended by itself with an error."""
         return any(self._codes)
 
     def wait(self, seconds: float) -> None:
-        """Waits until a process ends, that long at most."""
+        """Waits until a process ends, at most ``seconds``."""
         wait([process.sentinel for process in self._ranks if process.exitcode is None], seconds)
 
     def look(self) -> None:
-        """To be called again and again while they run."""
+        """Polls the processes; call it repeatedly while they run."""
         if not self._ended_here:
             self._codes = [process.exitcode for process in self._ranks]
         for number in self._asked[self._handed_on :]:
@@ -103,7 +103,7 @@ class Processes:
                 os.kill(pid, number)
 
     def kill(self) -> None:
-        """Ends at once what still runs."""
+        """Kills the processes that still run."""
         self._ended_here = True
         for process in self._ranks:
             if process.exitcode is None:
@@ -112,7 +112,7 @@ class Processes:
             process.join()
 
     def ending(self) -> RunResult | None:
-        """What the first process gave, once all have ended; None where one did not end well."""
+        """The first process' result, once all have ended; None where one failed."""
         if any(process.exitcode for process in self._ranks) or not self._endings[0].poll():
             return None
         with suppress(EOFError):  # it ended without a word
@@ -120,16 +120,16 @@ class Processes:
             return ending
         return None
 
-    def failures(self, told: set[int]) -> list[Failure]:
-        """Of the processes that ended by themselves and did not say why: killed from outside, or crashed.
+    def failures(self, reported: set[int]) -> list[Failure]:
+        """Failures of processes that ended without reporting one: killed from outside, or crashed.
 
         Args:
-            told: the ranks that did say.
+            reported: the ranks that reported a failure themselves.
         """
         no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)  # ended here, ended well, or as it was asked to
         ends = enumerate(zip(self._ranks, self._codes, strict=True))
         return [
             failure_of_exit(rank, process.pid, code)
             for rank, (process, code) in ends
-            if code not in no_reason and rank not in told
+            if code not in no_reason and rank not in reported
         ]

@@ -1,4 +1,4 @@
-"""How the processes that several agents of torchrun started find each other.
+"""Rendezvous of processes that several torchrun agents started.
 
 The agents' store outlives the processes, and PyTorch tells their starts apart by the number of restarts. But agents
 count those differently: one whose own process failed counts it, one that only follows another does not. Their

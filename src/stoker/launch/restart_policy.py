@@ -1,4 +1,4 @@
-"""Whether the processes are started again after a failure, and how long is waited before."""
+"""Whether processes are restarted after a failure, and the delay before it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ AGAIN = 2  # times in a row that a rank ends at the same step before its device 
 
 @dataclass(frozen=True)
 class Again:
-    """A restart: which one without progress in between, and the seconds to wait before it."""
+    """A restart: its number since the last progress, and the seconds to wait before it."""
 
     number: int
     wait: float
 
 
 class Restarts:
-    """Counts the restarts of a run; a step that was never finished before begins the count anew."""
+    """Counts restarts; a step that had never been finished before resets the count."""
 
     def __init__(self, faults: FaultsBlock) -> None:
         self.most, self._back_off = faults.restarts, faults.back_off
@@ -29,7 +29,7 @@ class Restarts:
         self._ended_at: list[tuple[int, int]] = []  # rank and step of those that ended or stopped without a word
 
     def after(self, failure: Failure, *, done: int, steps: int) -> Again | None:
-        """What follows from a failure; None where the run ends with it.
+        """The restart after a failure; None where the run ends.
 
         The same exception at the same step is a bug, which would come again.
 
@@ -54,11 +54,11 @@ class Restarts:
 
     @property
     def lost(self) -> int | None:
-        """The rank that ended, or stopped, without a word at the same step again and again: its device is not well."""
+        """The rank that repeatedly ended or hung at the same step without an error: its device is taken for broken."""
         last = self._ended_at[-AGAIN:]
         return last[0][0] if len(last) == AGAIN and len(set(last)) == 1 else None
 
-    def begin_anew(self) -> None:
-        """Other devices train from now on."""
+    def reset(self) -> None:
+        """Resets the count, as other devices train from now on."""
         self._count, self._last = 0, None
         self._ended_at.clear()

@@ -1,7 +1,6 @@
-"""What the processes of a run are told, where they leave their logs, and what they answer.
+"""What a run's processes are given, where their logs are, and the result that they return.
 
-Light to import: a process' log begins before anything heavy is loaded, which may have something to say, and who
-waits for the processes need not load what they train with.
+Light to import: a process opens its log before any heavy import, and the supervisor never needs one.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class RunSpec:
 
     @property
     def devices(self) -> Sequence[int] | None:
-        """The GPUs that are asked for, if they are."""
+        """The GPUs that the job asks for; None without."""
         devices = self.loaded.job.parallel.devices
         return None if devices == "auto" else devices
 
@@ -57,18 +56,18 @@ class RunSpec:
         return self.logs / f"rank-{rank}.error.json"
 
     def forget_failures(self) -> None:
-        """Removes what an earlier start of the run said."""
+        """Removes the failures of an earlier start."""
         for path in self.logs.glob("rank-*.error.json"):
             path.unlink()
 
     def failures(self) -> list[Failure]:
-        """How the ranks failed that did, and could say so."""
+        """The failures that ranks have reported."""
         return [Failure.read(path) for path in sorted(self.logs.glob("rank-*.error.json"))]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended, and what is told of it.
+    """How a run ended, with the figures of its summary.
 
     Attributes:
         state: ``done`` or ``stopped``.

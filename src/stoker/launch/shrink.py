@@ -1,4 +1,4 @@
-"""The job on fewer devices: when one stays away, training goes on without it, with the same batch."""
+"""The job on fewer devices: training continues without a lost one, with the same batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OUT = "left-out.json"
 
 
 def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | None, left: int) -> LoadedJob | None:
-    """The job for at most ``left`` processes: with fewer data-parallel ones, or planned anew where it was planned.
+    """The job for at most ``left`` processes: with fewer data-parallel ones, or with a new plan where it was planned.
 
     The batch stays what it is; passes and accumulation follow from it. None where no layout does.
 
@@ -61,13 +61,13 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
 
 
 def leave_out(work: RunSpec, ranks: list[int]) -> None:
-    """Tells whoever started the processes whose devices did not pass; nothing where a launcher did."""
+    """Reports ranks with failing devices to the supervisor; does nothing under a launcher."""
     if has_folder(work.output):
         (shared_folder(work.output) / OUT).write_text(json.dumps(ranks))
 
 
 def left_out(work: RunSpec) -> list[int]:
-    """What `leave_out` told, once."""
+    """What `leave_out` reported, once."""
     path = shared_folder(work.output) / OUT
     if not has_folder(work.output) or not path.is_file():
         return []

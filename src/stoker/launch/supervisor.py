@@ -1,4 +1,4 @@
-"""Starts the processes of a run on this machine, starts them again when something breaks, tells how they ended."""
+"""Starts a run's processes on this machine, restarts them after a failure, and reports how they ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def train_here(work: RunSpec, entry: Entry | None = None) -> RunResult:
         entry: what each process calls instead of training.
 
     Raises:
-        UserError: a process raised one; of the same class, with the same words.
+        UserError: a process raised one; of the same class, with the same message.
         RankFailed: a process met a bug or was killed.
         Interrupted: a signal ended the processes before they had an outcome.
     """
@@ -57,7 +57,7 @@ def train_here(work: RunSpec, entry: Entry | None = None) -> RunResult:
 
 
 def tell(work: RunSpec, text: str) -> None:
-    """Tells the user something, beside the live line of a process, which draws it again."""
+    """Prints a message without breaking the live progress line."""
     if not work.quiet:
         if sys.stdout.isatty():
             unescaped(sys.stdout).write("\r\x1b[2K")
@@ -66,7 +66,7 @@ def tell(work: RunSpec, text: str) -> None:
 
 @dataclass(frozen=True)
 class _Broken:
-    """How a start of the processes broke: all failures, and what was seen of it."""
+    """How a start of the processes failed: all failures, and what the monitor saw."""
 
     failures: list[Failure]
     watch: Watch
@@ -74,7 +74,7 @@ class _Broken:
 
 
 class _Supervisor:
-    """Starts the processes until they end well, or starting them again is of no use."""
+    """Restarts the processes until they succeed or the restart policy gives up."""
 
     def __init__(self, work: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> None:
         self._work, self._entry, self._shared, self._asked = work, entry, shared, asked
@@ -125,7 +125,7 @@ class _Supervisor:
             self._wait(again.wait)
 
     def _shrink(self, error: UserError) -> bool:
-        """Goes on without the devices that stay away, where the job says so and there are others."""
+        """Continues without lost devices, where the job allows it and others are left."""
         lost = left_out(self._work)
         if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
             lost = [self._restarts.lost]
@@ -141,7 +141,7 @@ class _Supervisor:
         if fewer is None:
             return False
         self._work = replace(self._work, loaded=fewer)
-        self._restarts.begin_anew()
+        self._restarts.reset()
         now = self._work.layout
         record(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
         self._say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
@@ -193,7 +193,7 @@ class _Supervisor:
         return time.monotonic() > self._deadline
 
     def _tell_restarted(self, watch: Watch) -> None:
-        """Once the processes have done a step again: how long it took, and where the time went."""
+        """Reports how long a restart took and where the time went, after the first step."""
         if self._broke is None or "stepped" not in watch.moments:
             return
         broke, moments = self._broke, watch.moments
@@ -215,7 +215,7 @@ class _Supervisor:
         self._broke = None
 
     def _wait(self, seconds: float) -> None:
-        """The back-off; a signal ends the run."""
+        """Waits before a restart; a signal ends the run."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self._asked:

@@ -1,4 +1,4 @@
-"""What each process of a run does: its device, its group, its part of the work."""
+"""One worker of a run: sets up its device and process group, then trains."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def train(
     """Trains as one process of a run, or as all of it.
 
     Args:
-        place: of this process among the others; None where it is alone.
+        place: rank and world size; None for a single process.
         console: where rank 0 shows the progress; by default standard output.
-        report: within it, what is called as the data is tokenised.
+        report: context that gives the callback for tokenisation progress.
         hold: takes the run's folder, once everything is prepared: a job that cannot be leaves no folder behind.
             By default the caller holds it.
-        heart: tells whoever started this process that it lives.
+        heart: the heartbeat that the supervisor reads.
 
     Raises:
         UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.start` do.

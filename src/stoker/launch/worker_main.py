@@ -1,4 +1,4 @@
-"""One process that `stoker train` started: it ends with its parent, keeps a log, and says how it failed."""
+"""Entry point of a worker process: it ends with its parent, writes a log, and reports its failure."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def _entry(pickled: bytes | None, work: RunSpec, place: RankInfo) -> Entry:
 
 
 def _stop(*_: Any) -> None:
-    """Before the first step there is nothing to save."""
+    """Ends at once: before the first step there is nothing to save."""
     raise KeyboardInterrupt
 
 
 def _keep_log(path: Path, place: RankInfo, work: RunSpec) -> Console | None:
-    """From now on what this process prints goes into a file; gives rank 0 what it printed to before."""
+    """Redirects this process' output to its log file; returns the former output for rank 0."""
     console = KeptConsole(os.dup(1)) if place.rank == 0 else None
     log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

@@ -1,4 +1,4 @@
-"""What became of the faults that happened to a run on purpose, from what the run recorded."""
+"""Effects of injected faults, from what the run recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RESTARTED: tuple[Kind, ...] = ("kill", "hang", "corrupt")  # kinds that the proc
 
 @dataclass(frozen=True)
 class Account:
-    """What became of a fault.
+    """The effect of one fault.
 
     Attributes:
         happened: whether it did; the run may have ended before.
@@ -58,7 +58,7 @@ class Account:
 
 
 def accounts(folder: RunFolder, faults: Sequence[Fault]) -> list[Account]:
-    """What became of each of the faults."""
+    """The effect of each fault."""
     events = folder.read_events()
     lines = sorted(
         [*folder.read_metrics(), *read_lines(folder.repeated)], key=lambda line: float(line.get("time", 0.0))

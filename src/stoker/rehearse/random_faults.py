@@ -14,7 +14,7 @@ APART = 2  # steps between two faults: one is over before the next
 def draw(
     count: int, *, seed: int, steps: int, world: int, save_every: int, kinds: Sequence[Kind] = KINDS
 ) -> list[Fault]:
-    """So many faults in a run, in the order of their steps; each kind comes once before one comes twice.
+    """``count`` random faults in the order of their steps; every kind once before any kind twice.
 
     A full disk comes when something is about to be written, a damaged checkpoint when there are two, a slow process
     where others can be compared with.
@@ -26,7 +26,7 @@ def draw(
         kinds: that may come.
 
     Raises:
-        ValueError: the run has too few steps for so many.
+        ValueError: the run has too few steps for them.
     """
     drawn = random.Random(seed)
     free = set(range(FIRST, steps, APART))
@@ -47,7 +47,7 @@ def draw(
 
 
 def _taken(kind: Kind, step: int) -> set[int]:
-    """The steps that a fault has for itself: a slow process is compared over some of them."""
+    """The steps around a fault without another: a slow process is compared over some of them."""
     return set(range(step, step + (SLOW_STEPS if kind == "slow" else 0) + 1, APART))
 
 

@@ -71,12 +71,12 @@ class Rehearsal:
 
     @property
     def kinds(self) -> list[Kind]:
-        """What the job as it stands can meet and end alike."""
+        """Kinds of faults that the job's policy survives."""
         job, rank = self._loaded.job, self.world - 1
         return [kind for kind in KINDS if _problem(job, Fault(kind, 1, rank), self.world) is None]
 
     def undisturbed(self) -> RunFolder:
-        """The run without faults; taken from an earlier time where job and data are the same.
+        """The run without faults; an earlier one is reused where job and data are the same.
 
         Raises:
             RunFailed: it does not reach its end.
@@ -150,7 +150,7 @@ class Rehearsal:
         return ended.returncode, words[-1] if words else f"exit code {ended.returncode}"
 
     def _fingerprint(self) -> str:
-        """Of everything that the end depends on: the job but for how it survives faults, its data and its model."""
+        """Digest of all that decides the end: the job without its fault policy, its data and its model."""
         job, base = self._loaded.job, self._base
         left_out = {"output": True, "faults": True, "checkpoint": {"to", "background", "memory", "keep", "keep_every"}}
         blocks = (*job.data, *job.evaluate.data)
@@ -165,7 +165,7 @@ class Rehearsal:
 
 
 def _problem(job: ResolvedJob, fault: Fault, world: int) -> tuple[str, str, str] | None:
-    """Why a job does not survive a fault by what it says itself: the key, the message, what to write instead."""
+    """Why the job's own policy does not survive a fault: the key, the message, what to write instead."""
     if fault.rank >= world:
         there = f"the job has {world} process{'es' * (world > 1)}, and ranks count from 0"
         return "", f"{fault}: there is no rank {fault.rank}", there

@@ -1,1 +1,1 @@
-"""What keeps a run going: signs of life and who watches them, tests of the devices, what is recorded of a hang."""
+"""Fault detection: heartbeats and their watchdog, device tests, stack dumps of hangs, injected faults."""

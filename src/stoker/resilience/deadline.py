@@ -1,4 +1,4 @@
-"""The time that a scheduler grants between SIGTERM and the end: what is not saved by then is given up."""
+"""The deadline between SIGTERM and the end of a run; what is not saved by then is lost."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SIGNAL_EXIT = 128  # a shell's convention: 128 + the signal that ended the comma
 
 
 def exit_code(number: int, faults: FaultsBlock) -> int:
-    """Of a run that signal ``number`` ended: after SIGTERM the one that the scheduler starts it again on."""
+    """Exit code of a run that signal ``number`` ended; after SIGTERM the code on which the scheduler requeues it."""
     asked_for = faults.requeue if number == signal.SIGTERM else None
     return SIGNAL_EXIT + number if asked_for is None else asked_for
 
 
 def seconds_left(faults: FaultsBlock) -> float:
-    """From SIGTERM on."""
+    """Seconds left since SIGTERM."""
     return max(0.0, faults.deadline - SPARE)
 
 
 def end_in_time(faults: FaultsBlock) -> threading.Timer:
-    """From now on this process ends within the deadline, whatever it is at; the newest checkpoint counts then."""
+    """Ends this process at the deadline, whatever it is doing; the newest checkpoint is then used."""
     timer = threading.Timer(seconds_left(faults), _end, [exit_code(signal.SIGTERM, faults)])
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""Faults on purpose: they happen in the real processes of a run, each of them once, at a stated step.
+"""Fault injection: each fault happens once, at a stated step, in the run's real processes.
 
 The run's folder says which (``chaos/faults.json``) and keeps which of them have happened (``chaos/happened-3``),
 so that a process that is started again does not meet a fault twice. Without that file nothing is looked for.
@@ -46,7 +46,7 @@ class Fault:
     """One thing that goes wrong.
 
     Attributes:
-        kind: ``kill`` the process dies at once; ``hang`` it stops for ever; ``slow`` it takes ``factor`` times as
+        kind: ``kill`` the process dies at once; ``hang`` it stops; ``slow`` it takes ``factor`` times as
             long for some steps; ``nan`` its loss and gradient are not finite; ``corrupt`` the newest checkpoint's
             bytes change on the disk, what is in memory is lost, and the process dies; ``fill-disk`` what the
             process writes next of a checkpoint does not fit.
@@ -66,14 +66,14 @@ class Fault:
 
 
 def write_faults(folder: RunFolder, faults: Sequence[Fault]) -> None:
-    """Lets faults happen in the run of a folder."""
+    """Registers faults for the run in a folder."""
     with folder.take():
         folder.chaos.mkdir()
         (folder.chaos / "faults.json").write_text(json.dumps([asdict(fault) for fault in faults]), encoding="utf-8")
 
 
 def read_faults(folder: RunFolder) -> list[Fault]:
-    """The faults that are to happen in a run; none as a rule."""
+    """The faults registered for a run."""
     path = folder.chaos / "faults.json"
     try:
         return [Fault(**values) for values in json.loads(path.read_text(encoding="utf-8"))] if path.is_file() else []
@@ -106,7 +106,7 @@ class Chaos:
         }
 
     def before_passes(self, step: int) -> None:
-        """Lets all faults of the step happen but those of its numbers."""
+        """Applies the step's faults, except those of its numbers."""
         if not self._mine:
             return
         for number, fault in self._due(step):
@@ -116,7 +116,7 @@ class Chaos:
         self._pause(step)
 
     def after_passes(self, step: int, loss: Tensor) -> Tensor:
-        """Makes loss and gradients not finite where that is to happen."""
+        """Applies ``nan`` faults to the loss and the gradients."""
         for number, fault in self._due(step):
             if fault.kind == "nan":
                 self._happens(number, fault)

@@ -1,4 +1,4 @@
-"""Signs of life: each process writes what it is at into shared memory, and whoever started it reads that there.
+"""Heartbeats: each process writes its phase and step into shared memory, where the supervisor reads them.
 
 Eight bytes are written at once, so a reader sees the old number or the new one; no lock, no message, no system call.
 """
@@ -27,15 +27,15 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a process was at when it last gave a sign of life.
+    """A process' phase and step at its last heartbeat.
 
     Attributes:
         beat: of the last sign, seconds of the machine's monotonic clock.
         phase: that began then; see `PHASES`.
         step: it belongs to; during `evaluate` and `save` the last one done.
-        done: the last step that was finished; -1 where the process has not yet said from where it goes on.
+        done: the last step that was finished; -1 before the process has restored its state.
         steps: steps that this process has finished itself.
-        own: seconds that it was at work in them, without waiting for others.
+        own: seconds of its own work in them, without waiting for others.
         slowest: the longest of them, seconds.
         evaluate, save: the longest evaluation and the longest save, seconds; 0 before the first.
     """
@@ -52,12 +52,12 @@ class Pulse:
 
 
 def heart_file(folder: Path, rank: int) -> Path:
-    """Where a process leaves its signs of life, in the run's folder in shared memory."""
+    """A process' heartbeat file, in the run's folder in shared memory."""
     return folder / f"heart-{rank}"
 
 
 class Listener:
-    """Reads the signs of life of one start of the processes; also after their files have been removed.
+    """Reads the heartbeats of one start of the processes; also after their files have been removed.
 
     Args:
         folder: the run's in shared memory.
@@ -68,7 +68,7 @@ class Listener:
         self._files: dict[int, IO[bytes]] = {}
 
     def pulse(self, rank: int) -> Pulse | None:
-        """The newest sign of life; None where there was none yet."""
+        """The newest heartbeat; None before the first."""
         with suppress(OSError, struct.error):
             if rank not in self._files:
                 self._files[rank] = heart_file(self._folder, rank).open("rb", buffering=0)
@@ -82,7 +82,7 @@ class Listener:
 
 
 class Heart:
-    """Writes this process' signs of life.
+    """Writes this process' heartbeat.
 
     Args:
         folder: the run's in shared memory; None for a process that nobody watches.
@@ -90,7 +90,7 @@ class Heart:
             the processor does not tell.
 
     Attributes:
-        watched: whether whoever started this process reads the signs, and tells the user what becomes of it.
+        watched: whether a supervisor reads the heartbeat and reports to the user.
     """
 
     def __init__(self, folder: Path | None = None, rank: int = 0, *, device_seconds: Clock | None = None) -> None:
@@ -105,11 +105,11 @@ class Heart:
 
     @property
     def pulse(self) -> Pulse | None:
-        """This process' newest sign of life."""
+        """This process' newest heartbeat."""
         return _pulse(self._cells.tobytes())
 
     def beat(self, phase: str, step: int = 0) -> None:
-        """A phase begins, of the step ``step``."""
+        """Records that a phase of step ``step`` begins."""
         now, busy = time.monotonic(), _busy()
         if self._phase == "data":  # no other process is waited for while samples are read
             self._own += now - self._wall
@@ -126,7 +126,7 @@ class Heart:
         self._set("done", step)
 
     def _ended(self, now: float, phase: str) -> None:
-        """Accounts for the phase that was going on until now."""
+        """Accounts for the phase that ends now."""
         if self._phase in ("evaluate", "save"):
             self._set(self._phase, max(self._get(self._phase), now - self._wall))
         if self._phase == "optimizer":

@@ -1,4 +1,4 @@
-"""Whether a device computes right and as fast as it should: a second before training, instead of days after it.
+"""Checks that a device computes correctly and at its usual rate, in about a second before training.
 
 Products of whole numbers small enough to be exact in float32 (and in TF32) are compared with the same products in
 another order in float64 (Freivalds' check, 1977): a wrong bit anywhere shows.
@@ -41,7 +41,7 @@ Multiply = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Report:
-    """What was found of one process' device and machine.
+    """Result of the tests of one process' device and machine.
 
     Attributes:
         wrong: what the device does wrong; empty where it works.
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """Something that is wrong with a process' device or machine.
+    """A fault of a process' device or machine.
 
     Attributes:
         out: whether training without it is better.
@@ -122,10 +122,10 @@ def shared(mine: Report) -> list[Report]:
 
 
 def findings(reports: Sequence[Report]) -> list[NodeFinding]:
-    """What is wrong with any of them.
+    """Faults found in the reports.
 
     A GPU that computes wrong, or at less than half of the rate that was measured for it before or that the others
-    reach, is left out. A processor's rate depends on what else runs on it, and is only told.
+    reach, is left out. A CPU's rate depends on what else runs on it, and is only reported.
     """
     found = [NodeFinding(r.rank, f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
     usual = median_low(r.rate for r in reports)
@@ -186,7 +186,7 @@ def disk(folder: Path) -> tuple[int, float]:
 
 @cache
 def code_fingerprint() -> str:
-    """Of Stoker's own files and of what computes."""
+    """Digest of Stoker's source and of the libraries that compute."""
     digest = hashlib.sha256(f"{platform.python_version()} {torch.__version__}".encode())
     package = Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Where every thread of a process stood when it stopped: asked for with a signal, written even where Python waits.
+"""Stack dumps of hung processes, requested with a signal and written even while Python waits in C code.
 
 A process on a GPU also has the flight recorder of NCCL: the collectives that it began, and which of them ended.
 """
@@ -23,7 +23,7 @@ SIGNAL = signal.SIGUSR2  # Slurm's users often have SIGUSR1 sent before the end
 RECORDED = 2000  # collectives that the flight recorder keeps
 PATIENCE = 2.0  # seconds that a process gets to write its stack
 LOOK_EVERY = 0.5  # seconds
-# Where a process stands that waits for others: in a collective, in the backward pass whose hooks call them.
+# Where a process waits for others: in a collective, in the backward pass whose hooks call them.
 WAITS = ("torch/distributed/", "torch/autograd/graph.py", "torch/nn/parallel/")
 THREAD = re.compile(r"^(Current thread|Thread) 0x", re.MULTILINE)
 FRAME = re.compile(r'^  File "(?P<file>.+)", line \d+ in ', re.MULTILINE)
@@ -62,7 +62,7 @@ def write_collectives_when_asked(folder: Path, logs: Path, rank: int) -> None:
 
 @dataclass(frozen=True)
 class Stacks:
-    """Where processes stood.
+    """Stacks of the processes.
 
     Attributes:
         texts: what each of them wrote, by rank.
@@ -74,7 +74,7 @@ class Stacks:
 
 
 def ask_for_stacks(pids: Mapping[int, int], *, folder: Path, logs: Path, collectives: bool) -> Stacks:
-    """Has the processes write where they stand.
+    """Has the processes write their stacks.
 
     Args:
         pids: process id by rank.
@@ -103,7 +103,7 @@ def ask_for_stacks(pids: Mapping[int, int], *, folder: Path, logs: Path, collect
 
 
 def waits_for_others(stack: str) -> bool:
-    """Whether the main thread, which faulthandler writes last, stands in a collective."""
+    """Whether the main thread, which faulthandler writes last, is in a collective."""
     main = THREAD.split(stack)[-1]
     innermost = FRAME.search(main)
     return innermost is not None and any(place in innermost["file"] for place in WAITS)

@@ -13,7 +13,7 @@ STOPPING = "stopping after this step ... (once more to stop at once, without a c
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Within it they go to a handler; where this is not the main thread they stay whose they are."""
+    """Context in which the signals go to a handler; outside the main thread it changes nothing."""
     try:
         before = {number: signal.signal(number, handler) for number in STOPS}
     except ValueError:

@@ -1,4 +1,4 @@
-"""Finds processes that stopped, and those that are slower than the others, from their signs of life."""
+"""Finds hung processes and stragglers from heartbeats."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EXCESS = 0.005  # seconds a step below which a difference is of no account
 
 @dataclass(frozen=True)
 class Hung:
-    """A process that stopped.
+    """A hung process.
 
     Attributes:
-        phase, step: what it was at.
-        silent: seconds since its last sign of life.
+        phase, step: of its last heartbeat.
+        silent: seconds since then.
     """
 
     rank: int
@@ -34,7 +34,7 @@ class Hung:
 
 @dataclass(frozen=True)
 class Slow:
-    """A process that works longer at its part than the others at theirs.
+    """A straggler: its own work takes longer than that of others with the same part.
 
     Attributes:
         own: its seconds a step, without waiting; ``median`` those of the processes with the same part.
@@ -66,7 +66,7 @@ def limit(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, flo
 def hung(
     pulses: Mapping[int, Pulse], *, now: float, hang: float | Literal["auto"], longest: Mapping[str, float]
 ) -> list[Hung]:
-    """The processes that are silent for too long, the one that probably made the others wait first.
+    """The processes silent for too long, the probable cause first.
 
     That is the one that is furthest behind, and among those at the same phase the one that began it first.
 
@@ -92,7 +92,7 @@ class Stragglers:
         self._began: dict[int, Pulse] = {}
 
     def look(self, pulses: Mapping[int, Pulse]) -> list[Slow]:
-        """The slow ones of a window that has just ended; to be called again and again."""
+        """The stragglers of a window that has just ended; call it repeatedly."""
         if any(rank not in pulses for part in self._parts for rank in part):
             return []
         if not self._began:
