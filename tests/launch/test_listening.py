@@ -76,8 +76,12 @@ def base(tmp_path: Path) -> Path:
 @pytest.fixture(params=[1, 2])
 def running(request: pytest.FixtureRequest, base: Path) -> Iterator[subprocess.Popen[str]]:
     """``stoker train`` in the middle of its training, in one process and in two."""
-    code = "import sys; from stoker.cli.main import main; sys.exit(main())"  # as the installed command begins
-    command = [sys.executable, "-P", "-c", code, "train", "job.yaml", f"parallel.data={request.param}", "--json"]
+    script = base / "bin" / "stoker"  # as the installed command: its own folder, and not the current one, is searched
+    script.parent.mkdir()
+    script.write_text(
+        "import sys\nfrom stoker.cli.main import main\nif __name__ == '__main__':\n    sys.exit(main())\n"
+    )
+    command = [sys.executable, str(script), "train", "job.yaml", f"parallel.data={request.param}", "--json"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=base, text=True, **pipes)  # type: ignore[call-overload]
     deadline = time.monotonic() + 120
