@@ -22,6 +22,7 @@ from stoker.plan.shape import Layer, Shape
 BUCKETS = 2 * 25 * 2**20  # bytes of the two buckets that DDP fills and sums
 SCORES = 2.5  # numbers of 16 bits for a score: itself, its softmax, a mask of one byte
 OPERATORS = 0.35  # of a block's activations: results of every other product, and of attention
+WORKSPACES = 2 * 32 * 2**20  # bytes of cuBLAS from Hopper on, for the threads of the forward and backward passes
 FULL = 0.7  # of a device's memory: beyond it, what is freed late is waited for
 
 
@@ -57,6 +58,8 @@ def fused_parts(setting: Setting, stage: int) -> dict[str, float]:
         later = software.later_logits * (setting.micro_batches > 1)
         parts["logits"] = setting.predicting * (software.logits + later) * shape.vocabulary / layout.tensor
     parts["buffers"] = _buffers(setting, stage, held.total)
+    if "fp8" in setting.cluster.device.peak_tflops:
+        parts["buffers"] += WORKSPACES
     if software.late is not None and layout.sequence:
         parts["freed late"] = late_freed(setting, software.late, stage, others=sum(parts.values()))
     return parts
@@ -140,15 +143,21 @@ def stage_activations(setting: Setting, stage: int) -> float:
 
 
 def late_freed(setting: Setting, late: LateFrees, stage: int, *, others: float) -> float:
-    """Bytes of inputs gathered for split matrices that are freed late: as much as the device has room for.
+    """Bytes of whole tensors that are freed late: as much as the device has room for.
+
+    Two tensors a block in the forward pass. Where the host gets into the backward pass, four a block, of about twice
+    the launches, less the activations that it frees.
 
     Args:
         others: bytes of everything else on the device.
     """
     layout = setting.layout
-    split = HALF * setting.tokens * setting.shape.width / layout.tensor
-    share = late.share(layout.pipeline, layout.tensor, split)
-    blocks = sum(setting.blocks[stage].values()) * in_flight(setting, stage)
-    gathered = 2 * HALF * setting.shape.width * setting.tokens * blocks
+    whole = HALF * setting.tokens * setting.shape.width
+    flying = sum(setting.blocks[stage].values()) * in_flight(setting, stage)
+    forward = late.blocks(setting, flying, whole / layout.tensor)
+    freed = forward * 2 * whole
+    if layout.pipeline == 1:
+        kept = setting.tokens * max(layer_activations(setting, layer) for layer in setting.blocks[stage])
+        freed += (late.ahead - forward) / 2 * max(0.0, 4 * whole - kept)
     room = FULL * setting.cluster.device.memory_gib * 2**30 - others
-    return max(0.0, min(share * gathered, room))
+    return max(0.0, min(freed, room))

@@ -5,37 +5,46 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stoker.job.layout import Offload, Recompute, Shard
+from stoker.plan.setting import Setting
 from stoker.plan.software import Software
 
 
 @dataclass(frozen=True)
 class LateFrees:
-    """Which inputs, gathered for split matrices on a stream of their own, are not freed in time to be used again.
+    """Blocks whose whole tensors (inputs gathered for split matrices, results before they are scattered) the allocator
+    cannot use again yet, because the device has not finished the collectives that read them.
 
-    Measured on nanotron. A pipeline's first stage runs ahead of its device while it fills: of p micro-batches in flight
-    the inputs of p - 2 are late. With two tensor-parallel processes, or where the inputs are large, almost all are.
-    Equal plans fall on both sides; why is not known.
+    The host runs at most CUDA's queue of 1,024 launches ahead of its device. In nanotron's pipelines it is that far
+    ahead with large tensors, with two tensor-parallel processes, and on a single node; across nodes its launches are
+    slow, and only the first step is late: the first stage launches its micro-batches while its first sends wait for
+    the next stage, and the tensors of p - 2 of p are not freed. Equal plans of nanotron fall on both sides.
 
     Attributes:
-        one: share of them without a pipeline.
-        large: bytes of a split input from which on `of_large` are freed late at least.
-        most: tensor-parallel processes from which on a pipeline's are freed in time.
+        ahead: blocks whose forward passes fill the queue, at about 42 launches a block.
+        large: bytes of a tensor's part from which on it is a large one.
+        most: tensor-parallel processes from which on a pipeline's host is slower than its device.
     """
 
-    one: float
+    ahead: int
     large: float
-    of_large: float
     most: int
 
-    def share(self, stages: int, tensor: int, size: float) -> float:
-        """Of the inputs, those freed late."""
-        if stages == 1:
-            return self.one
-        if tensor >= self.most:
+    def blocks(self, setting: Setting, flying: float, part: float) -> float:
+        """Late forward passes of a block.
+
+        Args:
+            flying: forward passes of a block whose activations a stage holds.
+            part: bytes of a process' part of a whole tensor.
+        """
+        tensor, stages = setting.layout.tensor, setting.layout.pipeline
+        if stages > 1 and tensor >= self.most:
             return 0.0
-        if tensor == 2:
-            return 1.0
-        return max((stages - 2) / stages, self.of_large if size >= self.large else 0.0)
+        behind = tensor == 2 or part >= self.large or setting.cluster.nodes == 1
+        if stages > 1 and not behind:
+            flying *= (stages - 2) / stages
+        elif stages > 1 and setting.micro_batches > stages:
+            return self.ahead
+        return min(flying, self.ahead)
 
 
 @dataclass(frozen=True)
@@ -49,7 +58,7 @@ class Program(Software):
         later_logits: what is still held of the micro-batch before, when there is more than one.
         dropout: whether masks are kept.
         fused_gate: whether the product of a gated MLP's nonlinearity with its gate is computed again, not kept.
-        late: which of the inputs that sequence parallelism gathers for split matrices are freed late; None for none.
+        late: which of sequence parallelism's whole tensors are freed late; None for none.
         unsummed: bytes of a gradient before it is added to the sum, of the head and the largest block.
         frozen: bytes of a weight that is not trained.
         seq_len: tokens of a row where nothing is said.

@@ -50,7 +50,7 @@ NANOTRON = _program(
     gradients=6,
     logits=7.1,
     later_logits=3.3,
-    late=LateFrees(one=0.9, large=48 * 2**20, of_large=0.85, most=32),
+    late=LateFrees(ahead=24, large=48 * 2**20, most=32),
     unsummed=2,
     first_stage=True,
     balanced=True,

@@ -43,6 +43,16 @@ def test_a_scratch_model_has_as_many_parameters_as_the_one_that_is_built(name: s
     assert shape_of_name(name, tmp_path).parameters == sum(p.numel() for p in built.parameters())
 
 
+@pytest.mark.parametrize(("known", "rows"), [(300, 320), (200, 300)])
+def test_special_tokens_that_the_model_has_no_row_for_are_counted(known: int, rows: int, tmp_path: Path) -> None:
+    """`stoker.models.resize_embeddings` enlarges embeddings to multiples of 64, and only where they are full."""
+    tokens = {"special_tokens": ["<a>", "<b>", "t7"], "name": "tiny"}
+    (tmp_path / "tiny").mkdir()
+    content = {"added_tokens": [], "model": {"vocab": {f"t{i}": i for i in range(known)}}}
+    (tmp_path / "tiny" / "tokenizer.json").write_text(json.dumps(content))
+    assert work_of(job(tmp_path, model=tokens), base=tmp_path).shape.vocabulary == rows
+
+
 def test_a_gguf_file_has_the_shape_of_its_model(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     import numpy as np

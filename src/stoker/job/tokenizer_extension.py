@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
+from stoker.job.schema import ModelBlock
 
 FILE = "extension.json"
+ROLES = ("bos", "eos", "pad", "unk")
 ROWS = 64  # embeddings are enlarged to multiples of this, which matrix units compute fastest (Shoeybi et al., 2019)
 
 
@@ -38,7 +40,7 @@ class Extension:
 
     def rows(self, have: int) -> int:
         """Rows that the embedding of a model with ``have`` rows gets: as they are where there is room."""
-        return have if self.tokens <= have else -(-self.tokens // ROWS) * ROWS
+        return rows_of(self.tokens, have)
 
     def write(self, folder: Path) -> None:
         """Writes it beside the tokenizer."""
@@ -64,6 +66,43 @@ def read_extension(folder: Path) -> Extension | None:
         message = f"cannot be read: {error}"
         raise UserError(Problem(message, "write it anew with `stoker tokenizer extend`", file=str(path))) from error
     return found
+
+
+def special_tokens(block: ModelBlock) -> list[str]:
+    """All tokens of ``model.special_tokens``."""
+    tokens = block.special_tokens
+    if tokens is None:
+        return []
+    return [*tokens.additional, *filter(None, (getattr(tokens, role) for role in ROLES))]
+
+
+def read_vocabulary(folder: Path) -> tuple[set[str], list[str]] | None:
+    """(all tokens, those that were added as special ones) of a folder's ``tokenizer.json``; None where it has none that
+    can be read."""
+    try:
+        content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        added = [token["content"] for token in content["added_tokens"]]
+        return {*added, *(each if isinstance(each, str) else each[0] for each in content["model"]["vocab"])}, added
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def rows_with_special_tokens(block: ModelBlock, have: int, base: Path) -> int:
+    """Rows that the embedding of a job's model gets for the tokens of ``model.tokenizer`` and ``model.special_tokens``.
+
+    A tokenizer that is in no local folder is taken to have a token for each of the model's rows.
+    """
+    folder = base / Path(block.tokenizer or block.name).expanduser()
+    extension = read_extension(folder) if block.tokenizer else None
+    known, _ = read_vocabulary(folder) or (set(), [])
+    new = len(set(special_tokens(block)) - known)
+    tokens = extension.tokens if extension else len(known) or have
+    return rows_of(tokens + new, have) if new or extension else have
+
+
+def rows_of(tokens: int, have: int) -> int:
+    """Rows of an embedding of ``have`` rows once it has a row for each token."""
+    return have if tokens <= have else -(-tokens // ROWS) * ROWS
 
 
 def fingerprint(vocabulary: Mapping[str, int]) -> str:

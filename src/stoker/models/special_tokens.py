@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.schema import ModelBlock
-from stoker.job.tokenizer_extension import Extension, fingerprint
+from stoker.job.tokenizer_extension import ROLES, Extension, fingerprint, read_vocabulary, special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-ROLES = ("bos", "eos", "pad", "unk")
 
 
 def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) -> None:
@@ -54,26 +51,21 @@ def stop_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     """(what is wrong, what to write) about the stop tokens, where the tokenizer lies in a folder as JSON; else None."""
     if not stop_tokens(block):
         return None
-    file = base / Path(block.tokenizer or block.name).expanduser() / "tokenizer.json"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        special = [token["content"] for token in content["added_tokens"]]
-        known = {*special, *(entry if isinstance(entry, str) else entry[0] for entry in content["model"]["vocab"])}
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or for the loading to refuse
+    vocabulary = read_vocabulary(base / Path(block.tokenizer or block.name).expanduser())
+    if vocabulary is None:  # not there, or for the loading to refuse
         return None
-    problems = _unknown(block, known, special)
+    problems = _unknown(block, *vocabulary)
     return (problems[0].message, problems[0].suggestion) if problems else None
 
 
 def _unknown(block: ModelBlock, vocabulary: Collection[str], special: Sequence[str]) -> list[Problem]:
     """The stop tokens that are neither in the vocabulary nor added to it."""
-    tokens = block.special_tokens
-    added = [*tokens.additional, *(getattr(tokens, role) for role in ROLES)] if tokens is not None else []
+    added = special_tokens(block)
     problems = []
     for stop in stop_tokens(block):
         if stop in vocabulary or stop in added:
             continue
-        near = get_close_matches(stop, [*special, *filter(None, added)], 1, 0.4)
+        near = get_close_matches(stop, [*special, *added], 1, 0.4)
         known = f"did you mean {near[0]}?" if near else f"its special tokens are {', '.join(special[:8]) or 'none'};"
         hint = f"{known} a new token is added by `model.special_tokens: [{stop!r}]`"
         problems.append(Problem(f"`model.stop`: {stop!r} is no token of the vocabulary", hint, key="model.stop"))
@@ -91,9 +83,7 @@ def with_new_tokens(
     """
     known = tokenizer.get_vocab()
     backend = tokenizer.backend_tokenizer
-    names = [*stop_tokens(block)]
-    if block.special_tokens is not None:
-        names += [*block.special_tokens.additional, *filter(None, (getattr(block.special_tokens, r) for r in ROLES))]
+    names = [*stop_tokens(block), *special_tokens(block)]
     nothing = next((i for i in (tokenizer.unk_token_id, tokenizer.eos_token_id) if i is not None), 0)
     cuts = {name: backend.encode(name, add_special_tokens=False).ids or [nothing] for name in names}
     add_special_tokens(tokenizer, block)

@@ -16,7 +16,7 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
 from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task import task_of
-from stoker.job.tokenizer_extension import read_extension
+from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.job.tune_keys import ADAPTERS, block_numbers
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
@@ -48,10 +48,8 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
         shape = shape_of_name(job.model.name, base or Path.cwd())
     except UserError as error:
         raise UserError(*(loaded.problem("model.name", p.message, p.suggestion) for p in error.problems)) from error
-    extension = read_extension((base or Path.cwd()) / job.model.tokenizer) if job.model.tokenizer else None
-    if extension is not None:
-        shape = replace(shape, vocabulary=extension.rows(shape.vocabulary))
-    return work_of_shape(job, shape, precision=precision_of(job, cluster))
+    rows = rows_with_special_tokens(job.model, shape.vocabulary, base or Path.cwd())
+    return work_of_shape(job, replace(shape, vocabulary=rows), precision=precision_of(job, cluster))
 
 
 def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
