@@ -11,9 +11,12 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from communication import Held, ModelShape, StepShape, communication
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from traffic import Traffic
 from transformers import LlamaConfig
+from volume import Flow, Volumes, added
 
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import load_job
@@ -23,9 +26,6 @@ from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.pipeline_split import stages_of_process
-from stoker.parallel.traffic import Traffic
-from stoker.plan.collective_volume import Flow, Volumes, added
-from stoker.plan.communication import HeldParameter, ModelShape, StepShape, communication
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.engine import Distributed
 from stoker.train.loop import Loop
@@ -118,8 +118,8 @@ def shape_of(prepared: Prepared, mesh: Mesh) -> ModelShape:
     partial = {id(t.parameter) for t in prepared.passes._gradients._trained if t.partial}
     tied = [t.parameter for t in prepared.passes._gradients._trained if t.tied]
 
-    def held(parameters: Any) -> tuple[HeldParameter, ...]:
-        return tuple(HeldParameter(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)
+    def held(parameters: Any) -> tuple[Held, ...]:
+        return tuple(Held(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)
 
     blocks = [list(block.parameters()) for part in parts for block in unwrap(part).get_submodule(family.blocks)]  # type: ignore[union-attr]
     inside = {id(p) for block in blocks for p in block}

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
+from traffic import Traffic
+from volume import Flow, Volume
 
 from stoker.launch.process_pool import Pool
 from stoker.parallel.collectives import copy_to, exchange, gather_parts, scatter_sum, sum_from
-from stoker.parallel.traffic import Traffic
-from stoker.plan.collective_volume import Flow, Volume
 
 FOUR = 4 * 4  # bytes of the four floats that most calls below move
 

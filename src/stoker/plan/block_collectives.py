@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.plan.collective_volume import Kind
 from stoker.plan.eager import HALF
 from stoker.plan.efficiency import Efficiency
-from stoker.plan.network_cost import Group, collective_seconds
+from stoker.plan.network_cost import Group, Kind, collective_seconds
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Layer
 

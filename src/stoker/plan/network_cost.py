@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Literal
 
 from numpy import interp
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.collective_volume import wire_bytes
 from stoker.plan.efficiency import Efficiency
+
+Kind = Literal["all-reduce", "all-gather", "reduce-scatter", "all-to-all"]
 
 # Share of a node's network rate that collectives reach on AWS' fabric, which congests as nodes are added: nodes,
 # all-reduce, its halves by themselves, all of 400 GB/s a node. Measured on H100s (Hugging Face, 2025, The Ultra-Scale
@@ -39,8 +41,17 @@ class Group:
         return min(self.size, max(1, per_node // self.stride))
 
 
+def wire_bytes(kind: Kind, size: int, processes: int) -> float:
+    """Bytes that each process sends when a collective over tensors of ``size`` bytes runs as a ring.
+
+    An all-reduce is a reduce-scatter and an all-gather (Patarasuk and Yuan, 2009), which is why DDP and ZeRO-2
+    move the same (Rajbhandari et al., 2020, section 7).
+    """
+    return (2 if kind == "all-reduce" else 1) * ((processes - 1) / processes) * size
+
+
 def collective_seconds(
-    kind: str, size: float, group: Group, cluster: Cluster, efficiency: Efficiency, *, calls: int = 1
+    kind: Kind, size: float, group: Group, cluster: Cluster, efficiency: Efficiency, *, calls: int = 1
 ) -> float:
     """Seconds of collectives over tensors of ``size`` bytes in all, as rings (Patarasuk and Yuan, 2009).
 

@@ -258,19 +258,15 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     far = Group(data // inner, layout.tensor * inner)
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
     units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
-    gather, scatter = (
-        collective_seconds(kind, size, near, cluster, efficiency, calls=units)
-        for kind, size in (
-            ("all-gather", parameters * HALF),
-            ("reduce-scatter", trained * software.sent_gradients),
-        )
-    )
-    across = collective_seconds("all-reduce", trained * software.sent_gradients / inner, far, cluster, efficiency)
+    sent = trained * software.sent_gradients
+    gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency, calls=units)
+    scatter = collective_seconds("reduce-scatter", sent, near, cluster, efficiency, calls=units)
+    across = collective_seconds("all-reduce", sent / inner, far, cluster, efficiency)
     if layout.shard == "zero3":
         moved = setting.micro_batches * (2 * gather + scatter) + across
         return max(moved - software.hidden * compute, moved * (1 - software.hidden_most))
     if layout.shard == "none":
-        moved = collective_seconds("all-reduce", trained * software.sent_gradients, near, cluster, efficiency)
+        moved = collective_seconds("all-reduce", sent, near, cluster, efficiency)
     else:
         moved = gather + scatter
     if layout.shard == "zero2":

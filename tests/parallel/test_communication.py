@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from communication import Held, ModelShape, StepShape, data_parallel
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from traffic import Traffic
+from volume import Flow, Volume, Volumes
 
 from stoker.job.layout import Layout
 from stoker.launch.process_pool import Pool
-from stoker.parallel.traffic import Traffic
-from stoker.plan.collective_volume import Flow, Volume, Volumes, wire_bytes
-from stoker.plan.communication import HeldParameter, ModelShape, StepShape, data_parallel
+from stoker.plan.network_cost import wire_bytes
 
 MICRO_BATCHES = 3
 STEP = StepShape(tokens=(2,) * MICRO_BATCHES, targets=(2,) * MICRO_BATCHES, chunks=(1,) * MICRO_BATCHES)
@@ -40,8 +41,8 @@ class Net(nn.Module):
         return ModelShape(blocks, ((*held(self.enter), *held(self.leave)),), width=7, query_width=7, key_value_width=7)
 
 
-def held(module: nn.Module) -> tuple[HeldParameter, ...]:
-    return tuple(HeldParameter(tuple(p.shape), p.requires_grad) for p in module.parameters())
+def held(module: nn.Module) -> tuple[Held, ...]:
+    return tuple(Held(tuple(p.shape), p.requires_grad) for p in module.parameters())
 
 
 def sharded(net: Net, layout: Layout) -> tuple[FSDPModule, Traffic]:
@@ -103,7 +104,7 @@ def on_the_wire(layout: Layout, micro_batches: int, shape: ModelShape) -> float:
 
 def test_zero_papers_figures() -> None:
     """Rajbhandari et al., 2020, section 7: DDP, ZeRO-1 and ZeRO-2 move 2 X, ZeRO-3 moves 3 X where blocks are all."""
-    blocks = tuple((HeldParameter((1024, 16)),) for _ in range(8))
+    blocks = tuple((Held((1024, 16)),) for _ in range(8))
     shape = ModelShape(blocks, (), width=16, query_width=16, key_value_width=16)
     many = 1024  # processes, so that (n - 1) / n is nearly 1
     assert on_the_wire(Layout(data=many), 1, shape) == pytest.approx(2, rel=2e-3)
@@ -115,6 +116,6 @@ def test_zero_papers_figures() -> None:
 
 
 def test_hybrid_sums_its_parts_over_the_replicas_once() -> None:
-    shape = ModelShape(((HeldParameter((8, 8)),),), (), width=8, query_width=8, key_value_width=8)
+    shape = ModelShape(((Held((8, 8)),),), (), width=8, query_width=8, key_value_width=8)
     moved = data_parallel(Layout(data=4, shard="zero2", shard_size=2), shape, StepShape((1, 1), (1, 1), (1, 1)))
     assert moved[Flow("replica", "all-reduce")] == Volume(1, 8 * 8 * 4 // 2)

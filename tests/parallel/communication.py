@@ -2,7 +2,7 @@
 
 Sources: Rajbhandari et al., 2020 (ZeRO), section 7; Shoeybi et al., 2019 (Megatron-LM), section 3; Narayanan
 et al., 2021 (pipelines), section 3.2; Korthikanti et al., 2022 (sequence parallelism), section 4.2.2; Jacobs
-et al., 2023 (Ulysses), section 3.2. All sizes are those of whole tensors, see `stoker.plan.collective_volume`.
+et al., 2023 (Ulysses), section 3.2. All sizes are those of whole tensors, see `volume`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from volume import Flow, Volume, Volumes, added
+
 from stoker.job.layout import Layout
-from stoker.plan.collective_volume import Flow, Volume, Volumes, added
 
 INTEGER, DOUBLE = 8, 8  # bytes
 
 
 @dataclass(frozen=True)
-class HeldParameter:
+class Held:
     """A parameter as a process holds it: split by tensor parallelism, not yet sharded.
 
     Attributes:
@@ -59,8 +60,8 @@ class ModelShape:
         tied: elements that this process has of an embedding whose copy, the head, another stage has.
     """
 
-    blocks: tuple[tuple[HeldParameter, ...], ...]
-    outside: tuple[tuple[HeldParameter, ...], ...]
+    blocks: tuple[tuple[Held, ...], ...]
+    outside: tuple[tuple[Held, ...], ...]
     width: int
     query_width: int
     key_value_width: int
@@ -72,7 +73,7 @@ class ModelShape:
     tied: int = 0
 
     @property
-    def parameters(self) -> tuple[HeldParameter, ...]:
+    def parameters(self) -> tuple[Held, ...]:
         """All that this process holds."""
         return tuple(held for group in (*self.blocks, *self.outside) for held in group)
 
@@ -150,7 +151,7 @@ def data_parallel(layout: Layout, model: ModelShape, step: StepShape) -> Volumes
     return moved
 
 
-def _gathered(groups: tuple[tuple[HeldParameter, ...], ...], sharers: int, step: StepShape) -> Volume:
+def _gathered(groups: tuple[tuple[Held, ...], ...], sharers: int, step: StepShape) -> Volume:
     """One all-gather for each group."""
     return Volume(sum(map(bool, groups)), sum(p.padded(sharers) for group in groups for p in group) * step.weight)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.plan.collective_volume import Flow, Kind, Volume, added, wire_bytes
+from stoker.plan.network_cost import Kind, wire_bytes
 
 
 def walked_ring(kind: Kind, size: int, processes: int) -> int:
@@ -28,9 +28,3 @@ def test_the_formula_is_the_walked_ring(kind: Kind, processes: int) -> None:
 def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather() -> None:
     both = wire_bytes("reduce-scatter", 1000, 5) + wire_bytes("all-gather", 1000, 5)
     assert wire_bytes("all-reduce", 1000, 5) == both
-
-
-def test_flows_add_up_and_empty_ones_vanish() -> None:
-    a, b = Flow("tensor", "all-reduce"), Flow("pipe", "send")
-    total = added({a: Volume(1, 10), b: Volume(0, 0)}, {a: Volume(2, 5) * 2})
-    assert total == {a: Volume(5, 20)}

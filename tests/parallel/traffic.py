@@ -9,11 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from stoker.plan.collective_volume import Flow, Kind, Volume
+from volume import Flow, Volume
 
 # Operator -> (kind, which argument holds the whole tensors; None: the result does).
-_C10D: dict[str, tuple[Kind, int | None]] = {
+_C10D: dict[str, tuple[str, int | None]] = {
     "allreduce_": ("all-reduce", 0),
     "allreduce_coalesced_": ("all-reduce", 0),
     "allgather_": ("all-gather", 0),
@@ -35,7 +34,7 @@ _C10D: dict[str, tuple[Kind, int | None]] = {
     "barrier": ("barrier", 0),
     "monitored_barrier_": ("barrier", 0),
 }
-_FUNCTIONAL: dict[str, tuple[Kind, int | None]] = {
+_FUNCTIONAL: dict[str, tuple[str, int | None]] = {
     "all_reduce": ("all-reduce", 0),
     "all_reduce_": ("all-reduce", 0),
     "all_reduce_coalesced": ("all-reduce", 0),
