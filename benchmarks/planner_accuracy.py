@@ -31,7 +31,7 @@ from stoker.plan.shapes.model_names import shape_named
 
 
 def measured_seconds(row: dict[str, Any]) -> float | None:
-    """Of a step, as published or as derived from what was."""
+    """Published or derived seconds of a step."""
     return row.get("step_time_s") or (row.get("derived") or {}).get("step_time_s")
 
 
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def time_error(row: Row, found: Prediction) -> float | None:
-    """Of a step's time, or of the speed where only that is published."""
+    """Relative error of the step time, or of the speed where only that is published."""
     if (actual := measured_seconds(dict(row))) and found.step_time_s:
         return found.step_time_s / actual - 1
     if (rate := measured_speed(dict(row))) and found.tokens_per_s_per_gpu:

@@ -26,7 +26,7 @@ CROWDED = 0.88  # of a device's memory, from which on it is nearly full
 
 @dataclass(frozen=True)
 class Prediction:
-    """What is written for a row; None where the row says too little.
+    """Prediction for a row; None where the row says too little.
 
     Attributes:
         notes: phrases of the row that were not understood, and what was taken instead.
@@ -53,7 +53,7 @@ def setting_of(row: Row) -> Setting:
 
 
 def predict(row: Row) -> Prediction:
-    """What the planner says of a row.
+    """Prediction for a row.
 
     Where settings that a row does not state decide whether it fits, the verdict is AT RISK. MFU is tokens/s/GPU x FLOP
     per token by the PaLM convention (6 N + 12 L H Q T, all attention, nothing computed again; 4 N where only adapters
@@ -86,7 +86,7 @@ def verdict_on(setting: Setting, memory: Memory) -> Verdict:
 
 
 def memory_of(setting: Setting) -> Memory:
-    """Of the fullest stage, or of the one that the program's logs tell of."""
+    """Memory of the fullest stage, or of the stage that the program logs."""
     return stage_memory(setting, 0) if program_of(setting).first_stage else peak_memory(setting)[1]
 
 
@@ -99,7 +99,7 @@ def seconds_of(setting: Setting, memory: Memory) -> float:
 
 
 def bound(setting: Setting, memory: Memory) -> float:
-    """What should not be exceeded: wider where no memory of the program was at hand."""
+    """Upper bound of the memory, wider for programs without published readings."""
     return memory.upper * (1 + program_of(setting).unverified)
 
 

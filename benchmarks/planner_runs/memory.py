@@ -1,4 +1,4 @@
-"""What a stage of a program with fused kernels holds: model states, activations, logits, buffers.
+"""Memory of a stage of a program with fused kernels: model states, activations, logits, buffers.
 
 Sources: Korthikanti et al., 2022, section 4 (activations under tensor and sequence parallelism) and 5 (recomputation);
 Dao et al., 2022 (attention that keeps no scores); Narayanan et al., 2021 (micro-batches in flight).
@@ -90,7 +90,7 @@ def layer_activations(setting: Setting, layer: Layer) -> float:
 
     Elements, in 16 bits: the input and the output of each norm and of each addition to the residual; queries, keys,
     values and the result of attention; what goes into and comes out of the MLP's nonlinearity, and its product with
-    the gate. What stands inside the split matrices is split by tensor parallelism, the rest by sequence parallelism.
+    the gate. What lies between the split matrices is split by tensor parallelism, the rest by sequence parallelism.
     """
     shape, layout, software = setting.shape, setting.layout, program_of(setting)
     outside, inside = 0.0, 0.0
@@ -117,7 +117,7 @@ def _nonlinear(setting: Setting, shape: Shape) -> float:
 
 
 def _mlp_width(shape: Shape, layer: Layer) -> float:
-    """Of the MLP that a token goes through, the experts' together."""
+    """Width of the MLP that a token goes through, the experts' together."""
     if layer.feed_forward == "dense":
         return shape.mlp_width
     if layer.feed_forward == "experts" and shape.mixture is not None:

@@ -1,4 +1,4 @@
-"""What the phrases of a table say of a run's numbers and settings, read by their parts.
+"""Reads the phrases of a table about a run's types and settings by their parts.
 
 A phrase is cut into clauses; a clause names a type (``bf16``, ``MXFP8``, ``8-bit``) and what is kept or computed in it
 (``gradients``, ``optimizer``); a type alone is that of the matrix products. What is not understood is handed back as a
@@ -80,7 +80,7 @@ def numbers_of(phrase: object) -> Numbers:
     kept: dict[str, str] = {}
     notes = []
     waiting: set[str] = set()  # roles whose type follows: "params and optimizer bf16"
-    leading = ""  # a type that goes on: "fp32 master weights and Adam states"
+    leading = ""  # a type for the next clauses: "fp32 master weights and Adam states"
     for clause in _CLAUSE.split(text):
         types, rest = _taken(clause, {name: pattern for name, (_, pattern) in TYPES.items()})
         roles, rest = _taken(rest, ROLES)
@@ -187,7 +187,7 @@ def zero_stage(value: object) -> tuple[int | None, tuple[str, ...]]:
 
 
 def sharing(value: object) -> Sharing:
-    """What the field ``fsdp`` says: ``FULL_SHARD``, ``HSDP``, ``HYBRID_SHARD 16x8``, ``64``, True, ..."""
+    """Reads the field ``fsdp``: ``FULL_SHARD``, ``HSDP``, ``HYBRID_SHARD 16x8``, ``64``, True, ..."""
     text = re.sub(r"[_\s]+", " ", str(value).strip().lower())
     if value is None or text in ("", "unknown", "null", "unstated", "auto"):
         return Sharing()

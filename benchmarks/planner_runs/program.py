@@ -1,4 +1,4 @@
-"""What a training program keeps in memory, beside what the planner's `Software` says of its time."""
+"""Memory of a training program, beside the times of the planner's `Software`."""
 
 from __future__ import annotations
 

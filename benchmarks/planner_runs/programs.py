@@ -70,20 +70,11 @@ NANOTRON = _program(
 INTERNEVO = _program("internevo", gradients=2, states=28, hidden=0.167, hidden_most=0.7)
 ONEFLOW = replace(MEGATRON_2021, name="oneflow", logits=5.0, hidden=0.8, hidden_most=0.9)
 # Its cross entropy is fused (flash-attn's): logits and their gradient in 16 bits.
-COMPOSER = _program("composer", unverified=0.1, logits=4.0, weights=4, gradients=4, states=8, offload="params")
+FLOAT32 = _program("float32 weights", weights=4, gradients=4, states=8, logits=4.0)
+COMPOSER = replace(FLOAT32, name="composer", unverified=0.1, offload="params")
 # Its loss is compiled: logits and their gradient in 16 bits, and what the softmax keeps. Of FSDP2's gathers and
 # scatters, which go beside the blocks before and after, only the outermost units' wait.
-TORCHTITAN = _program(
-    "torchtitan",
-    unverified=0.1,
-    weights=4,
-    gradients=4,
-    states=8,
-    sequence=True,
-    logits=6.0,
-    hidden_most=0.9,
-    offload="params",
-)
+TORCHTITAN = replace(COMPOSER, name="torchtitan", sequence=True, logits=6.0, hidden_most=0.9)
 # DeepSpeed's pipeline sends, and sums gradients, while nothing else is done.
 BLOOM = replace(
     MEGATRON_2021,
@@ -97,7 +88,7 @@ BLOOM = replace(
 )
 DEEPSPEED = _program("deepspeed", unverified=0.1, gradients=2, offload="params")
 TORCHTUNE = _program("torchtune", gradients=2, states=4, logits=10.0, recompute="full", offload="params", paged=True)
-PEFT = _program("peft", weights=4, gradients=4, states=8, logits=4.0, frozen=4, seq_len=512)
+PEFT = replace(FLOAT32, name="peft", frozen=4, seq_len=512)
 OWN = Program(**{each.name: getattr(STOKER, each.name) for each in fields(STOKER)}, sequence=True)
 # What a row's source or framework says, and the software it means; the first that is found.
 NAMES = (

@@ -1,4 +1,4 @@
-"""What a row of a table says: its setting, those that it leaves open, and the phrases that were not understood."""
+"""Reads a row of a table: the settings that it allows, and the phrases that were not understood."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PAGED = re.compile(r"paged[ _-]?(?:adam|optim)", re.I)
 
 @dataclass(frozen=True)
 class Reading:
-    """What a row means.
+    """The meaning of a row.
 
     Attributes:
         settings: those that it allows: first with the defaults for what it does not state, then the others.
@@ -38,7 +38,7 @@ class Reading:
 
 
 def reading_of(row: Row) -> Reading:
-    """What a row means.
+    """The meaning of a row.
 
     Defaults: one device, an A100 of 80 GB; degrees of 1, and what is left of the devices is data-parallel; 2,048
     tokens a row; a micro-batch of one row; one micro-batch a step; 16-bit products; 1F1B, interleaved where there are
@@ -125,7 +125,7 @@ def _all_of(
 
 
 def _remarks(row: Row) -> str:
-    """What is said outside of fields of its own, in small letters."""
+    """Model name and notes in lower case."""
     return " ".join(str(row.get(key) or "") for key in ("model_name", "notes")).lower()
 
 
@@ -157,7 +157,7 @@ def _sequence(row: Row, program: Program) -> bool:
 
 
 def _precision(numbers: Numbers, row: Row, device: DeviceKind, notes: list[str]) -> str:
-    """Of the matrix products: 16 bits where nothing is said."""
+    """Precision of the matrix products: 16 bits by default."""
     half = "bf16" if "bf16" in device.peak_tflops else "fp16"
     said = row.get("precision")
     if numbers.notes:

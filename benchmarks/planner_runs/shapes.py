@@ -136,7 +136,7 @@ def _rounded_to(number: float) -> int:
 
 
 def _proportioned(parameters: float) -> tuple[int, int]:
-    """Layers and width of a GPT of so many parameters: 12 L (128 L)^2 of them in its matrices."""
+    """Layers and width of a GPT with this number of parameters: 12 L (128 L)^2 of them in its matrices."""
     layers = max(round((parameters / (12 * ASPECT**2)) ** (1 / 3)), 1)
     return layers, ASPECT * layers
 

@@ -11,7 +11,7 @@ from planner_runs.programs import COMPOSER, MEGATRON_2021, NANOTRON
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.job.layout import Layout, Shard
-from stoker.plan.memory import model_states, peak_memory, stage_memory
+from stoker.plan.memory import peak_memory, stage_memory
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.model_names import shape_named
@@ -31,7 +31,8 @@ def test_a_stages_states_are_zeros(shard: Shard) -> None:
     layout = Layout(data=8, shard=shard, shard_size=1 if shard == "none" else 8)
     parts = stage_memory(setting(GPT, layout, software=COMPOSER), 0).parts
     states = parts["weights"] + parts["gradients"] + parts["optimizer"]
-    expected = model_states(GPT.parameters, shard=shard, over=8, weights=4, gradients=4, states=8)
+    kinds = zip((4, 4, 8), ("zero3", "zero2", "zero1"), strict=True)  # bytes, and what shards them
+    expected = sum(GPT.parameters * size / (8 if shard >= least else 1) for size, least in kinds)
     assert states == pytest.approx(expected)
 
 
@@ -79,6 +80,22 @@ def test_late_frees_take_no_more_than_the_room_there_is() -> None:
     assert late[1] == pytest.approx(2 * late[0])
     assert late[2] == 0
     assert "freed late" not in stage_memory(replace(found, software=STOKER), 0).parts
+
+
+def test_late_frees_end_with_the_queue_of_launches() -> None:
+    """24 blocks' two whole tensors at most; across nodes those of p - 2 of the p micro-batches of a first stage."""
+    shape = shape_named("llama3-8b")
+    whole = 2 * 1024 * shape.width
+    one = setting(shape, Layout(tensor=8, sequence=True), software=NANOTRON)
+    assert stage_memory(one, 0).parts["freed late"] == 24 * 2 * whole
+    stages = setting(shape, Layout(tensor=4, sequence=True, pipeline=4), software=NANOTRON)
+    assert stage_memory(stages, 0).parts["freed late"] == 2 * sum(stages.blocks[0].values()) * 2 * whole
+    assert (
+        stage_memory(setting(shape, Layout(tensor=4, sequence=True, pipeline=2), software=NANOTRON), 0).parts[
+            "freed late"
+        ]
+        == 24 * 2 * whole
+    )  # on one node the device is always behind
 
 
 def test_the_fullest_stage_is_found_among_all() -> None:

@@ -82,7 +82,7 @@ def test_the_cost_as_json(job: Path, cluster: Path, capsys: pytest.CaptureFixtur
 def test_the_plan_in_words(job: Path, cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(job), "--on", str(cluster)]) == 0
     out = capsys.readouterr().out
-    said = ("32 x H100", "8.03 billion parameters", "activations", "FITS", "MFU", "EUR", "interruption", "best to save")
+    said = ("32 x H100", "8.03 billion parameters", "activations", "FITS", "MFU", "EUR", "interruption", "checkpoint")
     assert all(words in out for words in (*said, "binds", "helps", "others", "plain data parallel", "┃"))
     assert max(map(len, out.splitlines())) <= 110
 
@@ -115,7 +115,11 @@ def test_a_run_whose_length_hangs_on_the_data(tmp_path: Path, capsys: pytest.Cap
     job = written(tmp_path / "job.yaml", length="epochs: 2")
     assert main(["plan", str(job), "--on", "8xH100"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "2 epochs take hangs on the data" in out and "a billion tokens: " in out and "1,000 steps" in out
+    assert (
+        "the number of steps in 2 epochs depends on the data" in out
+        and "a billion tokens: " in out
+        and "1,000 steps" in out
+    )
     assert not planned(capsys, job, "--on", "8xH100")["run"]["steps_known"]
 
 
@@ -145,7 +149,7 @@ def test_a_picture_that_cannot_be_written(job: Path, tmp_path: Path, capsys: pyt
 def test_what_cannot_fit_exits_with_3_and_says_what_would(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(job), "--on", "1xT4"]) == 3
     said = capsys.readouterr()
-    assert "nothing fits; the nearest is" in said.err and "of 13.2" in said.err and "would fit --on" in said.out
+    assert "nothing fits; the nearest is" in said.err and "available 13.2" in said.err and "would fit --on" in said.out
     result = planned(capsys, job, "--on", "1xT4", code=3)
     assert result["plan"] is None and not result["nearest"]["fits"] and result["changes"]
     for change in result["changes"]:

@@ -158,7 +158,7 @@ def test_axes_that_a_family_refuses_are_not_planned(tmp_path: Path, config: PreT
 def test_nothing_fits(tmp_path: Path) -> None:
     small = this_processor(2)
     small = replace(small, device=replace(small.device, memory_gib=0.01))
-    with pytest.raises(CannotRun, match=r"nothing fits 2 x CPU; the nearest is .* GiB of 0\.0") as raised:
+    with pytest.raises(CannotRun, match=r"nothing fits 2 x CPU; the nearest is .* available 0\.0 GiB") as raised:
         with_plan(load(tmp_path), cluster=small)
     assert raised.value.exit_code == 3
 

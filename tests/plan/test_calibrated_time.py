@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted import lora_parameters
 
 from stoker.hardware.calibration import HEAD_SIZES, Calibration, Curve, MatmulTable
 from stoker.hardware.cluster import cluster_of
@@ -58,7 +59,7 @@ def test_products_alone_take_one_two_and_three_times_their_forward_pass() -> Non
 def test_adapters_save_the_gradients_of_the_weights_that_stay() -> None:
     setting = _setting(tuning="lora")
     block = MeasuredPasses(_calibration(1e30)).block_pass(setting, setting.shape.layer(0))
-    adapters = 2 * setting.tokens * setting.shape.lora_parameters(16) / setting.shape.layers / RATE
+    adapters = 2 * setting.tokens * lora_parameters(setting.shape, 16) / setting.shape.layers / RATE
     assert block.forward == pytest.approx(_products(setting) + adapters, rel=1e-6)
     assert block.backward_weight == pytest.approx(adapters, rel=1e-6)
 

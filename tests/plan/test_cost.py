@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import exp, log, sqrt
 
 import pytest
+from counted import lora_parameters
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.cluster_file import load_cluster
@@ -40,7 +41,7 @@ def test_a_checkpoint_has_weights_and_two_moments_in_float32() -> None:
     """12 bytes a parameter; of adapters, of rank 16 on all linear layers, theirs alone."""
     cluster = load_cluster("8xA100-80GB")
     assert checkpoint_bytes(plan_on(cluster).setting) == 12 * LLAMA.parameters
-    assert checkpoint_bytes(plan_on(cluster, "lora").setting) == 12 * LLAMA.lora_parameters(16)
+    assert checkpoint_bytes(plan_on(cluster, "lora").setting) == 12 * lora_parameters(LLAMA, 16)
 
 
 def test_the_stall_is_the_copy_and_the_write() -> None:

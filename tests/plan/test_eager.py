@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counted import lora_parameters
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -135,7 +136,7 @@ def test_a_block_of_16_bit_weights_keeps_what_is_counted(family: str) -> None:
 def test_a_block_with_adapters_keeps_what_is_counted(family: str, precision: str) -> None:
     held, low = (torch.bfloat16, torch.bfloat16) if precision == "bf16" else (torch.float32, None)
     measured, shape = _measured(family, low, held=held, rank=4)
-    copies = 2 * shape.lora_parameters(4) / shape.layers / TOKENS if low else 0.0  # of the adapters themselves
+    copies = 2 * lora_parameters(shape, 4) / shape.layers / TOKENS if low else 0.0  # of the adapters themselves
     predicted = _predicted(shape, precision, casts=False, rank=4) + copies
     assert predicted == pytest.approx(measured, rel=0.05)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from counted import lora_parameters
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import device_kind
@@ -60,7 +61,7 @@ def test_states_are_12_bytes_a_parameter_and_gradients_4_more_where_they_are_sum
 
 def test_adapters_have_gradients_and_states_of_their_own_alone() -> None:
     setting = _setting("smollm2-135m", 256, 2, 2, tuning="lora")
-    adapters = setting.shape.lora_parameters(16)
+    adapters = lora_parameters(setting.shape, 16)
     parts = stage_memory(setting, 0).parts
     assert parts["optimizer"] == 8 * adapters
     assert parts["weights"] == 4 * (setting.shape.parameters + adapters)

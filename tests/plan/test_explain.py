@@ -130,7 +130,7 @@ def test_alternatives_differ_in_kind_and_each_has_its_reason() -> None:
     assert all(other.slower >= 0 for other in fitting)
     for other in given:
         assert other.slower == pytest.approx(other.plan.seconds / best.seconds - 1)
-        assert other.reason.startswith("does not") == (not other.plan.fits)
+        assert other.reason.startswith(("does not", "may not")) == (not other.plan.fits)
     called = {other.called: other for other in given}
     flat = {"data": 32, "tensor": 1, "pipeline": 1, "context": 1}
     named = {
@@ -166,7 +166,7 @@ def test_no_plan_of_a_named_kind_is_faster() -> None:
 def test_what_does_not_fit_says_by_how_much() -> None:
     plan = plan_of(setting_of(Layout(data=32)))
     need, have = plan.memory.upper / GIB, plan.capacity / GIB
-    assert misfit(plan) == f"does not fit: {need:.1f} GiB of {have:.1f} (mostly optimizer)"
+    assert misfit(plan) == f"does not fit: needs up to {need:.1f} GiB (mostly optimizer), available {have:.1f} GiB"
     layout = Layout(data=32, shard="zero1", shard_size=32, offload="optimizer", recompute="full")
     cluster = replace(load_cluster("4x8xH100"), host_memory_gib=8.0)
     small_host = plan_of(Setting(LLAMA, cluster, layout, 1))

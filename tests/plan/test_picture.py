@@ -86,7 +86,7 @@ def test_a_long_step_is_drawn_with_few_bars_of_the_same_total() -> None:
     found = bars(timeline_svg(timeline))
     assert len(found) <= 4 * PLOT
     drawn = sum(float(bar.attrib["width"]) for bar in found) / (4 * PLOT)
-    assert drawn == pytest.approx(1 - timeline.bubble, abs=0.02)
+    assert drawn == pytest.approx(1 - sum(timeline.idle) / 4, abs=0.02)
 
 
 @pytest.mark.parametrize(

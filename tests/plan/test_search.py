@@ -9,7 +9,7 @@ import pytest
 from stoker.hardware.cluster import cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.plan.memory import peak_memory, room
-from stoker.plan.search import KEPT, TIE, divisors, search, settings
+from stoker.plan.search import KEPT, TIE, search, settings
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
@@ -49,7 +49,3 @@ def test_what_cannot_fit_names_the_nearest() -> None:
     assert not found.plans and found.nearest is not None and not found.nearest.fits
     layouts = settings(work, cluster_of(device_kind("T4"), gpus=1), software=STOKER)
     assert found.nearest.memory.upper == min(peak_memory(setting)[1].upper for setting in layouts)
-
-
-def test_divisors() -> None:
-    assert divisors(24) == [1, 2, 3, 4, 6, 8, 12, 24] and divisors(1) == [1] and divisors(49) == [1, 7, 49]

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from counted import forward_flop_per_token, lora_parameters
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from stoker.plan.flop import attended_tokens, forward_flop_per_token, model_flop_per_token
+from stoker.plan.flop import attended_tokens
 from stoker.plan.shape import Shape
 from stoker.plan.shapes import shape_named, shape_of_config
 from stoker.plan.shapes.families import FAMILIES
@@ -181,7 +182,7 @@ def test_adapters_count_as_peft_does(family: str) -> None:
     config = next(config for config in TINY if config["model_type"] == family)
     model = get_peft_model(on_meta(config), LoraConfig(r=3, target_modules="all-linear", task_type="CAUSAL_LM"))
     adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-    assert shape_of_config(config).lora_parameters(3) == adapters
+    assert lora_parameters(shape_of_config(config), 3) == adapters
 
 
 def test_adapters_of_latent_attention_count_as_peft_does() -> None:
@@ -192,13 +193,13 @@ def test_adapters_of_latent_attention_count_as_peft_does() -> None:
     model = get_peft_model(on_meta(config), LoraConfig(r=3, target_modules=modules, task_type="CAUSAL_LM"))
     adapters = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     ours = ("query down", "query up", "key-value down", "key-value up", "attention output")
-    assert shape_of_config(config).lora_parameters(3, targets=ours) == adapters
+    assert lora_parameters(shape_of_config(config), 3, targets=ours) == adapters
 
 
 def test_adapters_of_chosen_products() -> None:
     """Hu et al., 2021, table 2: rank 8 on queries and values of GPT-3 is 37.7 million; here keys are adapted too."""
     shape = replace(shape_named("gpt3-175b"), fused_qkv=False)
-    assert shape.lora_parameters(8, targets=("qkv",)) == 37_748_736 * 3 // 2
+    assert lora_parameters(shape, 8, targets=("qkv",)) == 37_748_736 * 3 // 2
 
 
 COUNTED_FLOP = ("gpt2", "bloom", "opt", "gptj", "llama", "qwen2", "gemma", "phi3", "cohere", "falcon", "mpt")
@@ -224,25 +225,12 @@ def test_attended_tokens_are_those_of_the_mask(window: int) -> None:
     assert attended_tokens(seq_len, causal=True, window=window) == pytest.approx(sum(map(sum, mask)) / seq_len)
 
 
-def test_megatron_convention() -> None:
+def test_forward_flop_of_gpt3() -> None:
     """Narayanan et al., 2021, equation 3, without the forward pass that is computed twice."""
     shape, seq_len = shape_named("gpt3-175b"), 2048
     h, layers, vocabulary = shape.width, shape.layers, shape.vocabulary
     closed = 72 * layers * h**2 * (1 + seq_len / (6 * h) + vocabulary / (12 * layers * h))
-    assert model_flop_per_token(shape, seq_len=seq_len, convention="matmul") == pytest.approx(closed, rel=1e-12)
-    causal = model_flop_per_token(shape, seq_len=seq_len, convention="causal")
-    assert causal == pytest.approx(closed - 6 * layers * h * (seq_len - 1), rel=1e-12)
-
-
-def test_without_embedding_leaves_out_only_a_table_of_its_own() -> None:
-    untied, tied = shape_named("llama3-8b"), shape_named("llama3.2-1b")
-    less = model_flop_per_token(untied, seq_len=8192) - model_flop_per_token(
-        untied, seq_len=8192, convention="without embedding"
-    )
-    assert less == 6 * 128256 * 4096
-    assert model_flop_per_token(tied, seq_len=8192, convention="without embedding") == model_flop_per_token(
-        tied, seq_len=8192
-    )
+    assert 3 * forward_flop_per_token(shape, seq_len=seq_len, causal=False) == pytest.approx(closed, rel=1e-12)
 
 
 def test_windows_of_layers() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from counted import forward_flop_per_token
 
 from stoker.hardware.cluster import Cluster, cluster_of
 from stoker.hardware.devices import device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds
-from stoker.plan.flop import model_flop_per_token
 from stoker.plan.network_cost import Group, collective_seconds
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
@@ -33,7 +33,7 @@ def setting(layout: Layout, *, micro_batch: int = 1, cluster: Cluster = CLUSTER)
 def test_at_best_it_is_the_arithmetic() -> None:
     """Nothing but products at the peak: FLOP over peak, where attention's backward pass has five products for two."""
     found = step_time(setting(Layout(data=64)), PERFECT).total
-    flop = model_flop_per_token(SHAPE, seq_len=4096, convention="causal") * 4096
+    flop = 3 * forward_flop_per_token(SHAPE, seq_len=4096, causal=True) * 4096
     assert found == pytest.approx(flop / 312e12, rel=0.02)
 
 

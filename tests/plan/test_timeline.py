@@ -9,7 +9,7 @@ import pytest
 
 from stoker.job.layout import ScheduleName
 from stoker.plan.pipeline.schedule_order import chunks_of, order
-from stoker.plan.pipeline.timeline import Span, StageTime, Timeline, first_with_weights, simulate
+from stoker.plan.pipeline.timeline import Span, StageTime, Timeline, simulate
 
 SCHEDULES: list[ScheduleName] = ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 
@@ -29,8 +29,6 @@ def test_a_small_step_by_hand() -> None:
     )  # fmt: skip
     assert timeline.seconds == 10
     assert timeline.idle == pytest.approx((0.4, 0.4))
-    assert timeline.kept(0) == [(0, 1), (1, 2), (7, 1), (10, 0)]
-    assert timeline.peaks == (2, 1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -61,13 +59,6 @@ def test_all_work_is_done_once_and_the_rest_is_idle(schedule: ScheduleName) -> N
         assert sum(span.end - span.start for span in spans) == pytest.approx(work)
         assert len({span[:3] for span in spans}) == len(spans)
         assert timeline.seconds * (1 - idle) == pytest.approx(work)
-
-
-def test_torch_runs_the_first_stage_backward_at_once() -> None:
-    """Its gradient of inputs takes no time, so that of weights takes all; nothing else changes."""
-    times = [StageTime(1, 2, 1)] * 4
-    changed = first_with_weights(times)
-    assert changed[0] == StageTime(1, 0, 3) and changed[1:] == tuple(times[1:])
 
 
 def uneven(schedule: ScheduleName) -> tuple[Timeline, list[StageTime], float]:

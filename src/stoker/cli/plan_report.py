@@ -120,7 +120,7 @@ def _memory(found: PlanAnswer, *, pictures: bool) -> None:
 
 
 def _step(plan: LayoutPlan) -> str:
-    """What of a step is drawn."""
+    """Heading of the picture of a step."""
     drawn, count = drawn_micro_batches(plan.setting), plan.setting.micro_batches
     return "One step" if drawn == count else f"One step of {drawn} micro-batches instead of {count}"
 
@@ -137,7 +137,7 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
         _say("run", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens (rows taken as full): {took}")
     else:
         epochs = f"{question.length.epochs:g} epoch{'s' * (question.length.epochs != 1)}"
-        _say("run", f"how many steps {epochs} take hangs on the data, which is not read: write `steps` to know")
+        _say("run", f"the number of steps in {epochs} depends on the data, which is not read: write `steps` to set it")
         _say("", f"{cost.steps:,} steps, {cost.tokens / 1e9:.3g} billion tokens: {took}")
         _say("", f"a billion tokens: {time_words(cost.hours_per_billion_tokens * 3600)}")
     if cost.price is not None and cost.price_per_billion_tokens is not None:
@@ -147,16 +147,16 @@ def _cost(cost: Cost, question: PlanQuestion) -> None:
         _say("price", NO_PRICE)
     if not cluster.failures_per_gpu_hour:
         return
-    expected = f"{saved.interruptions:.2g} expected, one in {time_words(saved.mean_between)}"
+    expected = f"{saved.interruptions:.2g} expected, on average one every {time_words(saved.mean_between)}"
     chance = f"{saved.chance:.1%}" if saved.chance > 5e-4 else "under 0.1%"
     _say("failures", f"{chance} chance of an interruption: {expected}")
     stall = f"each stalls {time_words(cost.saving.stall)} ({cost.checkpoint / GIB:.0f} GiB)"
     every = f"every {cost.interval_steps:,} steps ({time_words(saved.interval)})"
     if cost.interval_steps >= cost.steps:
         every = "at the end only"
-    _say("", f"best to save {every}, {stall}: {saved.effective:.2%} of the time is training")
+    _say("", f"best checkpoint interval: {every}, {stall}; {saved.effective:.2%} of the time is training")
     if cost.as_written is not None and question.length.save_every is not None:
-        _say("", f"every {question.length.save_every:,} steps, as the job has it: {cost.as_written.effective:.2%}")
+        _say("", f"every {question.length.save_every:,} steps, as in the job: {cost.as_written.effective:.2%}")
 
 
 def _binds(binds: list[Bind], plan: LayoutPlan) -> None:
@@ -226,8 +226,8 @@ def _devices(cluster: Cluster) -> str:
 
 
 def _sizes(plan: LayoutPlan) -> str:
-    memory = plan.memory
-    return f"{memory.peak / GIB:.1f} GiB, at most {memory.upper / GIB:.1f}, of {plan.capacity / GIB:.1f}"
+    peak, upper, available = (size / GIB for size in (plan.memory.peak, plan.memory.upper, plan.capacity))
+    return f"{peak:.1f} GiB expected, upper bound {upper:.1f} GiB, available {available:.1f} GiB"
 
 
 def _shares(parts: Iterable[tuple[str, float]], total: float) -> str:

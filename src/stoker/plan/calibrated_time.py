@@ -1,4 +1,4 @@
-"""Seconds of passes from what was measured of the device, for transformers' own code as Stoker runs it.
+"""Seconds of passes of transformers' own code, from the calibration of the device.
 
 Every product is taken at its own sizes from the measured table; every other operator of eager code reads and writes its
 tensors in turn, at the bandwidth that was measured for tensors of that size; attention has its own curve. Nothing here
@@ -27,7 +27,7 @@ from stoker.plan.trainable_params import matmul_elements
 # Passes over the hidden states, (forward, backward). What is written counts twice: a cache reads it first.
 # Square, mean, times the root, times the weight; backward each of these, and the sums over the row and over all tokens.
 RMS_NORM = (10, 29)
-# A fused kernel that computes more than it moves: as if it moved so much.
+# A fused kernel that is bound by arithmetic: the passes that take as long.
 LAYER_NORM = (10, 15)
 RESIDUAL = (4, 4)  # the sum; backward the sum of the two gradients that meet before it
 # Queries and keys: two products, the half turned round, their sum; backward the parts are put together again.
@@ -41,7 +41,7 @@ MANY_READERS = 4  # backward: the sum of one more gradient of what several produ
 # Attention that writes its scores out: scale, mask, softmax (or cap), and what is kept of each.
 SCORES, SCORE_PRODUCTS = (12, 18), (2, 4)
 CAST = (6, 6)  # bytes: from float32 to 16 bits, and the gradient back
-# Operators of a block: with norms written out, rotary positions and a gate there are about so many.
+# Operators of a block: with norms written out, rotary positions and a gate there are about this many.
 OPERATORS = (70, 110)
 # The head: the largest (slow, as its place is found too), their difference, the exponential, its sum, the division.
 LOGITS = 13
@@ -72,7 +72,7 @@ class MeasuredPasses:
     calibration: Calibration
 
     def block_pass(self, setting: Setting, layer: Layer) -> StageTime:
-        """One block, one micro-batch, without what processes say to each other; recompute included."""
+        """Passes of one block and micro-batch without collectives; recomputation included."""
         shape, layout, work = setting.shape, setting.layout, setting.work
         types = types_of(setting)
         tokens = setting.tokens
@@ -177,7 +177,7 @@ class MeasuredPasses:
         return found[0], found[1]
 
     def _moved(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
-        """All that is no product and no attention."""
+        """Seconds (forward, backward) of all operators but products and attention."""
         code = code_of(shape)
         inside = self._inside(shape, layer, types, tokens, tensor)
         norm = RMS_NORM if shape.norm == "rms" or code.norm else LAYER_NORM
@@ -227,12 +227,12 @@ class MeasuredPasses:
     def _passes(
         self, passes: float, tokens: float, width: float, size: int, *, operators: float | None = None
     ) -> float:
-        """Seconds of operators that read or write so many tensors, about four each."""
+        """Seconds of operators that read or write this number of tensors, about four each."""
         operators = operators or max(1.0, passes / 4)
         return operators * self._traffic(passes / operators * tokens * width * size)
 
     def _traffic(self, size: float, *, kind: str = "multiply") -> float:
-        """Seconds of one operator that reads and writes so many bytes."""
+        """Seconds of one operator that reads and writes this number of bytes."""
         if size <= 0:
             return 0.0
         bandwidth = self.calibration.bandwidth(kind, size) or self.calibration.bandwidth("copy", size)

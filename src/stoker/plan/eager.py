@@ -1,6 +1,6 @@
-"""What a block keeps for the backward pass when transformers' own code runs it, as Stoker trains it.
+"""Activations that a block of transformers' own code keeps for the backward pass under Stoker.
 
-`stoker.plan.activations` counts for fused kernels. Eager code keeps more: a norm that is written out keeps
+Eager code keeps more than fused kernels: a norm that is written out keeps
 its input in float32 and the normalised values beside its output, autocast keeps a 16-bit copy of the input for every
 product that reads it, GELU by the tanh formula keeps five tensors.
 
@@ -25,7 +25,7 @@ DROPPED_SCORES = 3  # with dropout: the softmax, the mask, and their product
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """In which types a block computes; sizes are bytes of a number.
+    """The types in which a block computes; sizes are bytes of a number.
 
     Attributes:
         stream: of the hidden states between the products.
@@ -97,7 +97,7 @@ def eager_kept(
     sequence: bool = False,
     processor: bool = False,
 ) -> Kept:
-    """What a block keeps without recompute, by where it arises.
+    """Activations of a block without recomputation, by operator.
 
     Args:
         seq_len: tokens of a document; of a row where documents are not packed.

@@ -1,7 +1,7 @@
-"""What a device holds when Stoker trains: the moments of a step one by one, with what is alive in each.
+"""Memory of a device under Stoker: what is alive at each moment of a step.
 
-On a CPU that is a process' largest resident size, and beside it stand what a process takes before it has a model, and
-what the C library's allocator does not give back.
+On a CPU it is the largest resident size of a process, with the interpreter and its libraries, and with the memory that
+the C library's allocator does not return.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def eager_stage(setting: Setting, stage: int, types: Arithmetic) -> tuple[float,
             of_weights += count * cast_weights(shape, layer, types=types, tensor=layout.tensor)
     kept += row_bytes(shape, seq_len=work.attended, types=types, tensor=layout.tensor)
     flying = in_flight(setting, stage)
-    # The keys and values of a prefix, in front of those of each row.
+    # The keys and values of a prefix, before those of each row.
     prefix = 2 * shape.key_value_width * types.product * work.adapters.prefix * setting.micro_batch
     of_weights += prefix * sum(setting.blocks[stage].values())
     return setting.tokens * kept * flying + of_weights, setting.tokens * again

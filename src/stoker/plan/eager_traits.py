@@ -1,4 +1,4 @@
-"""How the code of a family of models differs from the most frequent, as far as memory and time go.
+"""Traits of the code of a family of models that change its memory and time.
 
 Read from transformers 5, in the form in which Stoker trains a model (fused layers split, attention by one interface).
 """
@@ -12,7 +12,7 @@ from stoker.plan.shape import Shape
 
 @dataclass(frozen=True)
 class Code:
-    """How a family's code differs from the most frequent: few facts, each of one line of it.
+    """Traits in which a family's code differs from the most frequent.
 
     Attributes:
         nonlinearity: tensors of the MLP's width that a plain MLP keeps. 2: into and out of a fused GELU.
@@ -22,7 +22,7 @@ class Code:
         rotary: whether queries and keys are rotated: new tensors beside what the product gave.
         softcap: whether scores are capped, which no fused kernel of PyTorch does.
         alibi: whether a bias of each head is added to the scores, which a mask of the whole row holds.
-        packed: whether documents stand in one row; where they do not, attention gets a mask and all heads' keys.
+        packed: whether documents share a row; where they do not, attention gets a mask and all heads' keys.
         drops_scores: whether dropout on hidden states goes with dropout on scores.
     """
 
@@ -55,5 +55,5 @@ CODES = {
 
 
 def code_of(shape: Shape) -> Code:
-    """Of the shape's family; the most frequent where that is not known."""
+    """Traits of the shape's family; the most frequent ones for an unknown family."""
     return CODES.get(shape.family, Code())

@@ -1,4 +1,4 @@
-"""How much of a device's and a link's figures real work reaches: few numbers, each with its meaning."""
+"""Shares of the datasheet's rates that training reaches, by device generation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Efficiency:
     network: float = 0.58
 
     def matmul_share(self, precision: str) -> float:
-        """Of the peak in a precision, by large products."""
+        """Share of the peak in a precision that large products reach."""
         return {"fp8": self.low_matmul, "fp4": self.fp4_matmul}.get(precision, self.matmul)
 
 
@@ -54,20 +54,22 @@ _ULTRA = replace(
 )
 # Not fitted: MI300X reaches 45 % of its peak in 16 and in 8 bits and 81 % of its bandwidth (Ambati et al., 2025), on
 # Azure 44 % in fp8, 78 % of the bandwidth, a quarter of the peak in attention (ND MI300X v5 results). MI325X draws a
-# third more power, MI355X is taken to be a little better still. docs/planner.md compares them with runs.
+# third more power. MI350X reaches 44 % in fp16 (PyTorch 2.9 on ROCm 7.0: 1,022 of 2,307 TFLOP/s); MI355X may draw 40 %
+# more power, at whose cube root the clock is 12 % higher. docs/planner.md compares them with runs.
 _CDNA3 = Efficiency(0.47, low_matmul=0.41, half_rows=250, half_width=120, attention=0.28, bandwidth=0.78, link=0.7)
 _CDNA3_COOLED = replace(_CDNA3, matmul=0.53, low_matmul=0.46)
-_CDNA4 = replace(_CDNA3, matmul=0.56, low_matmul=0.48, fp4_matmul=0.35)
+_CDNA4 = replace(_CDNA3, matmul=0.44, low_matmul=0.38, fp4_matmul=0.28)
+_CDNA4_COOLED = replace(_CDNA3, matmul=0.49, low_matmul=0.43, fp4_matmul=0.31)
 _CDNA2 = replace(_CDNA3, matmul=0.6, attention=0.22)
 BY_ARCHITECTURE = {
     "V100": _VOLTA, "A100": _AMPERE, "A800": _AMPERE, "H100": _HOPPER, "H200": _HOPPER, "H800": _HOPPER,
     "H20-": _HOPPER, "GH200": _HOPPER, "B200": _BLACKWELL, "GB200": _BLACKWELL, "B300": _ULTRA, "GB300": _ULTRA,
-    "MI250": _CDNA2, "MI300": _CDNA3, "MI325X": _CDNA3_COOLED, "MI35": _CDNA4,
+    "MI250": _CDNA2, "MI300": _CDNA3, "MI325X": _CDNA3_COOLED, "MI350X": _CDNA4, "MI355X": _CDNA4_COOLED,
 }  # fmt: skip
 
 
 def efficiency_of(device: DeviceKind) -> Efficiency:
-    """What is known of the device's architecture, else what holds for most.
+    """The shares of a device's architecture, or the defaults for an unknown one.
 
     A board that may draw less power computes at a lower clock, about the cube root of it.
     """

@@ -1,4 +1,4 @@
-"""What Stoker's head and cross entropy take, which never have all logits at once: see `stoker.models.head`."""
+"""Memory of Stoker's head and cross entropy, which compute logits in chunks (`stoker.models.head`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CHUNK = 64 * 2**20  # bytes of the float32 logits of a chunk
 
 @dataclass(frozen=True)
 class HeadBytes:
-    """Bytes by how long they stand.
+    """Bytes by their lifetime.
 
     Attributes:
         chunk: of the chunk at work: gone before the backward pass begins.
@@ -40,7 +40,7 @@ class HeadBytes:
 def head_bytes(
     shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1, softcap: bool = False
 ) -> HeadBytes:
-    """What the head takes of a micro-batch of so many predicted tokens.
+    """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
         types: see `stoker.plan.eager.arithmetic`.
@@ -53,7 +53,7 @@ def head_bytes(
     chunk = min(float(CHUNK), FLOAT * tokens * words)
     low = types.product < FLOAT
     several = FLOAT * tokens * words > CHUNK
-    # Float32 logits turn into their own gradient in place, and those of a chunk stand until the next chunk has its own.
+    # Float32 logits turn into their own gradient in place, and those of a chunk live until the next chunk has its own.
     # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
     low_logits = 3.0 if several else 1.5 + trained
     logits = chunk * ((low_logits if low else 1 + several) + 2 * softcap)

@@ -1,4 +1,4 @@
-"""What a layer consists of: attention, an MLP or a mixture of experts, a state space."""
+"""The parts of a layer: attention, an MLP or a mixture of experts, a state space."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer consists of.
+    """The parts of one layer.
 
     Attributes:
         attentions: 1; 2 with cross-attention beside it, 0 for none.

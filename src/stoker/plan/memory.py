@@ -1,4 +1,4 @@
-"""What a device must hold, by component: the formulas of `docs/planner.md`.
+"""Memory of a device by component: the formulas of `docs/planner.md`.
 
 Sources: Rajbhandari et al., 2020 (model states under ZeRO, section 3.1 and 5); Korthikanti et al., 2022 (activations
 under tensor and sequence parallelism, section 4; recomputation, section 5); Dao et al., 2022 (attention that keeps no
@@ -14,28 +14,27 @@ from math import inf
 from typing import Literal
 
 from stoker.hardware.cluster import Cluster
-from stoker.job.layout import SHARDS, Shard
 from stoker.plan.eager_memory import eager_parts
 from stoker.plan.setting import Setting
 from stoker.plan.shape import Shape
 
 CONTEXT = 1.5 * 2**30  # bytes that a GPU's context and the communication library's buffers take from every process
-# What the upper bound adds: model states are known, what passes leave and the allocator's gaps are not. So much covers
-# 88 % of the published runs; docs/planner.md has the table.
+# What the upper bound adds: model states are known, activations and the allocator's gaps are not. These shares
+# cover 88 % of the published runs; docs/planner.md has the table.
 STATES = ("weights", "frozen copies", "gradients", "optimizer", "process")
 STATES_BOUND, REST_BOUND = 0.03, 0.20
 Verdict = Literal["FITS", "AT RISK", "DOES NOT FIT"]
 
 
 def verdict_of(peak: float, upper: float, capacity: float) -> Verdict:
-    """Whether so many bytes fit: only what the upper bound allows does."""
+    """Verdict on a peak and its upper bound, in bytes: it fits only if the bound does."""
     if upper <= capacity:
         return "FITS"
     return "AT RISK" if peak <= capacity else "DOES NOT FIT"
 
 
 def context_bytes(cluster: Cluster) -> float:
-    """What a device's context takes beside what the program allocates."""
+    """Bytes of a device's context, beside what the program allocates."""
     return 0.0 if cluster.device.is_cpu else CONTEXT
 
 
@@ -51,7 +50,7 @@ class Memory:
     Attributes:
         parts: by component: weights, gradients, optimizer, activations, logits, buffers, fragmentation.
         host: bytes in the host's memory, per device.
-        moment: of the step, at which so much is held.
+        moment: of the step, at which the peak occurs.
     """
 
     parts: Mapping[str, float]
@@ -65,26 +64,13 @@ class Memory:
 
     @property
     def upper(self) -> float:
-        """What should not be exceeded."""
+        """Upper bound of the peak."""
         states = sum(self.parts.get(part, 0.0) for part in STATES)
         return states * (1 + STATES_BOUND) + (self.peak - states) * (1 + REST_BOUND)
 
 
-def model_states(parameters: float, *, shard: Shard, over: int, weights: int, gradients: int, states: int) -> float:
-    """Bytes of weights, gradients and optimizer states of a device.
-
-    ZeRO's figures: 7.5e9 parameters with 2 + 2 + 12 bytes over 64 devices are 120, 31.4, 16.6 and 1.9 GB.
-
-    Args:
-        over: devices that a copy is sharded over.
-    """
-    zero = SHARDS.index(shard)
-    parts = (weights, zero >= 3), (gradients, zero >= 2), (states, zero >= 1)
-    return sum(parameters * size / (over if sharded else 1) for size, sharded in parts)
-
-
 def stage_memory(setting: Setting, stage: int) -> Memory:
-    """What the devices of one process of the pipeline, all its stages, must hold at their fullest moment."""
+    """Peak memory of a device of one pipeline process, with all of its stages."""
     layout, work = setting.layout, setting.work
     if setting.software.memory is None:
         parts, moment = eager_parts(setting, stage)
@@ -104,7 +90,7 @@ def peak_memory(setting: Setting, *, too_much: float = inf) -> tuple[int, Memory
     Of processes with the same blocks the earliest holds most micro-batches: only it is looked at, and the two ends.
 
     Args:
-        too_much: bytes; a process whose upper bound is beyond them is given as it is found, the fullest or not.
+        too_much: bytes; the first process whose upper bound exceeds them is returned, the fullest or not.
     """
     fullest: tuple[int, Memory] | None = None
     for at in _fullest(setting.shape, setting.stages, setting.homes):

@@ -1,4 +1,4 @@
-"""Seconds of collectives: what each device sends, and over which link."""
+"""Seconds of collectives and sends over the links of a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EFA_STEP = 4e-5
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that talk to each other, and how they lie on the nodes.
+    """Processes of a collective, and their placement on the nodes.
 
     Attributes:
         size: processes.
@@ -92,7 +92,7 @@ def send_seconds(size: float, *, stride: int, cluster: Cluster, efficiency: Effi
 
 
 def network_share(cluster: Cluster, nodes: float, efficiency: Efficiency, *, whole: bool = True) -> float:
-    """Of the network's rate, what a collective over so many nodes reaches.
+    """Share of the network's rate that a collective over this number of nodes reaches.
 
     Args:
         whole: whether it is an all-reduce, not only a half of one.

@@ -26,7 +26,7 @@ class ParamPlacement:
         return self.dense + self.experts
 
     def share(self, over: int, *, expert: int) -> float:
-        """What a process has of them when they are sharded over so many that see different tokens."""
+        """Parameters of one process, sharded over ``over`` processes that see different tokens."""
         return self.dense / over + self.experts / max(1, over // expert)
 
 
@@ -36,21 +36,21 @@ def held_parameters(setting: Setting, stage: int) -> ParamPlacement:
 
 
 def trained_parameters(setting: Setting, held: ParamPlacement) -> ParamPlacement:
-    """Of those that a process holds; under adapters, its part of theirs."""
+    """Trained ones of the parameters that a process holds; under adapters, its part of the adapters."""
     if setting.work.tuning == "full":
         return held
     return ParamPlacement(setting.work.trained / setting.layout.tensor / setting.layout.pipeline)
 
 
 def packed_parameters(setting: Setting, stage: int) -> float:
-    """Those that a process of the pipeline holds in fewer bits: linear layers in the blocks, no stacked experts."""
+    """Quantised parameters of a pipeline process: linear layers in the blocks, no stacked experts."""
     if setting.work.base == "none":
         return 0.0
     return sum(count * packed_of_block(setting, layer) for layer, count in setting.blocks[stage].items())
 
 
 def packed_of_block(setting: Setting, layer: Layer) -> float:
-    """The same of one block."""
+    """Quantised parameters of one block on one process."""
     if setting.work.base == "none":
         return 0.0
     return sum(
@@ -61,7 +61,7 @@ def packed_of_block(setting: Setting, layer: Layer) -> float:
 
 
 def most_held(setting: Setting) -> ParamPlacement:
-    """Of the stage with most parameters."""
+    """Parameters of the stage with most of them."""
     return max(_held_by_all(setting), key=lambda held: held.total)
 
 

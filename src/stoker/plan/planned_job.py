@@ -1,4 +1,4 @@
-"""What a job asks for, as the planner takes it, and a layout as a job says it."""
+"""Conversion of a job to the planner's input, and of a layout to a job's block."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ STATES = {"adamw": 8, "sgd": 4, "adafactor": 0}
 
 
 def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | None = None) -> TrainingWork:
-    """What a resolved job computes.
+    """The work of a resolved job.
 
     Args:
         cluster: whose devices decide a precision that is `auto`; without one it is bf16.
-        base: what the relative path of a model begins at; by default where we are.
+        base: folder of relative paths of models; by default the current one.
 
     Raises:
         UserError: at the job's key: the task has no language model, or its shape cannot be found.
@@ -53,7 +53,7 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
 
 
 def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
-    """What a resolved job computes with a model of this shape."""
+    """The work of a resolved job with a model of this shape."""
     train = job.train
     return TrainingWork(
         shape,
@@ -69,7 +69,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
 
 
 def adapters_of(tune: TuneBlock, layers: int) -> Adapters:
-    """What a job trains beside the frozen weights of a model of so many blocks, as far as names tell."""
+    """Adapters of a job on a model with this number of blocks, as far as names determine them."""
     if tune.method == "full":
         return PLAIN
     if tune.method in ADAPTERS:
@@ -113,7 +113,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
 
 
 def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
-    """Of the matrix products: as the job says, else the fastest of the devices that needs no care.
+    """Precision of the matrix products: the job's, else the fastest of the devices that needs no loss scaling.
 
     As `stoker.models.quantise.device_for` decides: bf16, or fp16 where a GPU has no bf16, or fp32 on a processor
     without units for it, or under a quantised base.

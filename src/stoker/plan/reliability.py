@@ -1,4 +1,4 @@
-"""How likely a run is to be interrupted, how often it should save, and how much of its time is left for training.
+"""Failures of a run: the chance of an interruption, the best checkpoint interval, and the effective training time.
 
 Devices fail independently and at a constant rate, and one failure stops the run; times between interruptions are
 then exponential with mean M = 1 / (N rate). Sources: Young, 1974, and Daly, 2006, on the best interval between
@@ -8,9 +8,7 @@ checkpoints. Measured: large jobs follow 1 / N, jobs of few devices do not (Koko
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, expm1, inf, log, sqrt
-
-from stoker.errors import Problem, UserError
+from math import exp, expm1, inf, sqrt
 
 HOUR, DAY = 3600.0, 86400.0  # seconds
 MONTH = 365.25 * DAY / 12
@@ -26,25 +24,8 @@ class FailureRate:
 
     per_device_hour: float
 
-    @classmethod
-    def of_availability(cls, monthly: float) -> FailureRate:
-        """From the chance that a device gets through a month without interrupting a run, 0.999 for 99.9 %.
-
-        Raises:
-            UserError: it is not above 0 and at most 1.
-        """
-        if not 0 < monthly <= 1:
-            percent = f"write {monthly / 100:g}" if 1 < monthly <= 100 else "write 0.999 for 99.9 %"
-            raise UserError(Problem(f"a monthly availability of {monthly:g} is not above 0 and at most 1", percent))
-        return cls(-log(monthly) / (MONTH / HOUR))
-
-    @classmethod
-    def of_node_days(cls, per_node_day: float, *, devices_per_node: int) -> FailureRate:
-        """From failures of a node a day: 6.50e-3 for nodes of 8 was measured on RSC-1 (Kokolis et al., 2024)."""
-        return cls(per_node_day / 24 / devices_per_node)
-
     def mean_between(self, devices: int) -> float:
-        """Seconds between interruptions of a run on so many devices, mean: M."""
+        """Mean seconds between interruptions of a run on this number of devices: M."""
         return HOUR / (devices * self.per_device_hour) if self.per_device_hour else inf
 
     def expected(self, *, devices: int, seconds: float) -> float:
@@ -52,7 +33,7 @@ class FailureRate:
         return seconds / self.mean_between(devices)
 
     def chance(self, *, devices: int, seconds: float) -> float:
-        """Of at least one interruption in a time: 1 - exp(-N rate t)."""
+        """Probability of at least one interruption in a time: 1 - exp(-N rate t)."""
         return -expm1(-self.expected(devices=devices, seconds=seconds))
 
 
@@ -62,7 +43,7 @@ def young_interval(stall: float, mean_between: float) -> float:
 
 
 def daly_interval(stall: float, mean_between: float) -> float:
-    """The same to higher order; M where a checkpoint takes so long that it is not worth its while (Daly, 2006)."""
+    """`young_interval` to higher order; M where a checkpoint costs more than it saves (Daly, 2006)."""
     if stall >= 2 * mean_between:
         return mean_between
     ratio = stall / (2 * mean_between)
@@ -71,12 +52,12 @@ def daly_interval(stall: float, mean_between: float) -> float:
 
 @dataclass(frozen=True)
 class InterruptionCost:
-    """What checkpoints and interruptions cost a run, in seconds.
+    """Seconds that checkpoints and interruptions cost a run.
 
     Attributes:
-        stall: that training stands still at each checkpoint.
-        write: from then on until the checkpoint could be resumed from, while training goes on; 0 where the stall is
-            all. The next checkpoint starts no earlier than this one is written.
+        stall: pause of training at each checkpoint.
+        write: from the end of the stall until the checkpoint is complete, beside training; 0 for none. The
+            next checkpoint starts no earlier.
         recovery: from an interruption to the first step after it: noticing, starting, loading.
         step: of one optimizer step; checkpoints are taken between steps.
     """
@@ -96,7 +77,7 @@ class InterruptionCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What becomes of a run's time.
+    """How the time of a run is spent.
 
     Attributes:
         mean_between: seconds between interruptions.
@@ -105,8 +86,8 @@ class Forecast:
         interval: seconds of work between checkpoints.
         recovery: seconds of recovery per interruption, the few that are interrupted themselves included.
         recomputation: seconds of work per interruption that are lost and done again.
-        stalls: seconds in which training stands still for checkpoints, in all.
-        effective: share of all time in which the run gets ahead.
+        stalls: total seconds of pauses for checkpoints.
+        effective: share of all time that is training and not repeated.
         seconds: in all, until the run is done.
     """
 
@@ -124,7 +105,7 @@ class Forecast:
 def forecast(
     rate: FailureRate, *, devices: int, work: float, saving: InterruptionCost, interval: float | None = None
 ) -> Forecast:
-    """How a run fares that needs ``work`` seconds without interruptions and checkpoints.
+    """Forecast of a run that takes ``work`` seconds without interruptions and checkpoints.
 
     effective = 1 - (interruptions x (recovery + recomputation) + stalls) / seconds
 

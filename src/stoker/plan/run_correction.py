@@ -1,4 +1,4 @@
-"""What a finished run teaches the planner: a correction of later predictions for such runs on such devices."""
+"""Corrections of later predictions, from a finished run's prediction and measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Lesson:
 
     @property
     def seconds(self) -> float:
-        """Of a step, as it would be predicted now."""
+        """Seconds of a step, as it would be predicted now."""
         return sum(self.correction.time_parts(self.predicted.time).values())
 
     @property
@@ -33,7 +33,7 @@ class Lesson:
 
 
 def lesson_of(path: Path) -> Lesson:
-    """What the run in a folder teaches; nothing is kept (see `stoker.hardware.planner_correction.keep`).
+    """The correction that the run in a folder gives; it is not stored (see `stoker.hardware.planner_correction.keep`).
 
     Raises:
         UserError: there is no run, or it has no prediction or no steps.

@@ -1,4 +1,4 @@
-"""The fastest setting that fits: all that can be, in an order that lets most of them go unlooked at."""
+"""Search for the fastest setting that fits, ordered by a lower bound so that most settings are skipped."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import product
 from math import inf
 
 from stoker.hardware.cluster import Cluster
+from stoker.job.batch_solver import divisors
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
 from stoker.plan.memory import Memory, peak_memory, room
 from stoker.plan.setting import Setting, TrainingWork
@@ -26,7 +27,7 @@ TIE = 0.03  # share of a step below which predictions tell no difference
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """A setting with what it takes.
+    """A setting with its memory and time.
 
     Attributes:
         stage: of the pipeline, the one that needs most memory.
@@ -49,7 +50,7 @@ class LayoutPlan:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.time.total
 
     @property
@@ -60,7 +61,7 @@ class LayoutPlan:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search gave.
+    """Result of a search.
 
     Attributes:
         plans: the fastest ones that fit, fastest first, but for a simpler one that is as fast within 3 %.
@@ -128,7 +129,7 @@ def search(
                 limit = max(plans[-1].seconds, plans[0].seconds * (1 + TIE)) if len(plans) == kept else inf
             elif nearest is None or memory.upper < nearest.memory.upper:
                 nearest = plan
-    if plans:  # before the fastest the simplest of those that are as fast as far as can be told
+    if plans:  # the simplest of those within TIE of the fastest comes first
         ties = [parts for parts, plan in simplest.items() if plan.seconds <= plans[0].seconds * (1 + TIE)]
         chosen = simplest[min(ties)]
         plans = [chosen, *(plan for plan in plans if plan is not chosen)]
@@ -136,7 +137,7 @@ def search(
 
 
 def _parts(layout: Layout) -> int:
-    """How much a layout is made of: axes, and what is chosen within them."""
+    """Complexity of a layout: its axes, and the options chosen within them."""
     axes = (layout.data > 1) + 2 * sum(size > 1 for size in (layout.tensor, layout.pipeline, layout.context))
     more = (
         layout.zero > 1, layout.zero > 0 and layout.shard_size < layout.data, layout.stages is not None,
@@ -229,9 +230,3 @@ def _equally_slow(setting: Setting, passes: PassTimes) -> tuple[int, ...] | None
     rest, more = divmod(layers - last, count - 1)
     sizes = (*(rest + (i < more) for i in range(count - 1)), last)
     return None if max(map(len, setting.stages)) == rest + (more > 0) and heads < 1 else sizes
-
-
-def divisors(number: int) -> list[int]:
-    """In ascending order."""
-    small = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})

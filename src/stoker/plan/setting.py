@@ -1,4 +1,4 @@
-"""What is planned for: a model, a batch, a cluster, and one way of spreading the work over it."""
+"""Input of a prediction: a model, a batch, a cluster, and a layout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CUT = ("4bit",)  # those whose packed weights ZeRO-3 shards
 
 @dataclass(frozen=True)
 class TrainingWork:
-    """What has to be computed, however it is spread.
+    """The work of a step, independent of the layout.
 
     Attributes:
         shape: of the model.
@@ -67,7 +67,7 @@ class TrainingWork:
 
     @property
     def positions(self) -> float:
-        """Of a row that are computed, with virtual tokens."""
+        """Computed positions of a row, with virtual tokens."""
         return self.seq_len + self.adapters.positions if self.computed is None else self.computed
 
     @property
@@ -83,7 +83,7 @@ class TrainingWork:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way of doing it.
+    """Work on a cluster under a layout.
 
     Attributes:
         work: what is computed.

@@ -6,15 +6,12 @@ Numbers of parameters are exact: they are those of the models' own code for ever
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from stoker.plan.layer import ExpertMixture, Latent, Layer, StateSpace
 from stoker.plan.matmul import (
-    STACKED,
     Matmul,
     attention_matmuls,
     mixture_matmuls,
@@ -92,7 +89,7 @@ class Shape:
 
     @cached_property
     def _hash(self) -> int:
-        """Of some of the sizes: what is remembered of a shape is asked for often."""
+        """Hash of a few sizes: shapes are looked up in caches often."""
         return hash((self.name, self.layers, self.width, self.mlp_width, self.vocabulary))
 
     @property
@@ -112,7 +109,7 @@ class Shape:
         return self.heads * (self.latent.value_size if self.latent else self.head_size)
 
     def layer(self, index: int) -> Layer:
-        """What the layer at an index (from 0) consists of."""
+        """The parts of the layer at an index (from 0)."""
         if self.pattern:
             return self.pattern[index]
         return Layer(feed_forward="experts" if self.mixture else "dense")
@@ -221,23 +218,8 @@ class Shape:
         """All elements but those of experts that a token does not go to."""
         return self.outside_parameters + sum(map(self.active_layer_parameters, range(self.layers)))
 
-    def lora_parameters(self, rank: int, *, targets: Literal["all-linear"] | Collection[str] = "all-linear") -> int:
-        """Elements of low-rank adapters of a rank in all layers.
-
-        Args:
-            targets: names of products, see `Matmul`, or all of them but the head, the router and the stacked experts.
-                (peft has rules of its own for the experts of some families.)
-        """
-        kinds = Counter(self.layer(index) for index in range(self.layers))
-        return sum(
-            count * matmul.lora_parameters(rank)
-            for layer, count in kinds.items()
-            for matmul in self.matmuls(layer)
-            if (matmul.name not in STACKED if targets == "all-linear" else matmul.name in targets)
-        )
-
     def with_layers(self, layers: int) -> Shape:
-        """The same model with another number of layers.
+        """The model with another number of layers.
 
         Of dense layers before those with experts the same share stays, and at least one.
         """

@@ -1,4 +1,4 @@
-"""What the software that trains does with memory and time: in which type it keeps what, what it overlaps."""
+"""Properties of a training program: the types of its states, its overlap, its launch times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Software:
-    """How a training program keeps its numbers and orders its work. Sizes are bytes of one parameter or logit.
+    """Properties of a training program. Sizes are bytes of one parameter or logit.
 
     The defaults describe a program with fused kernels; `STOKER` is Stoker itself.
 

@@ -18,8 +18,7 @@ WHOLE = {"phi3": ("tensor",), "granite": ("pipeline",)}
 
 
 def splits(family: str, axis: str) -> bool:
-    """Whether a family's models can be split over ``tensor``, ``pipeline`` or ``context``; so it is taken of a family
-    that is not stated."""
+    """Whether a family's models can be split over ``tensor``, ``pipeline`` or ``context``; yes for an unnamed one."""
     return not family or (family in SPLIT and axis not in WHOLE.get(family, ()))
 
 

@@ -1,4 +1,4 @@
-"""How fast steps of a known length train: tokens per second, and the share of the devices' peak."""
+"""Throughput of a layout: tokens per second, and the share of the devices' peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.plan.setting import Setting, TrainingWork
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a plan trains.
+    """Throughput of a plan.
 
     Attributes:
         tokens_per_s: of all devices; every row is taken to be full.
@@ -26,18 +26,18 @@ class Speed:
 
 
 def mfu_formula(work: TrainingWork) -> str:
-    """In words."""
+    """The definition of the reported MFU."""
     times = 6 if work.tuning == "full" else 4
     return f"tokens/s of a device x ({times} N + 12 L H Q T) FLOP a token / its peak FLOP/s in {work.precision}"
 
 
 def tokens_per_step(setting: Setting) -> int:
-    """Of all processes, rows taken to be full."""
+    """Tokens of an optimizer step on all processes, with full rows."""
     return setting.layout.data * setting.micro_batch * setting.micro_batches * setting.work.seq_len
 
 
 def speed_of(setting: Setting, seconds: float) -> Speed:
-    """Of a setting whose steps take so many seconds."""
+    """Throughput of a layout, from its step time."""
     tokens = tokens_per_step(setting) / seconds
     each = tokens / setting.layout.world
     frozen = setting.work.tuning != "full"

@@ -46,7 +46,7 @@ class StepTime:
 
 
 def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageTime:
-    """One block, one micro-batch: as measured where the device was, and what its processes say to each other."""
+    """Passes of one block and micro-batch, measured where the device was, and the block's collectives."""
     said = block_collectives(setting, layer, efficiency)
     measured = measured_passes(setting)
     if not measured:
@@ -60,7 +60,7 @@ def block_pass(setting: Setting, layer: Layer, efficiency: Efficiency) -> StageT
 def _computed(
     setting: Setting, layer: Layer, efficiency: Efficiency, said: float = 0.0, said_back: float = 0.0
 ) -> StageTime:
-    """What a device does, its exposed collectives among it: the host launches the next work beside them, too.
+    """Passes of a device, with its exposed collectives: the host launches the next work beside them, too.
 
     Args:
         said, said_back: seconds of collectives within the block, forward and backward.
@@ -209,7 +209,7 @@ def step_time(setting: Setting, efficiency: Efficiency | None = None, *, passes:
 
 
 def _pipeline(setting: Setting, stages: Sequence[StageTime], efficiency: Efficiency, work: float) -> dict[str, float]:
-    """What a pipeline adds to the work of its slowest process: waits for the others, and sends."""
+    """Bubble and exposed sends of a pipeline, beside the work of its slowest process."""
     layout = setting.layout
     waits, sends = (
         step_seconds(layout.schedule, stages, processes=layout.pipeline, micro_batches=setting.micro_batches, send=way)
@@ -244,7 +244,7 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
 
 
 def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
-    """What gradients and weights on their way add to the step, beyond what the passes hide."""
+    """Seconds of gradient and weight collectives that the passes do not hide."""
     layout, software, cluster = setting.layout, setting.software, setting.cluster
     data = layout.data * layout.context
     if data == 1:

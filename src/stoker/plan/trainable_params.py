@@ -1,4 +1,4 @@
-"""What is trained where the model itself is frozen: low-rank matrices, virtual tokens, whole layers beside them.
+"""Trained elements of a frozen model: low-rank matrices, virtual tokens, whole layers.
 
 Sources: Hu et al., 2021 (LoRA); Lester et al., 2021 (prompt tuning); Li and Liang, 2021 (prefix tuning); Liu et al.,
 2021 (P-tuning). The encoders are those of peft.
@@ -41,13 +41,13 @@ FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 
 @dataclass(frozen=True)
 class Adapters:
-    """What is trained beside frozen weights, as a job says it.
+    """Adapters of a job.
 
     Attributes:
         targets: names or patterns of modules that get low-rank matrices; None for all linear layers.
         blocks: that get them; None for all.
         modules: names of layers that are trained whole.
-        tokens: virtual ones in front of every row.
+        tokens: virtual ones before every row.
         encoder: what makes them: nothing, a network of three layers, an LSTM before one of two, or (of a prefix) a
             network of two.
         width: of its hidden layer; 0 for the model's own.
@@ -64,7 +64,7 @@ class Adapters:
 
     @property
     def positions(self) -> int:
-        """That every block computes beside those of the row's own tokens."""
+        """Positions that every block computes beside the row's own tokens."""
         return 0 if self.deep else self.tokens
 
     @property

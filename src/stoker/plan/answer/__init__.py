@@ -1,1 +1,1 @@
-"""What a plan means: what it costs, what binds it, what would help, why others lost; in words, numbers and pictures."""
+"""Report of a plan: cost, bottlenecks, improvements, alternatives; as text, JSON and pictures."""

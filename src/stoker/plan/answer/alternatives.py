@@ -1,18 +1,19 @@
-"""The other plans: the best of each kind, those that users ask about among them, and the one reason each lost."""
+"""Other plans: the best of each kind, and the main reason why it was not chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from stoker.job.batch_solver import divisors
 from stoker.job.layout import SHARDS, Offload, Recompute
 from stoker.plan.answer.explain import near
 from stoker.plan.answer.time_breakdown import causes_of
-from stoker.plan.search import LayoutPlan, SearchResult, divisors, search
+from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.space import Space
 
 GIB = 2**30
-TIE = 0.005  # of a step: closer than that no prediction tells plans apart
+TIE = 0.005  # of a step: predictions do not distinguish closer plans
 Kind = tuple[object, ...]
 
 
@@ -34,7 +35,7 @@ class Alternative:
 
 
 def kind_of(plan: LayoutPlan) -> Kind:
-    """What plans have in common that differ in details only: micro-batch, schedule, how many share a hybrid copy."""
+    """Kind of a plan: all but details such as micro-batch, schedule and size of a hybrid copy."""
     layout = plan.setting.layout
     hybrid = layout.shard != "none" and layout.replicas > 1
     return layout.shard, hybrid, layout.tensor, layout.pipeline, layout.context, layout.recompute, layout.offload
@@ -105,7 +106,7 @@ def reason(plan: LayoutPlan, best: LayoutPlan) -> str:
         return misfit(plan)
     slower = plan.seconds - best.seconds
     if slower < TIE * best.seconds:
-        return "as fast, as far as can be told"
+        return "equally fast within the accuracy of the prediction"
     ours, theirs = causes_of(best.setting), causes_of(plan.setting)
     more = {name: cause.seconds - (ours[name].seconds if name in ours else 0.0) for name, cause in theirs.items()}
     name = max(more, key=lambda name: more[name])
@@ -113,12 +114,12 @@ def reason(plan: LayoutPlan, best: LayoutPlan) -> str:
 
 
 def misfit(plan: LayoutPlan) -> str:
-    """What of a plan does not fit, and what most of it is."""
+    """The memory that does not fit, and its largest component."""
     memory, host = plan.memory, plan.setting.cluster.host_memory_gib_per_gpu
     if memory.upper <= plan.capacity:
-        return f"does not fit the host: {memory.host / GIB:.1f} GiB of {host:.1f} for each device"
+        return f"does not fit the host: needs {memory.host / GIB:.1f} GiB for each device, available {host:.1f} GiB"
     most = max(memory.parts, key=lambda part: memory.parts[part])
-    have = f"of {plan.capacity / GIB:.1f} (mostly {most})"
+    have = f"(mostly {most}), available {plan.capacity / GIB:.1f} GiB"
     if memory.peak <= plan.capacity:
-        return f"does not surely fit: {memory.peak / GIB:.1f} GiB, but up to {memory.upper / GIB:.1f}, {have}"
-    return f"does not fit: {memory.upper / GIB:.1f} GiB {have}"
+        return f"may not fit: needs {memory.peak / GIB:.1f} GiB, at most {memory.upper / GIB:.1f} GiB {have}"
+    return f"does not fit: needs up to {memory.upper / GIB:.1f} GiB {have}"

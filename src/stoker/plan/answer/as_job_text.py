@@ -1,4 +1,4 @@
-"""A setting and a cluster in the words that a job file and the command line take, to be pasted."""
+"""A setting and a cluster in the syntax of job files and the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNITS = ((365.25 * 86400, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "mi
 
 
 def job_values(setting: Setting) -> dict[str, dict[str, Any]]:
-    """The keys of a job that make it run as the setting says, by block; without those that say what holds anyway."""
+    """Keys of a job that select the setting, by block, without defaults."""
     train = {
         "batch": setting.layout.data * setting.micro_batch * setting.micro_batches,
         "micro_batch": setting.micro_batch,
@@ -30,7 +30,7 @@ def job_values(setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def job_yaml(setting: Setting) -> str:
-    """The same as lines of a job file."""
+    """`job_values` as lines of a job file."""
     lines = []
     for block, values in job_values(setting).items():
         lines += [f"{block}:", *(f"{' ' * INDENT}{key}: {scalar(value)}" for key, value in values.items())]
@@ -43,9 +43,9 @@ def is_file(like: str) -> bool:
 
 
 def cluster_words(cluster: Cluster, *, like: str, was: Cluster) -> str:
-    """How a cluster is asked for that differs in its nodes or its device from what it was, ``--on like``.
+    """The ``--on`` option for a cluster that differs from ``--on like`` in its nodes or its device.
 
-    A cluster's file has more to say than words can, so that it is to be changed instead.
+    Where ``like`` is a cluster's file, the change to make in it.
     """
     if is_file(like):
         key = f"nodes: {cluster.nodes}" if cluster.nodes != was.nodes else f"device: {cluster.device.name}"
@@ -56,7 +56,7 @@ def cluster_words(cluster: Cluster, *, like: str, was: Cluster) -> str:
 
 
 def fuller_nodes(cluster: Cluster, *, like: str) -> Iterator[Cluster]:
-    """One node of more devices of the kind, up to as many as it usually has, where the cluster is a part of one."""
+    """Nodes with more of the cluster's devices, up to the usual number, where the cluster is a part of one node."""
     if cluster.nodes > 1 or is_file(like):
         return
     for count in divisors(reference_node(cluster.device).per_node):
@@ -65,7 +65,7 @@ def fuller_nodes(cluster: Cluster, *, like: str) -> Iterator[Cluster]:
 
 
 def time_words(seconds: float) -> str:
-    """A time in the largest unit that leaves more than two of it."""
+    """A duration in the largest unit of which it has more than two."""
     for unit, name in UNITS:
         if seconds > 2 * unit:
             return f"{seconds / unit:,.1f} {name}"

@@ -1,4 +1,4 @@
-"""An answer as JSON: what ``stoker plan JOB --json`` prints. Times in seconds."""
+"""The JSON of ``stoker plan JOB --json``. Times in seconds."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _work(work: TrainingWork) -> dict[str, Any]:
 
 
 def _run(cost: Cost) -> dict[str, Any]:
-    """Of the job's steps, or of as many as ``steps`` says where ``steps_known`` is false."""
+    """Cost of the job's steps, or of ``steps`` where ``steps_known`` is false."""
     return {
         "steps": cost.steps,
         "steps_known": cost.known,
@@ -187,7 +187,7 @@ def _forecast(found: Forecast) -> dict[str, float]:
 
 
 def _finite(value: Any) -> Any:
-    """The same with None for infinite numbers, which JSON has none of."""
+    """The value with None for infinite numbers, which JSON lacks."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What would make a job fit that does not: the smallest change of each sort, found by trying."""
+"""Changes that make a job fit: the smallest of each kind, found by searching."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.plan.software import STOKER, Software
 from stoker.plan.space import Space
 
 MOST_NODES = 4096  # beyond that nobody is helped
-ALL_COUNTS = 64  # up to so many nodes every number is tried, as those that do not divide the batch may not do
+ALL_COUNTS = 64  # nodes up to which every number is tried: those that do not divide the batch may not fit
 MORE = 1.02  # times the memory, from which on a device has more
 SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
 # Of all settings of the same axes these take the least memory.
@@ -62,7 +62,7 @@ Candidate = tuple[str, str, float, TrainingWork, Cluster]
 
 @dataclass(frozen=True)
 class _Asked:
-    """What did not fit."""
+    """The job and cluster for which nothing fits."""
 
     work: TrainingWork
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""What a run takes in the end: tokens, hours, money, interruptions, and how often it should save."""
+"""Cost of a run: tokens, hours, price, interruptions, and the checkpoint interval."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SAMPLE_STEPS = 1000  # what the cost is given for where the number of steps is n
 
 @dataclass(frozen=True)
 class Length:
-    """How long a job trains, so far as it says.
+    """Length of a job's training.
 
     Attributes:
-        steps: optimizer steps; None where it hangs on the data.
+        steps: optimizer steps; None where it depends on the data.
         epochs: passes over the data, where the job says those.
         save_every: steps between checkpoints; None where the job leaves it open.
     """
@@ -31,17 +31,17 @@ class Length:
 
     @classmethod
     def of(cls, job: ResolvedJob) -> Length:
-        """Of a resolved job."""
+        """Length of a resolved job."""
         every = job.checkpoint.every
         return cls(job.steps, None if job.steps else job.epochs, every if isinstance(every, int) else None)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run of a plan takes.
+    """Cost of a run of a plan.
 
     Attributes:
-        steps: that it is reckoned for; `SAMPLE_STEPS` where the job's number is not known.
+        steps: of the estimate; `SAMPLE_STEPS` where the job's number is not known.
         known: whether they are the job's.
         tokens: of all of them.
         training: seconds of the steps alone.
@@ -66,27 +66,27 @@ class Cost:
 
     @property
     def hours(self) -> float:
-        """Of all time, interruptions and checkpoints included."""
+        """Duration, interruptions and checkpoints included."""
         return self.forecast.seconds / HOUR
 
     @property
     def interval_steps(self) -> int:
-        """Steps between checkpoints that lose least; those of the run where none is worth its while."""
+        """Best number of steps between checkpoints; that of the run where no checkpoint pays."""
         return max(1, round(self.forecast.interval / self.saving.step))
 
     @property
     def hours_per_billion_tokens(self) -> float:
-        """Of all time."""
+        """Hours of a billion tokens, interruptions and checkpoints included."""
         return self.hours * 1e9 / self.tokens
 
     @property
     def price_per_billion_tokens(self) -> float | None:
-        """None where there is no price."""
+        """Price of a billion tokens; None where there is no price."""
         return None if self.price is None else self.price * 1e9 / self.tokens
 
 
 def checkpoint_bytes(setting: Setting) -> float:
-    """Of a checkpoint: the weights that are trained, and the optimizer's states of them, each once."""
+    """Bytes of a checkpoint: the trained weights and their optimizer states."""
     work, software = setting.work, setting.software
     full = work.tuning == "full"
     return float(work.trained * ((software.weights if full else 4) + software.states))
@@ -105,7 +105,7 @@ def saving_of(setting: Setting, step: float) -> InterruptionCost:
 
 
 def cost_of(plan: LayoutPlan, length: Length) -> Cost:
-    """What a run of so many steps takes, interruptions and checkpoints included."""
+    """Cost of a run of this length, interruptions and checkpoints included."""
     setting, cluster = plan.setting, plan.setting.cluster
     steps = length.steps or SAMPLE_STEPS
     training = steps * plan.seconds
@@ -131,6 +131,6 @@ def cost_of(plan: LayoutPlan, length: Length) -> Cost:
 
 
 def price_of(cluster: Cluster, seconds: float) -> float | None:
-    """Of so many seconds of all nodes; None where the cluster has no price, or the run no end."""
+    """Price of all nodes for this time; None where the cluster has no price, or the run does not end."""
     hourly = cluster.total_price_per_hour
     return None if hourly is None or seconds == inf else hourly * seconds / HOUR

@@ -1,4 +1,4 @@
-"""Why a plan is as it is: what binds it, what would help it, found by planning again with one thing changed."""
+"""Explanation of a plan: its bottlenecks, and the gains of changes, each from a search with one thing changed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker.plan.space import Space, trainable
 from stoker.plan.step_time import step_time
 
 MEMORY = "memory"
-# What a reader means by what binds; small products are arithmetic at a lower rate.
+# The resource of each cause; small products are arithmetic at a lower rate.
 RESOURCES = {
     TENSOR: "link", CONTEXT: "link", EXPERT: "link", DATA: "link", SENDS: "link",
     BUBBLE: "bubble", UNEVEN: "bubble", LAUNCH: "launch", TRAFFIC: "memory bandwidth", RECOMPUTE: "recomputation",
@@ -39,7 +39,7 @@ WORTH = 0.005  # gain in tokens/s below which a change helps nobody
 
 @dataclass(frozen=True)
 class Bind:
-    """One of the things that a plan's speed hangs on.
+    """One of the resources that limit a plan's speed.
 
     Attributes:
         resource: compute, link, bubble, launch, memory bandwidth, recomputation, optimizer; or memory: there is too
@@ -55,7 +55,7 @@ class Bind:
 
 @dataclass(frozen=True)
 class Help:
-    """A change, and what it would give.
+    """A change, and its gain.
 
     Attributes:
         change: in words.
@@ -73,7 +73,7 @@ class Help:
 
 
 def plan_of(setting: Setting) -> LayoutPlan:
-    """A setting with what it takes, whether it fits or not."""
+    """The plan of a setting, whether it fits or not."""
     stage, memory = peak_memory(setting)
     capacity = room(setting.cluster)
     return LayoutPlan(setting, stage, memory, step_time(setting), capacity)
@@ -117,7 +117,7 @@ def _help(plan: LayoutPlan, better: LayoutPlan, change: str, words: str) -> Help
 
 @dataclass(frozen=True)
 class _Change:
-    """Something to search with instead: what it is called, how it is written."""
+    """A change to search with: its name and how to write it."""
 
     called: str
     words: str
@@ -172,7 +172,7 @@ def _more_devices(plan: LayoutPlan, on: str) -> Iterator[Help]:
 
 
 def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[Help]:
-    """Micro-batches of twice the rows in the same layout, where memory alone stands in the way."""
+    """Micro-batches of twice the rows in the same layout, where only memory prevents them."""
     setting = plan.setting
     size, layout = 2 * setting.micro_batch, setting.layout
     if setting.work.global_batch % (layout.data * size):
@@ -185,7 +185,7 @@ def _bigger_micro_batch(plan: LayoutPlan) -> Iterator[Help]:
 
 
 def binds(plan: LayoutPlan, found: list[Help]) -> list[Bind]:
-    """What the plan's speed hangs on, the most first; their seconds add up to the step's, memory's aside.
+    """Resources that limit the plan's speed, the largest first; their seconds add up to the step, memory aside.
 
     Args:
         found: what `helps` gave for the plan.

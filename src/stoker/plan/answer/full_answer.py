@@ -1,4 +1,4 @@
-"""The answer to a job and a cluster: the plan, what it takes, why it, what else there is; or what would fit."""
+"""Answer to a job and a cluster: the plan with cost, explanation and alternatives; or changes that make one fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.plan.software import STOKER, Software
 
 @dataclass(frozen=True)
 class PlanQuestion:
-    """What is asked.
+    """A job and a cluster to plan for.
 
     Attributes:
         work: of the job.
@@ -116,12 +116,12 @@ def verdict(memory: Memory, plan: LayoutPlan) -> Verdict:
 
 
 def holder(plan: LayoutPlan) -> str:
-    """What one of the pipeline's processes holds: a stage, or several, which are counted together."""
+    """Name of the unit of a pipeline's memory: a stage, or a process with several stages."""
     return "process" if plan.setting.layout.stages_per_process > 1 else "stage"
 
 
 def bars(plan: LayoutPlan, stages: tuple[Memory, ...]) -> list[StageMemory]:
-    """The same as what the pictures draw, by components in one order, the largest of all stages first."""
+    """Memory of the stages for the pictures, components in one order, the largest first."""
     most: dict[str, float] = {}
     for memory in stages:
         for part, size in memory.parts.items():

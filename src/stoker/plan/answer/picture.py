@@ -41,7 +41,7 @@ text { font: 11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What a device of one pipeline stage holds at its peak.
+    """Peak memory of a device of one pipeline stage.
 
     Attributes:
         name: of the stage, or process.
@@ -163,7 +163,7 @@ def _draw_after(page: _Page, y: float, start: float, after: Mapping[str, float],
 
 
 def mostly(spans: Iterable[Span], seconds: float, cells: int) -> list[Kind | None]:
-    """For each of so many equal parts of the step what takes most of it; None for waiting."""
+    """The most frequent kind of action in each of ``cells`` equal parts of the step; None for waiting."""
     shares: list[dict[Kind | None, float]] = [{} for _ in range(cells)]
     for span in spans:
         start, end = span.start / seconds * cells, span.end / seconds * cells
@@ -226,11 +226,11 @@ class _Page:
         self, x: float, y: float, wide: float, high: float, *, fill: str = "", kind: str = "", words: str = "",
         label: str = "", pale: bool = False,
     ) -> None:  # fmt: skip
-        """A bar, what a pointer over it is told, and a label in it where the whole of it fits."""
+        """A bar with a tooltip, and a label in it where that fits."""
         paint = (f' fill="{fill}"' if fill else "") + (' fill-opacity="0.6"' if pale else "")
-        told = f"<title>{escape(words)}</title>" if words else ""
+        hint = f"<title>{escape(words)}</title>" if words else ""
         self.parts.append(
-            f'<rect x="{x:.3f}" y="{y:.2f}" width="{wide:.3f}" height="{high:.2f}"{paint}{_class(kind)}>{told}</rect>'
+            f'<rect x="{x:.3f}" y="{y:.2f}" width="{wide:.3f}" height="{high:.2f}"{paint}{_class(kind)}>{hint}</rect>'
         )
         if label and len(label) * LETTER + 4 <= wide:
             middle = x + (wide - len(label) * LETTER) / 2
@@ -251,7 +251,7 @@ class _Page:
         self.down = y + 2 * LINE
 
     def legend(self, entries: Sequence[tuple[str, str]]) -> None:
-        """Colours and what they stand for, in as many lines as that takes."""
+        """Colours and their meaning, in as many lines as needed."""
         x = LEFT
         for colour, entry in entries:
             words = shortened(entry, PLOT / 2)

@@ -77,7 +77,7 @@ def _append(out: Text, row: Sequence[tuple[str, str]]) -> None:
 
 
 def _legend(out: Text, entries: Sequence[tuple[str, str, str]], width: int) -> Text:
-    """Letters and what they stand for, in as many lines as that takes."""
+    """Letters and their meaning, in as many lines as needed."""
     used = 0
     for letter, style, entry in entries:
         words = _cut(entry, width - 4)

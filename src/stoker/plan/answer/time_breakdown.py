@@ -1,8 +1,7 @@
-"""What a step's seconds are spent on, down to the collectives of each axis, by taking away one thing after another.
+"""Breakdown of a step's seconds by cause, down to the collectives of each axis.
 
-A step is reckoned again with collectives that take no time, then without recomputation as well, and so on; what each
-makes it shorter by is that thing's part. So the parts add up to the step, whatever `stoker.plan.step_time` reckons
-them by.
+The step is predicted with collectives that take no time, then also without recomputation, and so on; each difference
+is the part of that cause. So the parts add up to the step.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Cause:
     """A part of a step.
 
     Attributes:
-        name: what it is spent on.
+        name: of the cause.
         seconds: of the step.
         link: what collectives cross; empty for what is no collective.
     """
@@ -62,7 +61,7 @@ def causes_of(setting: Setting) -> dict[str, Cause]:
 
 
 def _taken_away(setting: Setting) -> tuple[tuple[str, Callable[[Setting], Setting]], ...]:
-    """In this order. What is left of collectives in the passes without those of tensor parallelism is another axis'."""
+    """Causes in the order of removal. Collectives left without those of tensor parallelism are of another axis."""
     others = CONTEXT if setting.layout.context > 1 else EXPERT
     return (
         (TENSOR, _without_tensor),
@@ -74,7 +73,7 @@ def _taken_away(setting: Setting) -> tuple[tuple[str, Callable[[Setting], Settin
 
 
 def _links(setting: Setting) -> dict[str, str]:
-    """What each axis' collectives cross: the link inside a node where a group of them is on one."""
+    """Link that the collectives of each axis cross: that of the node where a group of them is on one."""
     layout, cluster = setting.layout, setting.cluster
     inside, across = layout.tensor * layout.context, layout.tensor * layout.context * layout.data
     groups = {

@@ -1,8 +1,8 @@
-"""What a pipeline's schedule costs in time, in closed form: fast enough to be asked for every layout of a search.
+"""Time of a pipeline's schedule in closed form, fast enough for every layout of a search.
 
 Symbols: p processes, m micro-batches, v chunks a process; F, B and W seconds of a micro-batch's forward pass, of its
 gradients of inputs, and of its gradients of weights; c seconds of a send.
-`stoker.plan.pipeline.timeline` has the exact times that these stand for.
+`stoker.plan.pipeline.timeline` simulates the exact times.
 """
 
 from __future__ import annotations
@@ -38,14 +38,6 @@ def bubble_seconds(
     if schedule == "zbv" and micro_batches < 2 * processes - 1:
         return _simulated_v(time, processes, micro_batches) - micro_batches * time.total
     return others * _wait(schedule, time) / chunks
-
-
-def bubble_share(
-    schedule: ScheduleName, time: StageTime, *, processes: int, micro_batches: int, chunks: int | None = None
-) -> float:
-    """Share of the step in which each process waits; (p - 1) / (m + p - 1) for GPipe and 1F1B."""
-    wait = bubble_seconds(schedule, time, processes=processes, micro_batches=micro_batches, chunks=chunks)
-    return wait / (wait + micro_batches * time.total)
 
 
 def _wait(schedule: ScheduleName, time: StageTime) -> float:

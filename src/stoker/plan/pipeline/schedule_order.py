@@ -1,4 +1,4 @@
-"""The order in which a pipeline's processes work: which stage passes which micro-batch when.
+"""The order of actions of each process under a pipeline schedule.
 
 The orders are those of the schedules that `stoker.parallel.pipeline` runs, action by action: GPipe (Huang et al.,
 2019), 1F1B (Narayanan et al., 2019, PipeDream-Flush), interleaved 1F1B (Narayanan et al., 2021, section 2.2.2), zero
@@ -56,19 +56,19 @@ def stages_of(schedule: ScheduleName, *, process: int, processes: int, chunks: i
 
 def round_size(processes: int, micro_batches: int) -> int:
     """Micro-batches that looped schedules take through a chunk before they go to the next: at least as many as there
-    are processes, where there are so many."""
+    are processes, if the step has that many."""
     return micro_batches // max(1, micro_batches // processes)
 
 
 @lru_cache(maxsize=64)
 def order(schedule: ScheduleName, *, processes: int, micro_batches: int, chunks: int | None = None) -> Order:
-    """What each process does, in order.
+    """The actions of each process, in order.
 
     Args:
         chunks: stages of each process; by default as many as Stoker gives it. GPipe and 1F1B take one, ZB-V two.
 
     Raises:
-        ValueError: the schedule cannot run so many micro-batches or chunks.
+        ValueError: the schedule cannot run this number of micro-batches or chunks.
     """
     chunks = chunks or chunks_of(schedule)
     if schedule not in ("interleaved", "zero-bubble") and chunks != chunks_of(schedule):

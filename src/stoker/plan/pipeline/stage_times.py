@@ -1,4 +1,4 @@
-"""A plan's step as a timeline: what each pipeline stage takes, in the order of its schedule."""
+"""Timeline of a plan's step: the time of each pipeline stage, in the order of its schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DRAWN = 48  # passes forward of a process that a picture has room for
 
 
 def drawn_micro_batches(setting: Setting) -> int:
-    """Of a step's micro-batches, so many that they can be told apart in a picture and the schedule can run them."""
+    """Number of micro-batches to draw: few enough to be distinguishable, and a number that the schedule can run."""
     processes, count = setting.layout.pipeline, setting.micro_batches
     rounds = max(1, DRAWN // (processes * setting.layout.stages_per_process))
     return min(count, rounds * processes)

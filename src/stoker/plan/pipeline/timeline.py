@@ -1,7 +1,7 @@
-"""A pipeline's step in time: when every action starts and ends, who idles, how much is kept.
+"""A pipeline's step in time: when every action starts and ends, and which processes wait.
 
-An action starts when its process is free and its input has arrived. Sends take their time and hold nobody up, as
-they run beside the computation.
+An action starts when its process is free and its input has arrived. Sends run beside the
+computation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTime:
-    """What a micro-batch takes in one stage.
+    """Seconds of a micro-batch in one stage.
 
     Attributes:
         forward: seconds.
@@ -54,13 +54,6 @@ class StageTime:
         return self.forward + self.backward
 
 
-def first_with_weights(times: Sequence[StageTime]) -> tuple[StageTime, ...]:
-    """The times of split backward passes as PyTorch runs them: nobody waits for the gradient of the first stage's
-    input, so that its whole backward pass is run with its weights' gradients."""
-    first = times[0]
-    return (StageTime(first.forward, 0.0, first.backward), *times[1:])
-
-
 @dataclass(frozen=True)
 class Timeline:
     """A step in time.
@@ -81,30 +74,6 @@ class Timeline:
         """Each process' share of the step in which it waits."""
         work = [sum(span.end - span.start for span in spans) for spans in self.processes]
         return tuple(1 - busy / self.seconds for busy in work)
-
-    @property
-    def bubble(self) -> float:
-        """Share of the step in which a process waits, mean over the processes."""
-        return sum(self.idle) / len(self.idle)
-
-    def kept(self, process: int) -> list[tuple[float, int]]:
-        """(seconds, stage-activations kept from then on), whenever it changes.
-
-        A stage-activation is what one stage keeps of one micro-batch, from the start of its forward pass to the end
-        of its backward pass, that of the weights where it is split.
-        """
-        events = [(span.start, 1) for span in self.processes[process] if span.kind == "forward"]
-        events += [(span.end, -1) for span in self.processes[process] if span.kind in ("backward", "weight")]
-        count, changes = 0, []
-        for seconds, change in sorted(events):  # at one moment, what ends comes before what starts
-            count += change
-            changes.append((seconds, count))
-        return changes
-
-    @cached_property
-    def peaks(self) -> tuple[int, ...]:
-        """The most stage-activations that each process keeps at a time."""
-        return tuple(max(count for _, count in self.kept(at)) for at in range(len(self.processes)))
 
 
 def simulate(order: Order, times: Sequence[StageTime], *, send: float = 0.0) -> Timeline:

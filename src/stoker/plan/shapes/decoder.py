@@ -1,4 +1,4 @@
-"""What the configurations of all families say in the same words."""
+"""The sizes that the configurations of all families state by the same keys."""
 
 from __future__ import annotations
 

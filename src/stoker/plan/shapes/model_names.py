@@ -72,7 +72,7 @@ def known_shape(name: str) -> Shape | None:
     """The shape of the catalogue that a name means; None where it means none.
 
     Upper case, hyphens and what follows the model's name do not matter: ``meta-llama/Llama-3.1-8B``, ``LLAMA3_8B`` and
-    ``llama3-8b LoRA`` are one. ``truncated to 4 layers`` behind the name leaves so many.
+    ``llama3-8b LoRA`` are one. ``truncated to 4 layers`` after the name gives 4 layers.
     """
     words = name.split()
     for count in range(len(words), 0, -1):

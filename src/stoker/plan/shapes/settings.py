@@ -1,4 +1,4 @@
-"""The keys of a configuration: read under any of their names, with the family's default where one is missing."""
+"""Reads the keys of a configuration under any of their names, with the family's default for a missing one."""
 
 from __future__ import annotations
 
@@ -25,102 +25,84 @@ def _keys(**values: Any) -> dict[str, Any]:
 
 
 # What each family's code takes where the configuration says nothing. Where it computes the value from others, it is
-# left out here. Source: the configuration classes of transformers 5, against which a test holds them.
+# left out here, and so is what is false or zero. Source: the configuration classes of transformers 5; a test compares.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": _keys(vocab_size=50257, max_position_embeddings=1024, hidden_size=768, num_hidden_layers=12,
-                 num_attention_heads=12, tie_word_embeddings=True, resid_pdrop=0.1),
+        num_attention_heads=12, tie_word_embeddings=True, resid_pdrop=0.1),
     "bloom": _keys(vocab_size=250880, hidden_size=64, num_hidden_layers=2, num_attention_heads=8,
-                  tie_word_embeddings=True, hidden_dropout=0.0),
+        tie_word_embeddings=True),
     "opt": _keys(vocab_size=50272, hidden_size=768, num_hidden_layers=12, intermediate_size=3072,
-                max_position_embeddings=2048, num_attention_heads=12, do_layer_norm_before=True, enable_bias=True,
-                layer_norm_elementwise_affine=True, tie_word_embeddings=True, dropout=0.1),
+        max_position_embeddings=2048, num_attention_heads=12, do_layer_norm_before=True, enable_bias=True,
+        layer_norm_elementwise_affine=True, tie_word_embeddings=True, dropout=0.1),
     "gpt_neo": _keys(vocab_size=50257, max_position_embeddings=2048, hidden_size=2048, num_hidden_layers=24,
-                    num_attention_heads=16, window_size=256, attention_types=[[["global", "local"], 12]],
-                    tie_word_embeddings=True, resid_dropout=0.0),
-    "gptj": _keys(vocab_size=50400, hidden_size=4096, num_hidden_layers=28, num_attention_heads=16,
-                 tie_word_embeddings=False, resid_pdrop=0.0),
+        num_attention_heads=16, window_size=256, attention_types=[[["global", "local"], 12]], tie_word_embeddings=True),
+    "gptj": _keys(vocab_size=50400, hidden_size=4096, num_hidden_layers=28, num_attention_heads=16),
     "gpt_neox": _keys(vocab_size=50432, hidden_size=6144, num_hidden_layers=44, num_attention_heads=64,
-                     intermediate_size=24576, use_parallel_residual=True, attention_bias=True,
-                     tie_word_embeddings=False, hidden_dropout=0.0),
+        intermediate_size=24576, use_parallel_residual=True, attention_bias=True),
     "llama": _keys(vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
-                  num_attention_heads=32, attention_bias=False, mlp_bias=False, tie_word_embeddings=False),
+        num_attention_heads=32),
     "mistral": _keys(vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-                    num_attention_heads=32, num_key_value_heads=8, sliding_window=4096, tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=8, sliding_window=4096),
     "mixtral": _keys(vocab_size=32000, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-                    num_attention_heads=32, num_key_value_heads=8, num_experts=8, num_experts_per_tok=2,
-                    tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=8, num_experts=8, num_experts_per_tok=2),
     "qwen2": _keys(vocab_size=151936, hidden_size=4096, intermediate_size=22016, num_hidden_layers=32,
-                  num_attention_heads=32, num_key_value_heads=32, use_sliding_window=False, max_window_layers=28,
-                  tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=32, use_sliding_window=False, max_window_layers=28),
     "qwen2_moe": _keys(vocab_size=151936, hidden_size=2048, intermediate_size=5632, num_hidden_layers=24,
-                      num_attention_heads=16, num_key_value_heads=16, use_sliding_window=False, max_window_layers=28,
-                      decoder_sparse_step=1, moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
-                      num_experts_per_tok=4, num_experts=60, qkv_bias=True, tie_word_embeddings=False),
+        num_attention_heads=16, num_key_value_heads=16, use_sliding_window=False, max_window_layers=28,
+        decoder_sparse_step=1, moe_intermediate_size=1408, shared_expert_intermediate_size=5632, num_experts_per_tok=4,
+        num_experts=60, qkv_bias=True),
     "qwen3": _keys(vocab_size=151936, hidden_size=4096, intermediate_size=22016, num_hidden_layers=32,
-                  num_attention_heads=32, num_key_value_heads=32, head_dim=128, attention_bias=False,
-                  use_sliding_window=False, max_window_layers=28, tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=32, head_dim=128, use_sliding_window=False, max_window_layers=28),
     "qwen3_moe": _keys(vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=24,
-                      num_attention_heads=32, num_key_value_heads=4, attention_bias=False, use_sliding_window=False,
-                      decoder_sparse_step=1, moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128,
-                      tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=4, use_sliding_window=False, decoder_sparse_step=1,
+        moe_intermediate_size=768, num_experts_per_tok=8, num_experts=128),
     "glm": _keys(vocab_size=151552, hidden_size=4096, intermediate_size=13696, num_hidden_layers=40,
-                num_attention_heads=32, num_key_value_heads=2, head_dim=128, attention_bias=True,
-                tie_word_embeddings=False),
+        num_attention_heads=32, num_key_value_heads=2, head_dim=128, attention_bias=True),
     "gemma": _keys(vocab_size=256000, hidden_size=3072, intermediate_size=24576, num_hidden_layers=28,
-                  num_attention_heads=16, num_key_value_heads=16, head_dim=256, attention_bias=False,
-                  tie_word_embeddings=True),
+        num_attention_heads=16, num_key_value_heads=16, head_dim=256, tie_word_embeddings=True),
     "gemma2": _keys(vocab_size=256000, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
-                   num_attention_heads=8, num_key_value_heads=4, head_dim=256, attention_bias=False,
-                   sliding_window=4096, tie_word_embeddings=True),
+        num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=4096, tie_word_embeddings=True),
     "gemma3_text": _keys(vocab_size=262208, hidden_size=2304, intermediate_size=9216, num_hidden_layers=26,
-                        num_attention_heads=8, num_key_value_heads=4, head_dim=256, attention_bias=False,
-                        sliding_window=4096, tie_word_embeddings=True),
+        num_attention_heads=8, num_key_value_heads=4, head_dim=256, sliding_window=4096, tie_word_embeddings=True),
     "phi": _keys(vocab_size=51200, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24,
-                num_attention_heads=32, qk_layernorm=False, tie_word_embeddings=False, resid_pdrop=0.0),
+        num_attention_heads=32),
     "phi3": _keys(vocab_size=32064, hidden_size=3072, intermediate_size=8192, num_hidden_layers=32,
-                 num_attention_heads=32, tie_word_embeddings=False, resid_pdrop=0.0),
+        num_attention_heads=32),
     "cohere": _keys(vocab_size=256000, hidden_size=8192, intermediate_size=22528, num_hidden_layers=40,
-                   num_attention_heads=64, attention_bias=False, use_qk_norm=False, tie_word_embeddings=True),
-    "falcon": _keys(vocab_size=65024, hidden_size=4544, num_hidden_layers=32, num_attention_heads=71,
-                   new_decoder_architecture=False, multi_query=True, parallel_attn=True, bias=False,
-                   tie_word_embeddings=True, hidden_dropout=0.0),
+        num_attention_heads=64, tie_word_embeddings=True),
+    "falcon": _keys(vocab_size=65024, hidden_size=4544, num_hidden_layers=32, num_attention_heads=71, multi_query=True,
+        parallel_attn=True, tie_word_embeddings=True),
     "olmo2": _keys(vocab_size=50304, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
-                  num_attention_heads=32, attention_bias=False, tie_word_embeddings=False),
+        num_attention_heads=32),
     "deepseek_v2": _keys(vocab_size=102400, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
-                        num_attention_heads=32, attention_bias=False, first_k_dense_replace=0, kv_lora_rank=512,
-                        q_lora_rank=1536, num_experts=64, n_shared_experts=2, qk_nope_head_dim=128,
-                        qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407, tie_word_embeddings=False),
+        num_attention_heads=32, kv_lora_rank=512, q_lora_rank=1536, num_experts=64, n_shared_experts=2,
+        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=1407),
     "deepseek_v3": _keys(vocab_size=129280, hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
-                        num_attention_heads=128, attention_bias=False, first_k_dense_replace=3, kv_lora_rank=512,
-                        q_lora_rank=1536, num_experts=256, n_shared_experts=1, num_experts_per_tok=8,
-                        qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, moe_intermediate_size=2048,
-                        tie_word_embeddings=False),
+        num_attention_heads=128, first_k_dense_replace=3, kv_lora_rank=512, q_lora_rank=1536, num_experts=256,
+        n_shared_experts=1, num_experts_per_tok=8, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        moe_intermediate_size=2048),
     "mpt": _keys(vocab_size=50368, hidden_size=2048, num_hidden_layers=24, num_attention_heads=16,
-                 tie_word_embeddings=True, resid_pdrop=0.0),
+        tie_word_embeddings=True),
     "gpt_oss": _keys(vocab_size=201088, hidden_size=2880, intermediate_size=2880, num_hidden_layers=36,
-                    num_attention_heads=64, num_key_value_heads=8, head_dim=64, num_experts=128,
-                    num_experts_per_tok=4, sliding_window=128, attention_bias=True, tie_word_embeddings=False),
+        num_attention_heads=64, num_key_value_heads=8, head_dim=64, num_experts=128, num_experts_per_tok=4,
+        sliding_window=128, attention_bias=True),
     "smollm3": _keys(vocab_size=128256, hidden_size=2048, intermediate_size=11008, num_hidden_layers=36,
-                    num_attention_heads=16, num_key_value_heads=4, attention_bias=False, mlp_bias=False,
-                    tie_word_embeddings=True),
+        num_attention_heads=16, num_key_value_heads=4, tie_word_embeddings=True),
     "starcoder2": _keys(vocab_size=49152, hidden_size=3072, intermediate_size=12288, num_hidden_layers=30,
-                       num_attention_heads=24, num_key_value_heads=2, use_bias=True, tie_word_embeddings=True,
-                       residual_dropout=0.0),
+        num_attention_heads=24, num_key_value_heads=2, use_bias=True, tie_word_embeddings=True),
     "glm4_moe": _keys(vocab_size=151552, hidden_size=4096, intermediate_size=10944, num_hidden_layers=46,
-                     num_attention_heads=96, num_key_value_heads=8, attention_bias=False, use_qk_norm=False,
-                     moe_intermediate_size=1408, num_experts_per_tok=8, num_experts=128, n_shared_experts=1,
-                     first_k_dense_replace=1, tie_word_embeddings=False),
+        num_attention_heads=96, num_key_value_heads=8, moe_intermediate_size=1408, num_experts_per_tok=8,
+        num_experts=128, n_shared_experts=1, first_k_dense_replace=1),
     "nemotron_h": _keys(vocab_size=131072, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8,
-                       head_dim=128, intermediate_size=21504, ssm_state_size=128, mamba_num_heads=128,
-                       mamba_head_dim=64, n_groups=8, conv_kernel=4, num_experts=8, num_experts_per_tok=2,
-                       n_shared_experts=1, moe_intermediate_size=7688, moe_shared_expert_intermediate_size=7688,
-                       tie_word_embeddings=False),
+        head_dim=128, intermediate_size=21504, ssm_state_size=128, mamba_num_heads=128, mamba_head_dim=64, n_groups=8,
+        conv_kernel=4, num_experts=8, num_experts_per_tok=2, n_shared_experts=1, moe_intermediate_size=7688,
+        moe_shared_expert_intermediate_size=7688),
     "t5": _keys(vocab_size=32128, hidden_size=512, head_dim=64, intermediate_size=2048, num_hidden_layers=6,
-               num_attention_heads=8, relative_attention_num_buckets=32, feed_forward_proj="relu",
-               tie_word_embeddings=True, dropout_rate=0.1),
+        num_attention_heads=8, relative_attention_num_buckets=32, feed_forward_proj="relu", tie_word_embeddings=True,
+        dropout_rate=0.1),
     "mt5": _keys(vocab_size=250112, hidden_size=512, head_dim=64, intermediate_size=1024, num_hidden_layers=8,
-                num_attention_heads=6, relative_attention_num_buckets=32, feed_forward_proj="gated-gelu",
-                tie_word_embeddings=True, dropout_rate=0.1),
+        num_attention_heads=6, relative_attention_num_buckets=32, feed_forward_proj="gated-gelu",
+        tie_word_embeddings=True, dropout_rate=0.1),
 }  # fmt: skip
 DEFAULTS["glm4"] = DEFAULTS["glm"]
 DEFAULTS["granite"] = DEFAULTS["llama"]
@@ -128,7 +110,7 @@ DEFAULTS["cohere2"] = {**DEFAULTS["cohere"], "head_dim": 128, "sliding_window": 
 
 
 class Settings:
-    """A configuration's keys, read as what they should be.
+    """Typed access to the keys of a configuration.
 
     Args:
         config: as in ``config.json``.
@@ -173,7 +155,7 @@ class Settings:
     def words(self, key: str) -> list[str]:
         """A list of words, such as a kind for each layer, as transformers reads it; empty where it is missing.
 
-        A word alone stands for its letters; ``[[words, times], ...]`` for the words as often.
+        A single word gives its letters; ``[[words, times], ...]`` repeats the words.
 
         Raises:
             UserError: it is something else.
