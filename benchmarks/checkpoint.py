@@ -30,7 +30,7 @@ import torch.distributed.checkpoint as dcp
 
 from stoker.checkpoint.chunks import Chunk
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
@@ -143,7 +143,7 @@ def measure(shape: dict[str, int], base: Path, rounds: int) -> dict[str, float]:
 
 @contextmanager
 def saving(store: Store, base: Path) -> Iterator[Saver]:
-    with Saver(store, Staging(base), memory=1) as saver:
+    with Saver(store, Snapshots(base), memory=1) as saver:
         yield saver
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from states import state
 
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.state import Damaged
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 
@@ -85,13 +85,15 @@ def test_the_one_before_is_gone_on_from(file: str, kind: str, written: Path, tmp
     folder = tmp_path / "checkpoints"
     shutil.copytree(written, folder)
     KINDS[kind](folder / "step-00000002" / file)
-    found: list[Damaged] = []
+    found: list[dict[str, Any]] = []
     target = state(0)
-    restored = Saver(Store(folder)).restore_newest(lambda _: target.held, on_damage=found.append)
+    saver = Saver(Store(folder), event=lambda name, **values: found.append({"event": name, **values}))
+    restored = saver.restore_newest(lambda _: target.held)
     assert restored is not None and restored.step == 1 and restored.numbers == state(1).numbers
     for name, tensor in state(1).tensors.items():
         assert torch.equal(target.tensors[name], tensor), name  # type: ignore[arg-type]
-    assert [damaged.step for damaged in found] == [2] and "step-00000002 is damaged: " in str(found[0].error)
+    assert [(e["event"], e["step"]) for e in found] == [("damaged", 2)]
+    assert "step-00000002 is damaged: " in found[0]["error"]
 
     for step in (1, 2):  # and where the older one is damaged, too, all is refused and left as it is
         shutil.rmtree(folder / f"step-0000000{step}", ignore_errors=True)

@@ -13,7 +13,7 @@ from states import assert_saved, state
 
 from stoker.checkpoint.disk_space import SPARE, make_room
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.storage import Keep, LocalStorage
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed
@@ -83,7 +83,7 @@ def test_only_as_many_go_as_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("room", [2.5, 1.5])
 def test_older_checkpoints_give_way(room: float, background: bool, run: Path, disk: Disk) -> None:
     """With room for one only, that one goes when a copy of the next state is in memory that outlives the process."""
-    with shared_memory(run), Saver(Store(run / "checkpoints"), Staging(run), background=background) as saver:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run), background=background) as saver:
         disk(room)
         for step in range(1, 6):
             saver.save_in_background(state(step), TWO)
@@ -98,7 +98,7 @@ def test_older_checkpoints_give_way(room: float, background: bool, run: Path, di
 
 
 def test_the_only_checkpoint_stays_where_no_copy_outlives_the_process(run: Path, disk: Disk) -> None:
-    with Saver(Store(run / "checkpoints"), Staging(run)) as saver:
+    with Saver(Store(run / "checkpoints"), Snapshots(run)) as saver:
         saver.save(state(1), TWO)
         disk(1.5)
         for save in (saver.save_in_background, saver.save):
@@ -111,7 +111,7 @@ def test_under_a_quota_that_the_disk_does_not_tell_of_older_ones_give_way(
     run: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalStorage, "room", lambda _: None)
-    with shared_memory(run), Saver(Store(run / "checkpoints"), Staging(run)) as saver:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run)) as saver:
         disk(2.5)
         for step in range(1, 6):
             saver.save(state(step), TWO)
@@ -128,7 +128,7 @@ def test_the_last_state_is_kept_in_memory_for_the_same_command(run: Path, disk: 
     assert is_kept(run)
 
     disk(1.5)  # somebody makes room
-    with shared_memory(run), Saver(Store(run / "checkpoints"), Staging(run)) as saver:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run)) as saver:
         target = state(0)
         found = saver.restore_newest(lambda _: target.held)
         assert found is not None and (found.step, found.where) == (7, "memory")
@@ -139,7 +139,7 @@ def test_the_last_state_is_kept_in_memory_for_the_same_command(run: Path, disk: 
 
 
 def save_last(run: Path, step: int, before: Callable[[], None]) -> None:
-    with shared_memory(run), Saver(Store(run / "checkpoints"), Staging(run)) as saver:
+    with shared_memory(run), Saver(Store(run / "checkpoints"), Snapshots(run)) as saver:
         before()
         try:
             saver.save(state(step), TWO)

@@ -14,7 +14,7 @@ from states import state
 from test_full_disk import size_of
 
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Restored, State
 from stoker.checkpoint.storage import Keep, LocalStorage
 from stoker.checkpoint.store import Store
@@ -64,7 +64,7 @@ def restored(saver: Saver) -> tuple[Restored, State]:
 
 
 def saver_of(run: Path) -> Saver:
-    return Saver(Store(run / "checkpoints"), Staging(run), background=False, memory=1)
+    return Saver(Store(run / "checkpoints"), Snapshots(run), background=False, memory=1)
 
 
 def save(run: Path) -> None:

@@ -21,7 +21,7 @@ from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import remembered
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
@@ -51,7 +51,7 @@ def held(step: int | None, *, replicated: bool = False) -> Held:
 
 
 def saver_of(run: Path) -> Saver:
-    return Saver(Store(run / "checkpoints"), Staging(run), memory=1)
+    return Saver(Store(run / "checkpoints"), Snapshots(run), memory=1)
 
 
 def remember(run: Path, steps: list[int], *, replicated: bool = False, torn: int | None = None) -> None:
@@ -60,12 +60,12 @@ def remember(run: Path, steps: list[int], *, replicated: bool = False, torn: int
     for step in steps:
         saver.remember(State(step, held(step, replicated=replicated), {"progress": {"step": step}}))
     if torn == rank():
-        assert saver.staging is not None
-        slot = saver.staging.free()
+        assert saver.snapshots is not None
+        slot = saver.snapshots.free()
         assert slot is not None
         slot.header.unlink()  # as before the bytes change
     elif torn is not None:
-        saver.staging.copy(steps[-1] + 1, held(steps[-1] + 1), {"progress": {}})  # type: ignore[union-attr]
+        saver.snapshots.copy(steps[-1] + 1, held(steps[-1] + 1), {"progress": {}})  # type: ignore[union-attr]
     saver.close()
 
 
@@ -136,16 +136,16 @@ def _save_and_remember(run: Path) -> None:
 def _save_remember_and_lose(run: Path) -> list[str | None]:
     """Checkpoints and copies, between which something removes what lies in shared memory; how each ended."""
     saver = saver_of(run)
-    assert saver.staging is not None
+    assert saver.snapshots is not None
     for step in range(1, 7):
         saver.save_in_background(State(step, held(step), {"progress": {"step": step}}), Keep(9))
         saver.wait()
         saver.remember(State(step, held(step), {"progress": {"step": step}}))
         dist.barrier()
         if rank() == 0 and step == 2:
-            shutil.rmtree(saver.staging.folder)
+            shutil.rmtree(saver.snapshots.folder)
         if rank() == 0 and step == 4:
-            for path in [*saver.staging.folder.rglob("envelope-*"), *saver.staging.folder.rglob("slot-0*")]:
+            for path in [*saver.snapshots.folder.rglob("envelope-*"), *saver.snapshots.folder.rglob("slot-0*")]:
                 path.unlink()
         dist.barrier()
     saver.close()
@@ -219,10 +219,10 @@ def test_the_copies_of_another_group_are_not_mixed_in(tmp_path: Path, pool: Pool
 def _one_copy_of_two(run: Path) -> None:
     saver = saver_of(run)
     assert saver.restore_newest(lambda saved: held(None)) is not None
-    assert saver.staging is not None
-    saver.staging.agreed(held(7))
+    assert saver.snapshots is not None
+    saver.snapshots.agreed(held(7))
     if rank() == 0:
-        saver.staging.copy(7, held(7), {"progress": {}})
+        saver.snapshots.copy(7, held(7), {"progress": {}})
     saver.close()
 
 

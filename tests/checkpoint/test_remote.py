@@ -12,7 +12,7 @@ from states import assert_saved, state
 
 from stoker.checkpoint.collective import rank
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import DamagedError
 from stoker.checkpoint.storage import STATE, Keep, attempt_name
 from stoker.checkpoint.store import Store, place_of
@@ -109,7 +109,7 @@ def test_all_processes_take_the_one_before_a_damaged_one(tmp_path: Path, pool: P
 
 def test_in_the_background(tmp_path: Path) -> None:
     store = Store(f"file://{tmp_path / 'checkpoints'}")
-    with Saver(store, Staging()) as saver:
+    with Saver(store, Snapshots()) as saver:
         for step in range(1, 7):
             saver.save_in_background(state(step), Keep(2, every=3))
         saver.wait()

@@ -16,7 +16,7 @@ import torch
 from states import assert_saved, state, visible, wait_for_writers
 
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved
 from stoker.checkpoint.storage import Keep, attempt_name
 from stoker.checkpoint.store import Store
@@ -29,7 +29,7 @@ OWN = f"{PREFIX}????????"  # of a process without a run, as tempfile names it
 
 @pytest.fixture
 def saver(tmp_path: Path) -> Iterator[Saver]:
-    with Saver(Store(tmp_path / "checkpoints"), Staging()) as saver:
+    with Saver(Store(tmp_path / "checkpoints"), Snapshots()) as saver:
         yield saver
 
 
@@ -100,8 +100,8 @@ def test_without_room_in_memory_it_is_saved_at_a_standstill(saver: Saver, monkey
 
 def limit(saver: Saver, size: int) -> None:
     """No file of the writer may grow beyond this: the system's own error, as of a full disk."""
-    assert saver.staging is not None
-    resource.prlimit(saver.staging.writer.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    assert saver.snapshots is not None
+    resource.prlimit(saver.snapshots.writer.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("size", [0, 1024], ids=["nothing can be written", "the tensors do not fit"])
@@ -124,10 +124,10 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_is_tried(size: int, save
 
 
 def test_a_writer_that_is_killed_is_told_of_and_another_is_started(saver: Saver) -> None:
-    assert saver.staging is not None
-    os.kill(saver.staging.writer.pid, signal.SIGSTOP)
+    assert saver.snapshots is not None
+    os.kill(saver.snapshots.writer.pid, signal.SIGSTOP)
     saver.save_in_background(state(1), ALL)
-    os.kill(saver.staging.writer.pid, signal.SIGKILL)
+    os.kill(saver.snapshots.writer.pid, signal.SIGKILL)
     saver.wait()
     (failed,) = saver.finished()
     assert failed.error is not None and "writer ended with exit code -9" in str(failed.error)
@@ -145,10 +145,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from states import state
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
-saver = Saver(Store(Path(sys.argv[1])), Staging())
+saver = Saver(Store(Path(sys.argv[1])), Snapshots())
 for step in range(1, 10_000):
     saver.save_in_background(state(step), Keep(3))
     print(step, flush=True)
@@ -187,7 +187,7 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: 
 
 def test_an_error_in_training_does_not_stop_the_writer(tmp_path: Path) -> None:
     store = Store(tmp_path)
-    with pytest.raises(ZeroDivisionError), Saver(store, Staging()) as saver:
+    with pytest.raises(ZeroDivisionError), Saver(store, Snapshots()) as saver:
         saver.save_in_background(state(1), ALL)
         raise ZeroDivisionError
     wait_for_writers(store)

@@ -15,24 +15,32 @@ import pytest
 
 from stoker.checkpoint.envelope import Envelope
 from stoker.checkpoint.storage import Keep, LocalStorage
-from stoker.checkpoint.writer import WriteRequest, Written
-from stoker.checkpoint.writer_process import Background
+from stoker.checkpoint.writer import GIVE_UP, WriteRequest, Written
+
+Process = subprocess.Popen[bytes]
 
 
 @pytest.fixture
-def background() -> Iterator[Background]:
-    background = Background(None)
-    yield background
-    background.close(wait=False)
+def writer() -> Iterator[Process]:
+    command = [sys.executable, "-P", "-m", "stoker.checkpoint.writer"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        yield process
+        process.kill()
 
 
-def request(tmp_path: Path, background: Background, *, world: int) -> tuple[LocalStorage, WriteRequest]:
+def send(writer: Process, line: WriteRequest | bytes) -> None:
+    assert writer.stdin is not None
+    writer.stdin.write((line if isinstance(line, bytes) else json.dumps(asdict(line)).encode()) + b"\n")
+    writer.stdin.flush()
+
+
+def request(tmp_path: Path, writer: Process, *, world: int) -> tuple[LocalStorage, WriteRequest]:
     """Rank 0's part of a checkpoint of step 3, without any tensor."""
     Envelope("__0_0.distcp", (), b"words").keep(tmp_path / "envelope")
     for name in ("data", "metadata"):
         (tmp_path / name).write_bytes(b"" if name == "data" else b"meta")
     storage = LocalStorage(tmp_path / "checkpoints")
-    attempt = storage.begin(3, background.pid)
+    attempt = storage.begin(3, writer.pid)
     assert attempt is not None
     data, envelope, metadata = (str(tmp_path / name) for name in ("data", "envelope", "metadata"))
     asked = WriteRequest(
@@ -41,12 +49,12 @@ def request(tmp_path: Path, background: Background, *, world: int) -> tuple[Loca
     return storage, asked
 
 
-def answer(background: Background, kind: str) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        for said in background.answers(1.0):
-            if kind in said:
-                return said
+def answer(writer: Process, kind: str) -> dict[str, Any]:
+    """The next answer of a kind; those before it are dropped."""
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        if kind in (said := json.loads(line)):
+            return dict(said)
     raise AssertionError(f"it never said {kind}")
 
 
@@ -57,37 +65,37 @@ def other_part(storage: LocalStorage, attempt: str) -> str:
     return json.dumps(asdict(Written("__1_0.distcp", 5, "sum")))
 
 
-def test_it_waits_for_the_others_and_for_whole_words(tmp_path: Path, background: Background) -> None:
-    storage, asked = request(tmp_path, background, world=2)
-    background.ask(asked)
-    answer(background, "written")
+def test_it_waits_for_the_others_and_for_whole_words(tmp_path: Path, writer: Process) -> None:
+    storage, asked = request(tmp_path, writer, world=2)
+    send(writer, asked)
+    answer(writer, "written")
     words = other_part(storage, asked.attempt)
     marker = tmp_path / "checkpoints" / f".partial-{asked.attempt}" / "done-1.json"
     for seen in ("", words[:7]):  # of a file system that shows a file before all of it is there
         marker.write_text(seen)
         time.sleep(0.3)
-        assert storage.steps() == [] and background.is_alive()
+        assert storage.steps() == [] and writer.poll() is None
     marker.write_text(words)
-    assert answer(background, "committed")["committed"] == len(b"words" + b"meta" + b"other")
+    assert answer(writer, "committed")["committed"] == len(b"words" + b"meta" + b"other")
     assert storage.steps() == [3]
     assert set(storage.sizes(3)) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
-def test_it_gives_up_when_asked_to(tmp_path: Path, background: Background) -> None:
-    storage, asked = request(tmp_path, background, world=2)
-    background.ask(asked)
-    answer(background, "written")
-    background.give_up()
-    assert "could not write its part" in answer(background, "error")["error"]
+def test_it_gives_up_when_asked_to(tmp_path: Path, writer: Process) -> None:
+    storage, asked = request(tmp_path, writer, world=2)
+    send(writer, asked)
+    answer(writer, "written")
+    send(writer, GIVE_UP)
+    assert "could not write its part" in answer(writer, "error")["error"]
     assert list(storage.folder.iterdir()) == []
 
 
-def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, background: Background) -> None:
-    storage, asked = request(tmp_path, background, world=2)
+def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, writer: Process) -> None:
+    storage, asked = request(tmp_path, writer, world=2)
     with storage.create(asked.attempt, "done-1.json") as file:
         file.write(json.dumps(asdict(Written("__1_0.distcp", 5, "sum"))).encode())
-    background.ask(asked)
-    assert "folder that all machines share" in answer(background, "error")["error"]
+    send(writer, asked)
+    assert "folder that all machines share" in answer(writer, "error")["error"]
     assert storage.steps() == [] and list(storage.folder.iterdir()) == []
 
 

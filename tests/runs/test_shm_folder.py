@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.errors import DiskFailed, RunFailed
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import SharedFolder, has_folder, is_kept, shared_folder, shared_memory, shared_with_others
@@ -159,7 +159,7 @@ def test_a_folder_that_somebody_else_has_prepared_is_not_used(
             folder.chmod(0o777)
         if what == "foreign":
             monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-        assert not has_folder(run) and not Staging(run).outlives
+        assert not has_folder(run) and not Snapshots(run).outlives
         if what != "writable":
             with pytest.raises(RunFailed, match="remove it"):
                 SharedFolder(folder).hold()

@@ -157,7 +157,7 @@ def save_then_fill(self, state, keep):
     save(self, state, keep)
     if full:  # from the first checkpoint on, no file may grow beyond this
         self.wait()
-        for process in (0, self.staging.writer.pid):
+        for process in (0, self.snapshots.writer.pid):
             resource.prlimit(process, resource.RLIMIT_FSIZE, (16384, resource.RLIM_INFINITY))
 LanguageTask.parts, Saver.save_in_background = slow, save_then_fill
 from stoker.cli.main import main

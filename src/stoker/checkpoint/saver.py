@@ -1,9 +1,10 @@
-"""How a run is saved while it trains, and from where it goes on: checkpoints in the background, copies in memory."""
+"""When a run is saved and where it goes on: checkpoints in the background, copies in memory, and their events."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -15,37 +16,75 @@ from stoker.checkpoint.disk_space import make_room
 from stoker.checkpoint.memory_restore import forget_after, remembered
 from stoker.checkpoint.restore_newest import restore_newest
 from stoker.checkpoint.save_plan import Agreement, agree
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
 
-VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
-
 
 class Saver:
     """Saves a run and restores it. All methods but `finished`, `due` and `close` are collective.
 
+    Attributes:
+        stall: seconds that training has waited for checkpoints and copies; the loop sets it back to 0.
+
     Args:
-        staging: what copies are made in; None for none.
+        snapshots: makes copies in memory; None for none.
         background: whether checkpoints are written while training goes on.
         memory: steps between copies in memory; 0 for none, None for as many as cost little.
+        event: records an event, with its name and its values.
+        note: prints a line for the user.
     """
 
     def __init__(
-        self, store: Store, staging: Staging | None = None, *, background: bool = True, memory: int | None = 0
+        self,
+        store: Store,
+        snapshots: Snapshots | None = None,
+        *,
+        background: bool = True,
+        memory: int | None = 0,
+        event: Callable[..., None] = lambda _name, **_values: None,
+        note: Callable[[str], None] = lambda _text: None,
     ) -> None:
-        self.store, self.staging = store, staging
-        self._background = background and staging is not None
-        outlives = staging is not None and staging.outlives
-        self.cadence = Cadence(memory if outlives else 0)
+        self.store, self.snapshots, self._event, self._note = store, snapshots, event, note
+        self._background = background and snapshots is not None
+        self._outlives = snapshots is not None and snapshots.outlives
+        self.cadence = Cadence(memory if self._outlives else 0)
+        self.stall = 0.0
+        self._saved: int | None = None  # newest step whose checkpoint is there, or is being written
         self._outcomes: list[SaveOutcome] = []
         self._was_full = False  # whether the last checkpoint did not fit
-        self._told: int | None = None  # step whose outcome is known before it was waited for
         self._cost: float | None = None  # seconds of the last copy in memory
 
     # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def attempt(self, state: State, keep: Keep) -> None:
+        """Saves in the background. An error is an event and does not end the run: the next checkpoint may succeed."""
+        with self._stalled():
+            try:
+                self.save_in_background(state, keep)
+                self._saved = state.step
+            except RunFailed as error:
+                self._report_failure(state.step, error)
+
+    def finish(self, state: State, keep: Keep) -> None:
+        """Saves the state that the run ends with, unless that has been done.
+
+        Raises:
+            DiskFailed: it could not be written; it is in memory that outlives this process, if there was room.
+        """
+        with self._stalled():
+            self.wait()
+            self.report()
+            if self._saved != state.step:
+                try:
+                    self.save(state, keep)
+                except DiskFailed:
+                    self.keep_in_memory(state)
+                    raise
+                self._saved = state.step
+                self.report()
 
     def save(self, state: State, keep: Keep) -> None:
         """Writes a checkpoint, after the one that is being written, and deletes what is not kept.
@@ -55,7 +94,7 @@ class Saver:
         """
         self.wait()
         begin = time.perf_counter()
-        agreed = self.staging.agreed(state.held) if self.staging else agree(state.held, None)
+        agreed = self.snapshots.agreed(state.held) if self.snapshots else agree(state.held, None)
         deleted = self._room_for(state, agreed, keep)
         try:
             outcome = self.store.save(state, agreed)
@@ -72,11 +111,11 @@ class Saver:
             self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds, deleted=deleted))
 
     def keep_in_memory(self, state: State) -> bool:
-        """Copies the state to where it outlives this process; says whether there was room for it."""
-        return self.staging is not None and self.staging.outlives and self._copied(self.staging, state)
+        """Copies the state to where it outlives this process; returns whether there was room for it."""
+        return self.snapshots is not None and self._outlives and self.snapshots.take(state)
 
     def _room_for(self, state: State, agreed: Agreement, keep: Keep, *, was_full: bool = False) -> tuple[int, ...]:
-        """Deletes older checkpoints where the disk has no room for another; gives their steps. A collective.
+        """Deletes older checkpoints where the disk has no room for another; returns their steps. A collective.
 
         The newest one goes only once a copy of the state is where it outlives this process.
 
@@ -101,95 +140,54 @@ class Saver:
     def save_in_background(self, state: State, keep: Keep) -> None:
         """Copies the state and has the copy written while training goes on, if the job has it so.
 
-        It waits for the checkpoint before, should that still be written: so a job is saved as often as it says, and
+        It waits for the checkpoint before, if that is still being written: so a job is saved as often as it says, and
         no more than two copies are ever held. Where memory has no room for a copy, or the disk had none for the
         checkpoint before, it saves as `save` does.
 
         Raises:
-            DiskFailed: the place for the checkpoint cannot be written at all. What goes wrong later `finished` tells.
+            DiskFailed: the place for the checkpoint cannot be written at all. `finished` tells of later errors.
         """
-        begin = time.time()
+        begun = time.time()
         self.wait()
-        staging = self.staging
-        if staging is None or not self._background or self._was_full or not self._copied(staging, state):
+        snapshots, store = self.snapshots, self.store
+        if snapshots is None or not self._background or self._was_full or not snapshots.take(state):
             return self.save(state, keep)
-        assert staging.agreement is not None
+        assert snapshots.agreement is not None
         self.cadence.made(state.step, [])
-        deleted = self._room_for(state, staging.agreement, keep)
-        storage = self.store.storage
+        deleted = self._room_for(state, snapshots.agreement, keep)
         try:
-            attempt = by_first(lambda: storage.begin(state.step, staging.writer.pid))
+            attempt = by_first(lambda: store.storage.begin(state.step, snapshots.writer.pid))
         except OSError as error:
-            raise self.store.explain(error, state.step) from error
+            raise store.explain(error, state.step) from error
         if attempt is not None:
-            staging.write(
-                place=self.store.folder,
-                attempt=attempt,
-                step=state.step,
-                numbers=state.numbers,
-                keep=keep,
-                begun=begin,
-                deleted=deleted,
-            )
+            snapshots.write(attempt, state, place=store.folder, keep=keep, begun=begun, deleted=deleted)
         return None
-
-    def _copied(self, staging: Staging, state: State) -> bool:
-        """Makes a copy; says whether there was room for it."""
-        held = state.held
-        if not staging.agreed(held).slots:
-            return False
-        try:
-            together(lambda: staging.copy(state.step, held, state.numbers))
-        except OSError:  # others have taken the memory since
-            staging.do_without()
-            return False
-        staging.forget_other_ranks()
-        return True
 
     def wait(self) -> None:
         """Waits until the checkpoint that is being written is there, or has failed."""
-        staging = self.staging
-        if staging is None or staging.pending is None:
-            return
-        pending = staging.pending
-        said = together(lambda: staging.answer("written"))
-        failed = next((answer for answer in said if "error" in answer), None)
-
-        def end() -> dict[str, Any]:
-            if failed is not None:
-                staging.writer.give_up()
-            answer = staging.answer("committed", timeout=VISIBLE)
-            if answer is not None:
-                return failed or answer
-            staging.writer.kill()
-            self.store.storage.give_up(pending.attempt)
-            words = (
-                f"what another machine has written to {self.store.folder} cannot be seen on this one: "
-                "checkpoint.to must be a folder that all machines share"
-            )
-            return {"error": words, "errno": 0, "at": time.time()}
-
-        answer = by_first(end)
-        self._was_full = answer.get("errno") in FULL
-        self._tell(answer)
-        staging.pending, self._told = None, None
+        if self.snapshots is not None and self.snapshots.pending is not None:
+            answer = self.snapshots.outcome()
+            self._was_full = answer.get("errno") in FULL
+            self._settle(answer)
+            self.snapshots.pending = None
 
     def finished(self) -> list[SaveOutcome]:
-        """What has been saved, or could not be, and was not told yet; rank 0 knows it as soon as it is so."""
-        staging = self.staging
-        if staging is not None and staging.pending is not None and rank() == 0:
-            answer = staging.answer("committed", timeout=0.0)
+        """What has been saved, or could not be, since the last call; rank 0 knows it as soon as it is so."""
+        snapshots = self.snapshots
+        if snapshots is not None and snapshots.pending is not None and rank() == 0:
+            answer = snapshots.answer("committed", timeout=0.0)
             if answer is not None:
-                self._tell(answer)
+                self._settle(answer)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _tell(self, answer: Mapping[str, Any]) -> None:
-        assert self.staging is not None and self.staging.pending is not None
-        pending = self.staging.pending
-        if self._told == pending.step:
+    def _settle(self, answer: Mapping[str, Any]) -> None:
+        """Takes over what the writer said about the pending checkpoint, once."""
+        assert self.snapshots is not None and self.snapshots.pending is not None
+        pending = self.snapshots.pending
+        if pending.told:
             return
-        self._told = pending.step
+        pending.told = True
         error = None
         if "error" in answer:
             words, code = answer["error"], answer["errno"]
@@ -203,33 +201,30 @@ class Saver:
     # -- copies in memory ------------------------------------------------------------------------------------
 
     def due(self, step: int) -> bool:
-        """Whether a copy in memory is to be made after this step; to be asked right after every step."""
+        """Whether a copy in memory is to be made after this step; called right after every step."""
         return self.cadence.due(step)
-
-    def begin_step(self) -> None:
-        """To be told before every step."""
-        self.cadence.begin_step()
 
     def remember(self, state: State) -> None:
         """Copies the state into memory that outlives this process, unless all of it is being written."""
-        begin = time.perf_counter()
-        staging = self.staging
-        assert staging is not None
-        before = staging.agreement
-        agreement = staging.agreed(state.held)
-        known = agreement is before and staging.is_settled()
-        if not agreement.slots or (agreement.slots == 1 and staging.pending is not None):
-            self.cadence.made(state.step, [])
-            return
-        if not self._copied(staging, state):
-            return
-        costs = together(lambda: (self._cost, self.cadence.step_seconds))
-        changed = self.cadence.made(state.step, costs)
-        seconds = time.perf_counter() - begin
-        if changed or before is None:
-            every, size = self.cadence.every, agreement.length
-            self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
-        self._cost = seconds if known else None
+        snapshots = self.snapshots
+        assert snapshots is not None
+        with self._stalled():
+            begin = time.perf_counter()
+            before = snapshots.agreement
+            agreement = snapshots.agreed(state.held)
+            known = agreement is before and snapshots.is_settled()
+            if not agreement.slots or (agreement.slots == 1 and snapshots.pending is not None):
+                self.cadence.made(state.step, [])
+                return
+            if not snapshots.take(state):
+                return
+            costs = together(lambda: (self._cost, self.cadence.step_seconds))
+            changed = self.cadence.made(state.step, costs)
+            seconds = time.perf_counter() - begin
+            if changed or before is None:
+                every, size = self.cadence.every, agreement.length
+                self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
+            self._cost = seconds if known else None
 
     # -- going on --------------------------------------------------------------------------------------------
 
@@ -240,23 +235,16 @@ class Saver:
 
     @property
     def _memory(self) -> Path | None:
-        return self.staging.folder if self.staging is not None and self.staging.outlives else None
+        return self.snapshots.folder if self.snapshots is not None and self._outlives else None
 
-    def restore_newest(
-        self,
-        places: Places,
-        *,
-        before: int | None = None,
-        on_damage: Callable[[Damaged], None] = lambda _: None,
-    ) -> Restored | None:
-        """Restores the newest state, from memory where its copies are there, or else from the disk.
+    def restore_newest(self, places: Places, *, before: int | None = None) -> Restored | None:
+        """Restores the newest state, from memory if its copies are there, or else from the disk.
 
         A damaged checkpoint is put aside, and the one before it is taken. What is newer than the state that is
-        restored is forgotten, as the run will take those steps another time.
+        restored is deleted, as the run will take those steps again.
 
         Args:
             before: only states of steps before this one.
-            on_damage: is told of a checkpoint that cannot be read.
 
         Returns:
             None where there is none.
@@ -265,26 +253,56 @@ class Saver:
             RunFailed: there are checkpoints, and none of them can be read; or they are of another model.
         """
         self.wait()
-        restored = restore_newest(self.store, self._memory, places, before=before, on_damage=on_damage)
+        restored = restore_newest(self.store, self._memory, places, before=before, on_damage=self._report_damage)
         if restored is not None:
-            self._forget_after(restored.step)
+            if self.snapshots is not None and self._memory is not None:
+                forget_after(self._memory, restored.step)
+                self.snapshots.forget_steps()
+            self.store.forget_after(restored.step)
+        self._saved = restored.step if restored is not None and restored.where == "disk" else None
         return restored
 
-    def _forget_after(self, step: int) -> None:
-        if self.staging is not None and self._memory is not None:
-            forget_after(self._memory, step)
-            self.staging.forget_steps()
-        self.store.forget_after(step)
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def report(self) -> None:
+        """Records what `finished` gives as events."""
+        for done in self.finished():
+            if done.error is not None:
+                self._report_failure(done.step, done.error)
+                continue
+            values = {"seconds": round(done.seconds, 4), "stall": round(done.stall, 4), "bytes": done.bytes}
+            more: dict[str, Any] = {"every": done.every} if done.every is not None else {}
+            more |= {"deleted": done.deleted} if done.deleted else {}
+            self._event("saved", step=done.step, **values, where=done.where, **more)
+            if done.deleted:
+                gone = f"the checkpoint of step {', '.join(map(str, done.deleted))}"
+                self._note(f"the disk is nearly full: {gone} was deleted to make room for that of step {done.step}")
+
+    def _report_failure(self, step: int, error: RunFailed) -> None:
+        self._saved = None if self._saved == step else self._saved
+        self._event("save_failed", step=step, error=str(error))
+        self._note(f"{error}. Training goes on; it is tried again with the next checkpoint")
+
+    def _report_damage(self, damaged: Damaged) -> None:
+        self._event("damaged", step=damaged.step, error=str(damaged.error), aside=damaged.aside)
+        self._note(f"{damaged.error}; it is now {damaged.aside}, and the one before it is taken")
+
+    @contextmanager
+    def _stalled(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stall += time.perf_counter() - begin
 
     def close(self) -> None:
         """Ends the background writer, once it is done."""
-        if self.staging is not None:
-            self.staging.close(wait=True)
+        self.__exit__(None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """After an error the writer is left to finish by itself."""
-        if self.staging is not None:
-            self.staging.close(wait=kind is None)
+        if self.snapshots is not None:
+            self.snapshots.close(wait=kind is None)

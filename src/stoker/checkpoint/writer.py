@@ -29,6 +29,7 @@ from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, sto
 from stoker.errors import RunFailed
 
 ORPHANED = 30.0  # seconds that the parts of other processes get to arrive when this one's process is gone
+GIVE_UP = b"give up"  # a line that asks for the pending checkpoint not to be committed
 NICE = 5  # training comes first where there are not enough cores for both
 
 
@@ -121,7 +122,7 @@ class Writer:
     def run(self) -> None:
         """Serves requests until there are no more."""
         while (line := self._next()) is not None:
-            if line == b"give up":  # what it is about has ended already
+            if line == GIVE_UP:  # that checkpoint has ended already
                 continue
             request = WriteRequest.of(line)
             try:
@@ -182,7 +183,7 @@ class Writer:
 
     def _asked_to_give_up(self) -> bool:
         self._read(0.0)
-        if self._lines[:1] != [b"give up"]:
+        if self._lines[:1] != [GIVE_UP]:
             return False
         self._lines.pop(0)
         return True

@@ -37,7 +37,6 @@ from stoker.train.progress import Display
 from stoker.train.resume import check_none_lost
 from stoker.train.run_schedule import Progress, RunSchedule
 from stoker.train.sample_answers import Sampler
-from stoker.train.saving import Saving
 from stoker.train.skipped_samples import next_span
 from stoker.train.step import Stepper, Taken
 from stoker.train.task import Task
@@ -73,6 +72,7 @@ class Loop:
         passes: Engine,
         replan: Replan,
         faults: FaultsBlock,
+        event: Callable[..., None],
         sampler: Sampler | None = None,
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
@@ -81,7 +81,7 @@ class Loop:
     ) -> None:
         self.task, self.optimizer = task, optimizer
         self.device, self.folder, self.saver, self.display = device, folder, saver, display
-        self.store, self.saving = saver.store, Saving(saver, self._event, display.note)
+        self.store, self._event = saver.store, event
         self.passes, self.sampler, self.hooks, self._replan = passes, sampler, list(hooks), replan
         self.progress = Progress()
         self.derive_plan()
@@ -129,11 +129,11 @@ class Loop:
         """Writes a state that was restored from memory to the disk."""
         if self.resumed_from == "memory":
             with self.saver:
-                self.saving.save_last(self.progress.step, self._state, self._keep())
+                self.saver.finish(self._state(), self._keep())
 
     def _restore(self, before: int | None = None) -> bool:
         """Restores the newest state, of a step before another; says whether there was one."""
-        restored = self.saving.restore(self.state.places, before=before)
+        restored = self.saver.restore_newest(self.state.places, before=before)
         if restored is None:
             return False
         self.progress = self.state.restored(restored.numbers)
@@ -167,7 +167,7 @@ class Loop:
                     evaluation = self._after_step(self.progress.step) or evaluation
                 if self.progress.step:
                     self._begin_save()
-                    self.saving.save_last(self.progress.step, self._state, self._keep())
+                    self.saver.finish(self._state(), self._keep())
             finally:
                 if self.writer is not None:
                     self.writer.close()
@@ -193,7 +193,7 @@ class Loop:
             self._event("skipped" if answer == "skip" else "spike", **in_event(taken), rows=self._rows(taken))
             self.display.note(f"step {step}: {self.trouble.why(taken, self.progress.recent)}; {WENT_ON[answer]}")
         self._advance(taken, left_out=answer == "skip")
-        stall, self.saving.stall = self.saving.stall, 0.0
+        stall, self.saver.stall = self.saver.stall, 0.0
         productive = taken.seconds - taken.data_seconds if answer != "skip" else 0.0
         return StepMetrics(
             step,
@@ -264,7 +264,8 @@ class Loop:
     def _fail(self, taken: Taken, event: str) -> NoReturn:
         rows = self._rows(taken)
         self._event(event, **in_event(taken), rows=rows)
-        self.saving.wait()
+        self.saver.wait()
+        self.saver.report()
         saved = self.store.steps()[-1:]
         back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
         why = self.trouble.failure(taken, self.progress.recent, rows)
@@ -281,11 +282,11 @@ class Loop:
         due = step % self.plan.save_every == 0 or (self.plan.keep_best and self.progress.best_step == step)
         if due and not last:  # the last state is saved at the end
             self._begin_save()
-            self.saving.save(step, self._state, self._keep())
+            self.saver.attempt(self._state(), self._keep())
         elif copy and not last:
-            self.saving.remember(self._state)
-        self.saving.tell()
-        self.saver.begin_step()
+            self.saver.remember(self._state())
+        self.saver.report()
+        self.saver.cadence.begin_step()
         return evaluation
 
     def _evaluate(self) -> Evaluation | None:
@@ -328,11 +329,6 @@ class Loop:
     def _keep(self) -> Keep:
         best = self.progress.best_step if self.plan.keep_best else None
         return Keep(self.plan.keep, self.plan.keep_every, best)
-
-    def _event(self, name: str, **values: Any) -> None:
-        """Records what happened, once for all processes."""
-        if self.passes.first:
-            self.folder.event(name, **values)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from stoker.checkpoint.collective import rank
 from stoker.checkpoint.saver import Saver
-from stoker.checkpoint.staging import Staging
+from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.store import Store, place_of
 from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
@@ -56,11 +56,11 @@ def start(
     Args:
         began: when this process began to prepare it, seconds since 1970; by default now.
     """
-    begins = time.time() if began is None else began
-    job, task, heart = prepared.job, prepared.task, heart or Heart()
-    saver = _saver(job, folder, base)
-    check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
+    job, task, heart, began = prepared.job, prepared.task, heart or Heart(), began or time.time()
     display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
+    event = folder.event if prepared.passes.first else _no_event
+    saver = _saver(job, folder, base, event=event, note=display.note)
+    check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
     optimizer = build_optimizer(
         task.model,
         job.train,
@@ -80,6 +80,7 @@ def start(
         display=display,
         passes=prepared.passes,
         faults=job.faults,
+        event=event,
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
@@ -106,7 +107,7 @@ def start(
     comparison = predicted_of(prepared)
     display.note(comparison.line())
     if prepared.passes.first:
-        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=begins)
+        _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
         comparison.write(folder)
     if job.train.tensorboard and prepared.passes.first:
         from stoker.train.tensorboard import tensorboard_writer
@@ -116,17 +117,17 @@ def start(
         with arithmetic_of(prepared.device):
             outcome = loop.run()
     except BaseException as error:
-        name = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with suppress(RunFailed):  # the disk may be what failed
-            if prepared.passes.first and not heart.watched:
-                folder.event(name, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
+        if not heart.watched:
+            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            with suppress(RunFailed):  # the disk may be what failed
+                event(kind, step=loop.progress.step, error=f"{type(error).__name__}: {error}")
         raise
     finally:
         if prepared.corpus:
             prepared.corpus.close()
     comparison = compared(comparison, folder, prepared.device, resumed=resumed)
+    event(outcome.state, step=outcome.step, stall=round(saver.stall, 3))
     if prepared.passes.first:
-        folder.event(outcome.state, step=outcome.step, stall=round(loop.saving.stall, 3))
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop
@@ -147,13 +148,19 @@ def _sampler(prepared: Prepared) -> Sampler | None:
     return sampler_for(corpus.evaluation_documents(), count, text.codec, text.context)
 
 
-def _saver(job: ResolvedJob, folder: RunFolder, base: Path) -> Saver:
+def _no_event(_name: str, **_values: Any) -> None:
+    """On all processes but the first: what happened is recorded once."""
+
+
+def _saver(
+    job: ResolvedJob, folder: RunFolder, base: Path, *, event: Callable[..., None], note: Callable[[str], None]
+) -> Saver:
     wanted = job.checkpoint
     store = Store(place_of(wanted.to, base=base, otherwise=folder.checkpoints))
     store.clean()
-    staging = Staging(folder.path)
     memory = wanted.memory if wanted.memory != "auto" else None if job.faults.restarts else 0
-    return Saver(store, staging, background=wanted.background, memory=memory)
+    snapshots = Snapshots(folder.path)
+    return Saver(store, snapshots, background=wanted.background, memory=memory, event=event, note=note)
 
 
 def _replan(job: ResolvedJob, task: Task, progress: Progress) -> tuple[RunSchedule, Schedule]:

@@ -1,0 +1,309 @@
+"""Copies of the training state in shared memory, and the process that writes them while training goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.save_plan import Agreement, agree, unchanged
+from stoker.checkpoint.shm_buffers import Slot
+from stoker.checkpoint.state import State
+from stoker.checkpoint.storage import Keep, storage_of
+from stoker.checkpoint.writer import GIVE_UP, WriteRequest
+from stoker.runs.shm_folder import PREFIX, SharedFolder, has_folder, shared_folder
+
+VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
+ENDS = 600.0  # seconds that the writer gets to finish when this process ends
+
+
+@dataclass
+class Pending:
+    """A checkpoint that is being written in the background.
+
+    Attributes:
+        place: folder or URL of the checkpoints.
+        attempt: as `Storage.begin` gave it.
+        slot: the copy that it is written from.
+        begun: when its saving began, seconds since 1970.
+        stall: seconds that training stood still for it.
+        deleted: checkpoints that were deleted before, to make room for it.
+        answers: what the writer has said about it.
+        told: whether its outcome has been reported.
+    """
+
+    step: int
+    place: Path | str
+    attempt: str
+    slot: Slot
+    begun: float
+    stall: float
+    deleted: tuple[int, ...]
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    told: bool = False
+
+
+class Snapshots:
+    """The copies of a process and its background writer.
+
+    Args:
+        run: the run's folder. If the process that started this one made a folder in shared memory for it, copies
+            outlive this process; else they end with it.
+    """
+
+    def __init__(self, run: Path | None = None) -> None:
+        self._folder = shared_folder(run) if run is not None and has_folder(run) else None
+        self.outlives = self._folder is not None
+        self.agreement: Agreement | None = None
+        self.pending: Pending | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""  # the beginning of a line that the writer has not finished
+        self._slots: list[Slot] = []
+        self._newest: Slot | None = None
+        self._own: SharedFolder | None = None
+        self._removed: weakref.finalize[[], Snapshots] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """In shared memory: that of the run, or one of this process' own, made when it is first needed."""
+        if self._folder is None:
+            own = SharedFolder(Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent)))
+            own.hold()
+            self._own, self._folder = own, own.path
+            self._removed = weakref.finalize(self, own.remove)
+        return self._folder
+
+    # -- copies ----------------------------------------------------------------------------------------------
+
+    def take(self, state: State) -> bool:
+        """Copies the state; returns whether there was room for it. A collective."""
+        held = state.held
+        agreement = self.agreed(held)
+        if not agreement.slots:
+            return False
+        try:
+            together(lambda: self.copy(state.step, held, state.numbers))
+        except OSError:  # others have taken the memory since
+            self._do_without()
+            return False
+        for folder in self.folder.glob("rank-*"):  # of ranks that are no more
+            if int(folder.name.removeprefix("rank-")) >= agreement.world:
+                shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    def agreed(self, held: Held) -> Agreement:
+        """Who writes what; agreed on again if what is held has changed, or files are gone. A collective."""
+        if not unchanged(self.agreement, held, intact=self._is_intact()):
+            together(self._make_folder)
+            self.agreement = agree(held, self.folder)
+            try:
+                together(self._prepare)
+            except OSError:  # there is no room
+                self._do_without()
+        assert self.agreement is not None
+        return self.agreement
+
+    def _is_intact(self) -> bool:
+        """Whether all files are where they were left: something may clean up the machine's memory."""
+        files = (self._envelope, self._envelope.with_suffix(".words"), self._metadata) if self.agreement else ()
+        return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
+
+    def _make_folder(self) -> None:
+        if self.outlives:  # whoever made it holds it
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+        elif self._own is not None:
+            self._own.keep()
+
+    def _prepare(self) -> None:
+        """Leaves what the writer needs, and makes as many slots as there is room for."""
+        agreement = self.agreement
+        assert agreement is not None
+        here = self.folder / f"rank-{rank()}"
+        here.mkdir(exist_ok=True)
+        if self.pending is None:  # else the writer may be about to read them
+            for path in (*here.glob("envelope-*"), *here.glob("metadata-*")):
+                path.unlink()
+        agreement.envelope.keep(self._envelope)
+        self._metadata.write_bytes(agreement.metadata)
+        self._slots = self._slots or [Slot(here, number) for number in range(2)]
+        for slot in self._slots:
+            if not slot.is_there():
+                slot.close()
+        for slot in self._slots[agreement.slots :]:
+            slot.empty()
+        self._slots = self._slots[: agreement.slots]
+
+    @property
+    def _envelope(self) -> Path:
+        assert self.agreement is not None
+        return self.folder / f"rank-{rank()}" / f"envelope-{self.agreement.group}"
+
+    @property
+    def _metadata(self) -> Path:
+        return self._envelope.with_name(self._envelope.name.replace("envelope", "metadata"))
+
+    def free(self) -> Slot | None:
+        """The slot for the next copy: of those that are not being written, the one whose copy is older."""
+        pending = self.pending
+        writing = pending.slot if pending is not None and self.answer("written", timeout=0.0) is None else None
+        slots = [slot for slot in self._slots if slot is not writing]
+        return min(slots, key=lambda slot: slot.step, default=None)
+
+    def copy(self, step: int, held: Held, numbers: Mapping[str, Any]) -> None:
+        """Copies this process' part of the state.
+
+        Raises:
+            OSError: memory that there was room in has been taken.
+        """
+        slot = self.free()
+        assert self.agreement is not None and slot is not None
+        slot.fill(step, held, numbers, self.agreement, rank=rank())
+        self._newest = slot
+
+    def is_settled(self) -> bool:
+        """Whether the next copy needs no new room."""
+        slot = self.free()
+        return slot is not None and self.agreement is not None and slot.group == self.agreement.group
+
+    def _do_without(self) -> None:
+        """Makes no copies until the processes agree again."""
+        assert self.agreement is not None
+        self.agreement = replace(self.agreement, slots=0)
+        for slot in self._slots:
+            slot.empty()
+        self._slots = []
+
+    def forget_steps(self) -> None:
+        """Another process has changed the copies: which is older is looked up again."""
+        for slot in self._slots:
+            slot.forget_step()
+
+    # -- the background writer -------------------------------------------------------------------------------
+
+    @property
+    def writer(self) -> subprocess.Popen[bytes]:
+        """The background process, started when it is first needed.
+
+        It has a session of its own, so that signals of a terminal do not reach it, and removes a folder of this
+        process' own when it ends.
+        """
+        if self._process is None or self._process.poll() is not None:
+            own = self._own
+            self._rest = b""
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "stoker.checkpoint.writer", *([str(own.path)] if own is not None else [])],
+                pass_fds=[own.lock] if own is not None and own.lock is not None else [],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+                bufsize=0,
+            )
+        return self._process
+
+    def write(
+        self, attempt: str, state: State, *, place: Path | str, keep: Keep, begun: float, deleted: tuple[int, ...]
+    ) -> None:
+        """Has the newest copy, which is of ``state``, written as an attempt of `Storage.begin`."""
+        assert self.agreement is not None and self._newest is not None
+        request = WriteRequest(
+            str(place),
+            isinstance(place, str),
+            attempt,
+            state.step,
+            rank(),
+            self.agreement.world,
+            str(self._newest.path),
+            str(self._envelope),
+            str(self._metadata) if rank() == 0 else "",
+            state.numbers,
+            keep,
+        )
+        self._send(json.dumps(asdict(request)).encode())
+        self.pending = Pending(state.step, place, attempt, self._newest, begun, time.time() - begun, deleted)
+
+    def _send(self, line: bytes) -> None:
+        writer = self.writer
+        assert writer.stdin is not None
+        try:
+            writer.stdin.write(line + b"\n")
+        except BrokenPipeError:  # `answer` reports that it has died
+            writer.wait()
+
+    def answer(self, kind: str, *, timeout: float | None = None) -> dict[str, Any] | None:
+        """What the writer says about the pending checkpoint: an answer of a kind, or an error.
+
+        Args:
+            timeout: seconds to wait for it, after which the result is None; by default as long as it takes.
+        """
+        pending, process = self.pending, self._process
+        assert pending is not None and process is not None and process.stdout is not None
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if found := next((answer for answer in pending.answers if kind in answer or "error" in answer), None):
+                return found
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([process.stdout], [], [], left)[0]:
+                return None
+            if data := os.read(process.stdout.fileno(), 1 << 20):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                pending.answers += [said for line in lines if (said := json.loads(line))["step"] == pending.step]
+            else:
+                words = f"the background writer ended with exit code {process.wait()}"
+                pending.answers.append({"error": words, "errno": 0, "at": time.time()})
+
+    def outcome(self) -> dict[str, Any]:
+        """What became of the pending checkpoint, once it is committed or has failed. A collective."""
+        pending = self.pending
+        assert pending is not None
+        said = together(lambda: self.answer("written"))
+        failed = next((answer for answer in said if answer is not None and "error" in answer), None)
+
+        def end() -> dict[str, Any]:
+            if failed is not None:
+                self._send(GIVE_UP)
+            answer = self.answer("committed", timeout=VISIBLE)
+            if answer is not None:
+                return failed or answer
+            self.writer.kill()
+            self.writer.wait()
+            storage_of(pending.place).give_up(pending.attempt)
+            words = (
+                f"what another machine has written to {pending.place} cannot be seen on this one: "
+                "checkpoint.to must be a folder that all machines share"
+            )
+            return {"error": words, "errno": 0, "at": time.time()}
+
+        return by_first(end)
+
+    def close(self, *, wait: bool) -> None:
+        """Ends the writer, once it has finished, and frees the memory; copies that outlive this process stay."""
+        process, self._process = self._process, None
+        if process is not None:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.stdout.close()
+            if wait:
+                process.wait(ENDS)
+        for slot in self._slots:
+            slot.close()
+        self._slots, self._newest, self.agreement, self.pending = [], None, None, None
+        if self._own is not None:
+            assert self._removed is not None
+            if process is not None:  # it removes the folder
+                self._removed.detach()
+                self._own.release()
+            else:
+                self._removed()
+            self._folder = self._own = None
