@@ -81,7 +81,8 @@ class Bare:
     def __init__(self, prepared: Prepared, mesh: Mesh | None, rows: int, micro: int) -> None:
         self.task, self.passes = prepared.task, prepared.passes
         first, last = self.passes.share(0, rows, rows)
-        self.parts = [part for i in range(first, last, micro) for part in self.task.parts(i, min(i + micro, last))]
+        parts = [part for i in range(first, last, micro) for part in self.task.parts(i, min(i + micro, last))]
+        self.parts = [part.to(prepared.device.torch) for part in parts]
         self.targets = sum(part.targets for part in self.parts) * (mesh.layout.data if mesh else 1)
         self.layout = mesh.layout if mesh else None
         self.trained = [p for p in self.task.model.parameters() if p.requires_grad]

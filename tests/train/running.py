@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stoker.checkpoint.store import State, Store
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.runs.run_folder import RunFolder
+from stoker.train.engine import Counts
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
@@ -74,24 +77,34 @@ def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prep
     return Ran(loaded, prepared, outcome, loop, folder)
 
 
+@dataclass(frozen=True)
+class Marked(Part):
+    """A part that knows the samples of its micro-batch."""
+
+    samples: tuple[int, int]
+
+
 def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared], None]:
-    """Is told of each micro-batch that the loop asks for: its samples, from the first to before the last."""
+    """Is told of each micro-batch of a step when its passes begin: its samples, from the first to before the last."""
 
     def before(prepared: Prepared) -> None:
-        parts = prepared.task.parts
+        parts, train = prepared.task.parts, prepared.passes.train
 
-        def watched(first: int, last: int) -> list[Part]:
-            laid_out = parts(first, last)
-            see(first, last, laid_out)
-            return laid_out
+        def marked(first: int, last: int) -> list[Part]:
+            return [Marked(**{**vars(part), "samples": (first, last)}) for part in parts(first, last)]
 
-        prepared.task.parts = watched  # type: ignore[method-assign]
+        def watched(parts: Sequence[Marked], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
+            for samples, group in groupby(parts, key=lambda part: part.samples):
+                see(*samples, list(group))
+            return train(parts, counts, scaler)
+
+        prepared.task.parts, prepared.passes.train = marked, watched  # type: ignore[method-assign, assignment]
 
     return before
 
 
 def at_sample(sample: int, act: Callable[[], None]) -> Callable[[Prepared], None]:
-    """Acts when the loop asks for a sample."""
+    """Acts when the passes of a step with a sample begin."""
 
     def see(first: int, last: int, _: list[Part]) -> None:
         if first <= sample < last:

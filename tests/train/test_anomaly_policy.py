@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from running import Crash, Ran, assert_same_state, at_sample, run
+from running import Crash, Ran, assert_same_state, at_sample, run, watching
 from torch import Tensor
 
 from stoker.checkpoint.store import Store
@@ -45,12 +45,11 @@ def bad(spans: Callable[[int], bool], factor: float, *, times: int = 99) -> Call
 
     def before(prepared: Prepared) -> None:
         task: Any = prepared.task
-        parts, loss = task.parts, task.loss_function
+        loss = task.loss_function
         now, left = [False], [times]
 
-        def noticed(first: int, last: int) -> Any:
+        def notice(first: int, last: int, parts: object) -> None:
             now[0] = spans(first)
-            return parts(first, last)
 
         def spoilt(outputs: Tensor, targets: Tensor) -> Tensor:
             value = loss(outputs, targets)
@@ -59,7 +58,8 @@ def bad(spans: Callable[[int], bool], factor: float, *, times: int = 99) -> Call
             left[0] -= 1
             return value * factor
 
-        task.parts, task.loss_function = noticed, spoilt
+        watching(notice)(prepared)
+        task.loss_function = spoilt
 
     return before
 

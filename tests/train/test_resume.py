@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, write_rows
+from running import Crash, Ran, assert_same_state, crash_at, run, stop_at, watching, write_rows
 
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import DiskFailed, RunFailed, UserError
@@ -160,9 +160,7 @@ def test_raised_epochs_skip_no_sample(base: Path, sft: dict[str, Any]) -> None:
     write_rows(base / "rows.jsonl", 10)
     asked: list[tuple[int, int]] = []
 
-    def watch(prepared: Any) -> None:
-        parts = prepared.task.parts
-        prepared.task.parts = lambda first, last: asked.append((first, last)) or parts(first, last)
+    watch = watching(lambda first, last, _: asked.append((first, last)))
 
     job = merged(sft, {"steps": None, "epochs": 1})
     assert run(base, job, before=watch).outcome.step == 3

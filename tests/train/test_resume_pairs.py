@@ -7,14 +7,14 @@ sample is seen once.
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from running import write_job, write_rows
+from running import watching, write_job, write_rows
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.checkpoint.state import State
@@ -29,7 +29,6 @@ from stoker.runs.shm_folder import shared_memory
 from stoker.train.hooks import Hook
 from stoker.train.prepare import prepare
 from stoker.train.run import start
-from stoker.train.step import Stepper, Taken
 
 STEPS, BROKEN, BATCH = 6, 4, 8
 ONE = (1, ())
@@ -68,30 +67,18 @@ def train(path: str, overrides: tuple[str, ...], breaks: bool) -> Seen:
     folder = RunFolder(base / loaded.job.output)
     folder.path.mkdir(exist_ok=True)
     seen: Seen = {}
-    at: list[int] = []  # the step under way; samples are also read before the first, to predict its time
-    parts, take = prepared.task.parts, Stepper.take
+    at = [0]  # the step under way
+    watching(lambda first, last, _: seen.setdefault(at[0], set()).add((first, last)))(prepared)
 
-    def watched(first: int, last: int) -> Any:
-        if at:
-            seen.setdefault(at[0], set()).add((first, last))
-        return parts(first, last)
-
-    def taking(self: Stepper, step: int, *arguments: Any, **options: Any) -> Taken:
-        at[:] = [step]
-        return take(self, step, *arguments, **options)
+    def begin(step: int) -> None:
+        at[0] = step
 
     def on_step(metrics: StepMetrics) -> None:
         if breaks and metrics.step == BROKEN:
             raise Broken
 
-    prepared.task.parts, Stepper.take = watched, taking  # type: ignore[method-assign]
-    try:
-        with in_float64():
-            start(prepared, folder, base, quiet=True, hooks=[Hook(after_step=on_step)])
-    except Broken:
-        pass
-    finally:
-        Stepper.take = take  # type: ignore[method-assign]
+    with suppress(Broken), in_float64():
+        start(prepared, folder, base, quiet=True, hooks=[Hook(before_passes=begin, after_step=on_step)])
     return seen
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import floor
+from threading import Lock
 
 import numpy as np
 
@@ -99,6 +100,7 @@ class Sequences:
         # What a window holds is a function of its number: only the last ones are kept.
         self._window = lru_cache(maxsize=4)(self._make_window)
         self._block = lru_cache(maxsize=4)(self._make_block)
+        self._lock = Lock()  # batches are laid out in a thread of their own
 
     def total(self, epochs: float) -> int:
         """Sequences in so many epochs (a part of an epoch counts its draws)."""
@@ -106,19 +108,25 @@ class Sequences:
         draws = floor(self.epoch_rows * epochs + 1e-9)
         if self.capacity is None or not draws:
             return draws
-        while self._slots[-1] < draws:
-            self._next_window()
+        with self._lock:
+            while self._slots[-1] < draws:
+                self._next_window()
         return self._ends[bisect_left(self._slots, draws) - 1]
 
     def draws_of(self, sequences: int) -> int:
         """Rows drawn for the first so many sequences (of a packed window, all of its rows)."""
         if self.capacity is None or not sequences:
             return sequences
-        while not self._ends or self._ends[-1] < sequences:
-            self._next_window()
+        with self._lock:
+            while not self._ends or self._ends[-1] < sequences:
+                self._next_window()
         return self._slots[bisect_left(self._ends, sequences) + 1]
 
     def __getitem__(self, index: int) -> list[Document]:
+        with self._lock:
+            return self._sequence(index)
+
+    def _sequence(self, index: int) -> list[Document]:
         if index < 0 or not self.mixture.pattern:
             raise IndexError(f"sequence {index}: there are none")
         if self.capacity is None:

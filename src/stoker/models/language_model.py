@@ -79,16 +79,19 @@ class LanguageModel:
         numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
         return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
 
-    def lay_out(self, rows: Sequence[Row], device: torch.device, *, together: int = 1) -> list[Inputs]:
+    def lay_out(
+        self, rows: Sequence[Row], device: torch.device, *, together: int = 1, share: bool | None = None
+    ) -> list[Inputs]:
         """The forward passes of a micro-batch: one when packed, one or more of even lengths when padded.
 
         Args:
             rows: (token ids, trained mask) of each document.
             together: documents that follow each other and stay in one forward pass.
+            share: whether equal beginnings stand once in a packed row; by default unless dropout is at work.
         """
         rows = [self._behind(row) for row in rows]
         if self.packs:
-            laid_out = [pack(rows, device, share=not drops(self.model))]  # with dropout equal beginnings differ
+            laid_out = [pack(rows, device, share=not drops(self.model) if share is None else share)]
         else:
             laid_out = [pad(group, device) for group in groups_by_length(rows, together)]
         if not self.virtual:
@@ -105,9 +108,12 @@ class LanguageModel:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether dropout is at work."""
-    if not model.training:
-        return False
+    """Whether dropout is at work, by which equal beginnings differ."""
+    return model.training and has_dropout(model)
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether dropout is at work while the model is trained."""
     config = getattr(model, "config", None)
     in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
     return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)

@@ -48,7 +48,7 @@ class StepMetrics:
         seconds: wall time of the step.
         time: when it ended, seconds since 1970.
         samples: consumed so far, over the whole run.
-        data_seconds: spent on reading samples, of ``seconds``.
+        data_seconds: spent on waiting for samples, of ``seconds``.
         stall: seconds that training waited for checkpoints since the step before.
         effective: productive step time over wall time, of the whole run so far.
     """

@@ -14,10 +14,12 @@ from stoker.data.sequences import Document
 from stoker.job.task import TaskSpec
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, nothing
-from stoker.models.language_model import LanguageModel
+from stoker.models.language_model import LanguageModel, has_dropout
 from stoker.models.objective import Loss
 from stoker.train.task import Part
 
+HOST = torch.device("cpu")
+HOST = torch.device("cpu")
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
 
 
@@ -28,6 +30,8 @@ class LanguageTask:
     """
 
     unit = "token"
+    lays_out_ahead = True
+    lays_out_ahead = True
 
     def __init__(
         self,
@@ -61,14 +65,17 @@ class LanguageTask:
 
     def parts(self, first: int, last: int) -> list[Part]:
         documents = [document for index in range(first, last) for document in self.corpus.sequences[index]]
-        return self.lay_out(documents)
+        # Evaluation may go on meanwhile: whether the model is training now does not count.
+        return self.lay_out(documents, HOST, share=not has_dropout(self.language.model))
 
-    def lay_out(self, documents: Sequence[Document]) -> list[Part]:
-        """Documents as forward passes."""
+    def lay_out(
+        self, documents: Sequence[Document], device: torch.device | None = None, *, share: bool | None = None
+    ) -> list[Part]:
+        """Documents as forward passes, on the model's device by default; see `LanguageModel.lay_out`."""
         rows = [(d.row.ids, d.row.trained) for d in documents]
         return [
             Part(inputs, targets=self._count(inputs), tokens=inputs.tokens)
-            for inputs in self.language.lay_out(rows, self.device)
+            for inputs in self.language.lay_out(rows, device or self.device, share=share)
         ]
 
     def _count(self, inputs: Inputs) -> int:

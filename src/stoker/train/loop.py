@@ -29,6 +29,7 @@ from stoker.resilience.stop_signals import STOPPING, handled_by
 from stoker.runs.goodput import Running
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 from stoker.train.anomaly_policy import Trouble, in_event
+from stoker.train.batches import Batches
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
@@ -37,7 +38,7 @@ from stoker.train.progress import Display
 from stoker.train.resume import check_none_lost
 from stoker.train.run_schedule import Progress, RunSchedule
 from stoker.train.sample_answers import Sampler
-from stoker.train.skipped_samples import next_span
+from stoker.train.skipped_samples import Span, next_span
 from stoker.train.step import Stepper, Taken
 from stoker.train.task import Task
 from stoker.train.training_state import TrainingState
@@ -89,8 +90,10 @@ class Loop:
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases)
         # Where the run ends with a step that is not finite, what it did to the buffers is of no account.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
+        batch, micro_batch = self.plan.batch, self.plan.micro_batch
+        self.batches = Batches(task, passes, device.torch, batch=batch, micro_batch=micro_batch)
         self.stepper = Stepper(
-            task,
+            self.batches,
             optimizer=optimizer,
             scaler=scaler,
             passes=passes,
@@ -147,7 +150,7 @@ class Loop:
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
         first = None
-        with self._signals(), self.display, self.saver:
+        with self._signals(), self.display, self.saver, self.batches:
             evaluation = None
             if self.progress.step == 0:
                 evaluation = self._evaluate()
@@ -213,12 +216,17 @@ class Loop:
         )
 
     def _take(self, step: int) -> Taken:
-        first, last = next_span(self.progress.samples, self.plan.batch, self.progress.passed)
-        span = first, min(last, self.plan.samples)
+        span = self._span(self.progress.samples)
+        following = self._span(span[1]) if step < self.plan.steps else None
         lr = self.schedule.lr(step)
-        taken = self.stepper.take(step, span, plan=self.plan, lr=lr, asked=lambda: self._signal is not None)
+        taken = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=lambda: self._signal is not None)
         self._stop = taken.asked
         return taken
+
+    def _span(self, first: int) -> Span:
+        """The samples of the step that begins with ``first``, or behind it where that is skipped."""
+        first, last = next_span(first, self.plan.batch, self.progress.passed)
+        return first, min(last, self.plan.samples)
 
     def _advance(self, taken: Taken, *, left_out: bool) -> None:
         done = self.progress

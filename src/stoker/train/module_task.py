@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss
-from stoker.train.task import Part
+from stoker.train.task import Part, with_tensors
 
 EVALUATION_SAMPLES = 256  # of a held-out forward pass
 
@@ -56,6 +56,7 @@ class ModuleTask:
         self.root: Callable[[Any], Any] = model  # what a layout has put around the model, if anything
         self.data = as_dataset(data, "data")
         self.held_out = as_dataset(evaluation, "evaluate") if evaluation is not None else None
+        self.lays_out_ahead = type(self.data) is TensorDataset  # others may draw random numbers
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.data) * epochs + 1e-9)  # type: ignore[arg-type]
@@ -71,8 +72,11 @@ class ModuleTask:
         return [self._part(self.data, self._indices(first, last))]
 
     def _part(self, data: Dataset, indices: np.ndarray) -> Part:
-        inputs, targets = _to(default_collate([data[int(i)] for i in indices]), self.device, self.dtype)
+        inputs, targets = with_tensors(default_collate([data[int(i)] for i in indices]), self._typed)
         return Part((inputs, targets), targets=len(indices), tokens=len(indices))
+
+    def _typed(self, values: Tensor) -> Tensor:
+        return values.to(dtype=self.dtype if values.is_floating_point() else None)
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         return nullcontext()
@@ -89,14 +93,14 @@ class ModuleTask:
         return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
 
     def nothing(self) -> Part:
-        return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0)
+        return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0).to(self.device)
 
     def evaluation(self) -> Iterator[Part]:
         if self.held_out is None:
             return
         size = len(self.held_out)  # type: ignore[arg-type]
         for start in range(0, size, EVALUATION_SAMPLES):
-            yield self._part(self.held_out, np.arange(start, min(start + EVALUATION_SAMPLES, size)))
+            yield self._part(self.held_out, np.arange(start, min(start + EVALUATION_SAMPLES, size))).to(self.device)
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         return [f"data:{int(i)}" for i in self._indices(first, last)]
@@ -139,13 +143,3 @@ def _correct(outputs: Any, targets: Any) -> Tensor | None:
     if not classified or targets.dim() != 1 or targets.is_floating_point():
         return None
     return (outputs.detach().argmax(1) == targets).sum()
-
-
-def _to(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, dtype if value.is_floating_point() else None)
-    if isinstance(value, dict):
-        return {k: _to(v, device, dtype) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
-        return type(value)(*(_to(v, device, dtype) for v in value))
-    return type(value)(_to(v, device, dtype) for v in value) if isinstance(value, (list, tuple)) else value

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stoker.data.order import stream_key
+from stoker.train.batches import Batches
 from stoker.train.engine import Counts, Engine
 from stoker.train.hooks import Hook
 from stoker.train.nonfinite_guard import Guard, StepNumbers
 from stoker.train.optimizer import set_rate
 from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
-from stoker.train.task import Task
 
 Beat = Callable[[str, int], None]
 
@@ -35,7 +35,7 @@ class Taken:
         grad_norm: L2 norm of the gradient before clipping.
         wrong: whether it was left out for another reason than an overflow of float16, which the loss scale answers.
         asked: whether a process was asked to stop.
-        data_seconds: spent on reading samples, of ``seconds`` in all.
+        data_seconds: spent on waiting for samples, of ``seconds`` in all.
     """
 
     step: int
@@ -66,7 +66,7 @@ class Stepper:
 
     def __init__(
         self,
-        task: Task,
+        batches: Batches,
         *,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
@@ -75,24 +75,23 @@ class Stepper:
         beat: Beat = lambda _phase, _step: None,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self._task, self._optimizer, self._scaler, self._passes = task, optimizer, scaler, passes
+        self._batches, self._optimizer, self._scaler, self._passes = batches, optimizer, scaler, passes
         self._beat, self._hooks = beat, hooks
         self._guard = Guard(optimizer, scaler, passes, buffers)
 
-    def take(self, step: int, span: Span, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]) -> Taken:
+    def take(
+        self, step: int, span: Span, following: Span | None, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]
+    ) -> Taken:
         """One step on the samples of ``span``.
 
         Args:
+            following: the samples of the next step, to be laid out meanwhile.
             asked: whether this process has been asked to stop by now.
         """
         begin = time.perf_counter()
         self._beat("data", step)
         self._seed(plan.seed, step)
-        mine = self._passes.share(*span, plan.batch)
-        micro_batches = [
-            self._task.parts(i, min(i + plan.micro_batch, mine[1])) for i in range(*mine, plan.micro_batch)
-        ]
-        parts = [part for micro_batch in micro_batches for part in micro_batch]
+        parts = self._batches.take(span, following)
         read = time.perf_counter()
         for hook in self._hooks:
             hook.before_passes(step)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss
@@ -27,6 +28,28 @@ class Part:
     targets: int
     tokens: int
 
+    def to(self, device: torch.device) -> Part:
+        """The part on a device. A copy from page-locked memory goes on while the host does other things."""
+        cuda = device.type == "cuda"
+        return replace(self, inputs=with_tensors(self.inputs, lambda t: t.to(device, non_blocking=cuda)))
+
+    def pinned(self) -> Part:
+        """The part in page-locked memory."""
+        return replace(self, inputs=with_tensors(self.inputs, lambda t: t if t.is_cuda else t.pin_memory()))
+
+
+def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A value with each of its tensors changed, within lists, tuples and dicts and as fields of a dataclass."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{name: change(v) for name, v in vars(value).items() if isinstance(v, Tensor)})
+    if isinstance(value, dict):
+        return {key: with_tensors(v, change) for key, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
+        return type(value)(*(with_tensors(v, change) for v in value))
+    return type(value)(with_tensors(v, change) for v in value) if isinstance(value, (list, tuple)) else value
+
 
 class Task(Protocol):
     """Samples and their loss. Samples are numbered over the whole run; a number is always the same sample."""
@@ -35,6 +58,8 @@ class Task(Protocol):
     unit: str  # what goes through the model: "token" or "sample"
     target: str  # what the loss is the mean over: see `stoker.job.task.TaskSpec`
     perplexity: bool  # whether exp(loss) is one
+    lays_out_ahead: bool
+    """Whether `parts` may run beside a step: it draws no random numbers, and steps do not change what it gives."""
 
     @property
     def language(self) -> LanguageModel | None:
@@ -44,7 +69,7 @@ class Task(Protocol):
         """Samples in so many epochs."""
 
     def parts(self, first: int, last: int) -> list[Part]:
-        """The forward passes of samples first .. last-1, which make one micro-batch."""
+        """The forward passes of samples first .. last-1, which make one micro-batch, on the host."""
 
     def nothing(self) -> Part:
         """A part whose loss and gradients are zero, for a process that has fewer parts than others."""

@@ -1,0 +1,68 @@
+"""The batches of a run, each laid out in the background while the step before it is at work."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Self
+
+import torch
+
+from stoker.train.engine import Engine
+from stoker.train.skipped_samples import Span
+from stoker.train.task import Part, Task
+
+
+class Batches:
+    """Hands out the parts of this process, step by step, on the device.
+
+    A batch depends on nothing but its samples. So a batch that was laid out ahead is dropped if the run takes other
+    samples next, as it does after it went back.
+
+    Args:
+        batch, micro_batch: samples of a step over all processes, and of a forward pass.
+    """
+
+    def __init__(self, task: Task, passes: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
+        self._task, self._passes, self._device = task, passes, device
+        self._batch, self._micro_batch = batch, micro_batch
+        self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
+        self._ahead: tuple[Span, Future[list[Part]]] | None = None
+
+    def take(self, span: Span, following: Span | None) -> list[Part]:
+        """The parts of a step. Waits until they are laid out, then has those of the next step laid out.
+
+        Args:
+            span: samples of the step.
+            following: samples of the next step, as far as is known; None after the last step.
+
+        Raises:
+            Exception: what laying out these samples raised.
+        """
+        if self._task.lays_out_ahead:
+            ahead, self._ahead = self._ahead, None
+            laid_out = ahead[1] if ahead is not None and ahead[0] == span else self._thread.submit(self._lay_out, span)
+            parts = laid_out.result()
+            if following is not None:
+                self._ahead = following, self._thread.submit(self._lay_out, following)
+        else:
+            parts = self._lay_out(span)
+        return parts if self._device.type == "cpu" else [part.to(self._device) for part in parts]
+
+    def _lay_out(self, span: Span) -> list[Part]:
+        first, last = self._passes.share(*span, self._batch)
+        starts = range(first, last, self._micro_batch)
+        parts = [part for start in starts for part in self._task.parts(start, min(start + self._micro_batch, last))]
+        # From page-locked memory a copy to a GPU does not make the host wait.
+        return [part.pinned() for part in parts] if self._device.type == "cuda" else parts
+
+    def _begin_thread(self) -> None:
+        if self._device.type == "cuda":  # each thread has a current device of its own
+            torch.cuda.set_device(self._device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the thread; what it laid out ahead is dropped."""
+        self._thread.shutdown(cancel_futures=True)
+        self._ahead = None
