@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 from running import assert_same_state, run
-from test_trouble import BATCH, MODULE, bad, with_faults
+from test_anomaly_policy import BATCH, MODULE, bad, with_faults
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from stoker.models.collate import pack
 from stoker.train.batches import Batches
 from stoker.train.engine import SingleProcess
+from stoker.train.module_task import ModuleTask
 from stoker.train.prepare import Prepared
 from stoker.train.task import Part
-from stoker.train.tasks.module import ModuleTask
 
 CPU = torch.device("cpu")
 

@@ -215,8 +215,10 @@ def test_killed_and_stopped_in_earnest(base: Path, job: dict[str, Any], whole: R
 
     stopped = begin(base)
     wait_for_step(folder, 7, stopped)
+    stopped.send_signal(signal.SIGSTOP)  # so that it is not done meanwhile
     with pytest.raises(Exception, match="another process is training"):
         run(base, job)
+    stopped.send_signal(signal.SIGCONT)
     stopped.send_signal(signal.SIGTERM)
     out, err = stopped.communicate(timeout=60)
     assert stopped.returncode == 128 + signal.SIGTERM, err

@@ -22,8 +22,8 @@ class Batches:
         batch, micro_batch: samples of a step over all processes, and of a forward pass.
     """
 
-    def __init__(self, task: Task, passes: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
-        self._task, self._passes, self._device = task, passes, device
+    def __init__(self, task: Task, engine: Engine, device: torch.device, *, batch: int, micro_batch: int) -> None:
+        self._task, self._engine, self._device = task, engine, device
         self._batch, self._micro_batch = batch, micro_batch
         self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
         self._ahead: tuple[Span, Future[list[Part]]] | None = None
@@ -49,7 +49,7 @@ class Batches:
         return parts if self._device.type == "cpu" else [part.to(self._device) for part in parts]
 
     def _lay_out(self, span: Span) -> list[Part]:
-        first, last = self._passes.share(*span, self._batch)
+        first, last = self._engine.share(*span, self._batch)
         starts = range(first, last, self._micro_batch)
         parts = [part for start in starts for part in self._task.parts(start, min(start + self._micro_batch, last))]
         # From page-locked memory a copy to a GPU does not make the host wait.
