@@ -78,7 +78,7 @@ def test_peft_loads_every_family(family: str, kind: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("family", MORE)
-def test_and_the_others(family: str, tmp_path: Path) -> None:
+def test_other_families_answer_alike_through_peft(family: str, tmp_path: Path) -> None:
     check(tiny(family).eval(), {}, tmp_path)
 
 

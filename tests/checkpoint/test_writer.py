@@ -65,7 +65,7 @@ def other_part(storage: LocalStorage, attempt: str) -> str:
     return json.dumps(asdict(Written("__1_0.distcp", 5, "sum")))
 
 
-def test_it_waits_for_the_others_and_for_whole_words(tmp_path: Path, writer: Process) -> None:
+def test_the_writer_waits_for_other_parts_and_for_whole_messages(tmp_path: Path, writer: Process) -> None:
     storage, asked = request(tmp_path, writer, world=2)
     send(writer, asked)
     answer(writer, "written")
@@ -81,7 +81,7 @@ def test_it_waits_for_the_others_and_for_whole_words(tmp_path: Path, writer: Pro
     assert set(storage.sizes(3)) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
 
 
-def test_it_gives_up_when_asked_to(tmp_path: Path, writer: Process) -> None:
+def test_a_write_can_be_abandoned(tmp_path: Path, writer: Process) -> None:
     storage, asked = request(tmp_path, writer, world=2)
     send(writer, asked)
     answer(writer, "written")
@@ -99,7 +99,7 @@ def test_a_file_that_others_cannot_see_is_told(tmp_path: Path, writer: Process) 
     assert storage.steps() == [] and list(storage.folder.iterdir()) == []
 
 
-def test_it_loads_no_torch() -> None:
+def test_the_writer_imports_no_torch() -> None:
     """It is to start in an instant, beside every process of a run, and to leave the memory to them."""
     heavy = "[name for name in ('torch', 'numpy', 'psutil', 'pydantic') if name in sys.modules]"
     code = f"import sys, stoker.checkpoint.writer; print({heavy})"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,10 +45,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.usefixtures("hasty")
 def test_a_template_without_bounds_is_an_error(template: str, what: str) -> None:
-    began = time.monotonic()
     with pytest.raises(UserError, match=what) as caught:
         ChatTemplate(template).render(TURNS)
-    assert time.monotonic() - began < 60
     (problem,) = caught.value.problems
     assert problem.message.startswith("the chat template ")
     assert "data[].template" in problem.suggestion

@@ -45,7 +45,7 @@ def shared(tokenizer: Tokenizer) -> None:
     LEARNT[:] = [tokenizer]
 
 
-def test_it_has_the_special_tokens_first_and_words_of_all_sources(tokenizer: Tokenizer) -> None:
+def test_a_learnt_tokenizer_has_the_special_tokens_first_and_tokens_of_all_sources(tokenizer: Tokenizer) -> None:
     assert [tokenizer.token_to_id(token) for token in SPECIAL] == [0, 1]
     assert tokenizer.get_vocab_size() <= 500
     assert len(tokenizer.encode(" stokers").ids) == 1

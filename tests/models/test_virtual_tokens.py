@@ -102,7 +102,7 @@ def test_peft_computes_the_same(family: str, method: str, documents: list[Row], 
 
 @pytest.mark.parametrize("method", ["prompt", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_answers_as_peft_does(family: str, method: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_peft(family: str, method: str, tmp_path: Path) -> None:
     base = tiny(family, dtype=torch.float32).eval()
     model = with_virtual_tokens(base, **METHODS[method])
     save_adapter(model, tmp_path, "base")

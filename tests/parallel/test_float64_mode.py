@@ -52,7 +52,7 @@ def test_stored_bits_are_read_as_what_they_are() -> None:
         assert read.float().dtype == torch.float64
 
 
-def test_it_holds_in_the_backward_pass() -> None:
+def test_the_backward_pass_is_float64_too() -> None:
     """As recompute needs, which runs a block's forward pass again there."""
     x = torch.tensor(1 / 3, dtype=torch.float64, requires_grad=True)
     with in_float64():

@@ -93,16 +93,23 @@ def test_a_process_hangs(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> 
     assert slept == [1e6]
 
 
-def test_a_slow_process_takes_so_much_longer_for_some_steps(folder: RunFolder) -> None:
+def test_a_slow_process_takes_three_times_as_long_for_some_steps(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chaos = chaos_of(folder, Fault("slow", 5, 0, 3.0))
-    seconds = []
+    now, slept = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        slept.append(seconds)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", sleep)
     for number in range(1, 5 + SLOW_STEPS + 3):
-        begin = time.perf_counter()
         chaos.before_passes(number)
-        time.sleep(0.01)
-        seconds.append(time.perf_counter() - begin)
-    usual, slow, after = seconds[1:4], seconds[4 : 4 + SLOW_STEPS], seconds[4 + SLOW_STEPS :]
-    assert min(slow) > 2.5 * min(usual) and min(after) < 2 * min(usual)
+        now += 0.01  # of work
+    assert slept == [pytest.approx(0.02)] * SLOW_STEPS
 
 
 def save(store: Store, step_number: int) -> None:

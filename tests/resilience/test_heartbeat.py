@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert (Listener(tmp_path).pulse(3) or pulse).save >= 0.05
 
 
-def test_it_is_still_read_when_the_file_has_been_removed(tmp_path: Path) -> None:
+def test_a_heartbeat_is_read_after_its_file_was_removed(tmp_path: Path) -> None:
     heart, listener = Heart(tmp_path, 0), Listener(tmp_path)
     assert listener.pulse(0) is not None
     heart_file(tmp_path, 0).unlink()
@@ -64,7 +64,7 @@ def test_waiting_is_not_a_process_own_time_but_reading_and_computing_are(tmp_pat
     assert pulse.slowest > 0.7
 
 
-def test_it_outlives_the_process(tmp_path: Path) -> None:
+def test_a_heartbeat_outlives_its_process(tmp_path: Path) -> None:
     code = "import os, pathlib; from stoker.resilience.heartbeat import Heart; "
     code += f"Heart(pathlib.Path({str(tmp_path)!r}), 1).beat('evaluate', 5); os.kill(os.getpid(), 9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +27,8 @@ from stoker.resilience.node_check import (
 GOOD = Report(0, "node1", "H100 0", False, "", 50e12, None, 1e9, 1000.0, "code", 0.5)
 
 
-def reported() -> tuple[list[Report], float]:
-    begin = time.perf_counter()
-    reports = shared(check_device(torch.device("cpu"), dist.get_rank()))
-    return reports, time.perf_counter() - begin
+def reported() -> list[Report]:
+    return shared(check_device(torch.device("cpu"), dist.get_rank()))
 
 
 def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:
@@ -40,11 +37,10 @@ def same_data(mine: list[Mapping[str, str]]) -> tuple[int, str] | None:
 
 @pytest.mark.pool
 def test_two_good_processes(pool: Pool) -> None:
-    for reports, seconds in pool.run(reported, world=2):
+    for reports in pool.run(reported, world=2):
         assert [(r.rank, r.wrong, r.is_cpu) for r in reports] == [(0, "", True), (1, "", True)]
         assert not [f for f in findings(reports) if f.out] and code_differs(reports) is None
         assert all(r.rate > 1e8 and r.reduce > 1e5 for r in reports)
-        assert seconds < 20  # alone on the machine: 0.3
 
 
 @pytest.mark.pool

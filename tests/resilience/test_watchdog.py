@@ -69,7 +69,7 @@ def test_a_rank_is_slow_against_those_with_the_same_part() -> None:
     assert looked({0: 0.001, 1: 0.004}, [[0, 1]]) == []  # milliseconds are of no account
 
 
-def test_it_is_reported_once_a_window() -> None:
+def test_a_straggler_is_reported_once_a_window() -> None:
     stragglers = Stragglers([[0, 1]], 1.5)
     reported = []
     for steps in range(3 * WINDOW + 1):

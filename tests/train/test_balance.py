@@ -95,7 +95,9 @@ def run(path: str, overrides: tuple[str, ...], name: str) -> tuple[list[float], 
     [pytest.param(*case, marks=pytest.mark.slow if i in SELDOM else []) for i, case in enumerate(LAYOUTS)],
     ids=IDS,
 )
-def test_it_is_that_of_one_process(world: int, overrides: tuple[str, ...], job: Path, pool: Pool) -> None:
+def test_the_auxiliary_loss_under_a_layout_is_that_of_one_process(
+    world: int, overrides: tuple[str, ...], job: Path, pool: Pool
+) -> None:
     packs = "train.pack=true" in overrides
     # Packed rows hold as many documents as fit: the same rows, then, are compared in one pass and in two.
     alone = run(str(job), (*overrides, "train.micro_batch=2") if packs else (), "one")
@@ -139,7 +141,7 @@ def test_the_held_out_loss_is_without_it(job: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_it_is_felt(job: Path) -> None:
+def test_the_coefficient_changes_the_weights(job: Path) -> None:
     """Else no layout could get it wrong: the loss that is shown is without it, gradients and later losses are not."""
     losses, norms = run(str(job), (), "with")
     plain_losses, plain_norms = run(str(job), ("train.router_aux_loss=0",), "without")

@@ -71,7 +71,7 @@ def test_only_new_rows_change_at_first_then_everything(optimizer: str, job: dict
 
 
 @pytest.mark.parametrize("stop", [2, FIRST_STEPS, FIRST_STEPS + 1])
-def test_it_goes_on_to_the_bit(stop: int, job: dict[str, Any], base: Path) -> None:
+def test_a_run_resumed_in_the_warmup_equals_an_uninterrupted_one(stop: int, job: dict[str, Any], base: Path) -> None:
     whole = run(base, job, "output=whole")
     first = run(base, job, before=stop_at(4 * stop - 1))
     assert first.outcome.state == "stopped" and first.outcome.step == stop
