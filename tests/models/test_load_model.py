@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from loading import load_model
 from transformers import AutoModelForCausalLM
 
 from stoker.errors import UserError
@@ -17,7 +18,6 @@ from stoker.job.schema import ModelBlock, TuneBlock
 from stoker.models import packed_attention
 from stoker.models.adapters import add_adapter, unwrap
 from stoker.models.language_model import lay_out_for
-from stoker.models.load_model import load_model
 from stoker.models.offline_models import PACKAGED
 
 CPU = torch.device("cpu")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from families import tiny
+from loading import load_model
 from safetensors.torch import load_file, save_file
 
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models.hf_config import generation_config
-from stoker.models.load_model import load_model
 from stoker.models.model_source import model_problem
 
 INDEX = "model.safetensors.index.json"

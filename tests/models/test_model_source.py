@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from families import tiny
+from loading import load_model
 
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import offline_models
-from stoker.models.load_model import load_model
 from stoker.models.model_source import ModelSource, locate, model_problem
 
 

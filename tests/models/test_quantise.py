@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from loading import load_model
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -22,7 +23,6 @@ from stoker.models import packed_attention, quantise
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
-from stoker.models.load_model import load_model
 from stoker.models.quantise import compute_exactly, device_for, elements, packed_parameters, quantisation
 
 FAMILIES = (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import SHAPES, tiny
+from loading import load_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -15,7 +16,7 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.schema import Job, ModelBlock
 from stoker.models.build_model import build_meta, build_model
-from stoker.models.load_model import Blank, blank_model, load_model
+from stoker.models.load_model import Blank, blank_model
 from stoker.models.prepare_architecture import training_form
 from stoker.models.weight_source import Rows, all_rows, plain_name
 

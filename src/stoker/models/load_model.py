@@ -24,12 +24,12 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf, weights_of_gguf
 from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
-from stoker.models.meta_model import allocate, parameters_on_meta, set_parameter
+from stoker.models.meta_model import parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
 from stoker.models.model_source import locate
 from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.safetensors_reader import Stored
-from stoker.models.weight_source import InMemoryWeights, WeightSource, fill_whole
+from stoker.models.weight_source import InMemoryWeights, WeightSource
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,6 @@ class Blank:
 
     model: PreTrainedModel
     weights: WeightSource
-
-
-def load_model(
-    block: ModelBlock,
-    base: Path,
-    *,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    stop_id: int | None = None,
-) -> PreTrainedModel:
-    """The whole model of a job, on the CPU (a quantised one where its library wants it). See `blank_model`."""
-    blank = blank_model(block, base, seed=seed, dtype=dtype, stop_id=stop_id)
-    fill_whole(allocate(blank.model, torch.device("cpu")), blank.weights)
-    return blank.model
 
 
 def blank_model(

@@ -35,13 +35,6 @@ def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
     return x if group is None else _ScatterSum.apply(x, dim, group)
 
 
-def take_part(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
-    """This process' part of a tensor that all have; no communication, as the gradient of the rest belongs to others."""
-    if group is None:
-        return x
-    return x.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)]
-
-
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup | None) -> Tensor:
     """Splits one dimension over the processes and joins another from them (all-to-all); both must divide."""
     return x if group is None else _Exchange.apply(x, split, join, group)
