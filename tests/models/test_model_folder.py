@@ -84,11 +84,11 @@ DAMAGE = {
     "index of numbers": (pointed(5), INDEX, "not in this folder"),
     "index of a file not there": (pointed("gone.safetensors"), INDEX, "gone.safetensors is missing"),
     "index without a map": (changed(INDEX, weight_map=[]), INDEX, "`weight_map`"),
-    "truncated": (lambda f: first(f).write_bytes(first(f).read_bytes()[:-5]), "model-00001", "its header speaks of"),
-    "empty": (lambda f: first(f).write_bytes(b""), "model-00001", "ends before its header does"),
-    "shape": (with_header(shape=[10**12]), "model-00001", "does not fit its shape"),
-    "offsets": (with_header(data_offsets=[5, 1]), "model-00001", "does not fit its shape"),
-    "header": (with_header(data_offsets="x"), "model-00001", "no list of tensors"),
+    "truncated": (lambda f: first(f).write_bytes(first(f).read_bytes()[:-5]), "model-00001", "not fully covered"),
+    "empty": (lambda f: first(f).write_bytes(b""), "model-00001", "header too small"),
+    "shape": (with_header(shape=[10**12]), "model-00001", "invalid shape"),
+    "offsets": (with_header(data_offsets=[5, 1]), "model-00001", "invalid"),
+    "header": (with_header(data_offsets="x"), "model-00001", "invalid JSON in header"),
 }
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.export import DTYPES, Export, check_export, check_quantisable, merged_model, write_export
-from stoker.checkpoint.gguf_replay import Continuation, ReplayRequest, replay
+from stoker.checkpoint.gguf_replay import GgufAnswers, ask_llamacpp
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name
 from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
 from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
 from stoker.checkpoint.text_check import check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
-from stoker.errors import RunFailed, UserError
+from stoker.errors import RunFailed
 from stoker.models.quantise import quantised_copy
 
 FLOAT32 = 1e-3  # largest difference of logits between two orders of the same sums, as a share of their spread
@@ -193,20 +194,15 @@ def _verify_gguf(
     reference: ReferenceAnswers, expected: Sequence[ReplayAnswer], model: nn.Module, written: Path
 ) -> Verified:
     """Through llama.cpp where it is installed."""
-    request = ReplayRequest(
-        prompts=[list(q.ids[: q.prompt]) for q in reference.questions],
-        texts=list(reference.texts.asked),
-        conversations=list(reference.texts.conversations),
-        rows=[list(q.ids) for q in reference.questions],
-        positions=[list(q.positions) for q in reference.questions],
-    )
-    try:
-        got, program = replay(written, request, through="llamacpp"), "llama.cpp"
-    except UserError as error:
-        if isinstance(error, RunFailed):
-            raise
-        got, program = replay(written, request, through="transformers"), "transformers (llama.cpp is not installed)"
-    texts = texts_of_gguf(written, got.encodings, got.renderings)
+    request = replace(reference.request, base=None, dtype="float32", quantisation=None)
+    if find_spec("xllamacpp") is not None:
+        got, program = ask_llamacpp(written, request), "llama.cpp"
+    else:
+        replayed, said = answer_afresh(written, request)
+        scores = [a.scores(q).tolist() for a, q in zip(replayed, reference.questions, strict=True)]
+        got = GgufAnswers([list(a.tokens) for a in replayed], scores, said.texts, said.rendered)
+        program = "transformers (llama.cpp is not installed)"
+    texts = texts_of_gguf(written, got.texts, got.rendered)
     check_texts(reference.texts, texts, program, left_out(written, len(reference.texts.start)))
     known = [score is not None for scores in got.scores for score in scores]
     given = torch.tensor([score for scores in got.scores for score in scores if score is not None])
@@ -219,7 +215,7 @@ def _verify_gguf(
             f"the GGUF answers differently in {program}: log-probabilities of trained tokens differ by "
             f"{difference:.2g} (root mean square) from those of its own weights, {allowed:.2g} is allowed"
         )
-    answers = [_until_stop(reference, c) for c in got.continuations]
+    answers = [_until_stop(reference, tokens) for tokens in got.tokens]
     ours = [a.tokens[: len(b)] for a, b in zip(reference.answers, answers, strict=True)]
     _check_parting(reference, expected, answers, model, PARTING * allowed)
     equal = sum(a == b[: len(a)] for a, b in zip(ours, answers, strict=True))
@@ -268,10 +264,10 @@ def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -
     )
 
 
-def _until_stop(reference: ReferenceAnswers, continuation: Continuation) -> tuple[int, ...]:
-    """A program's answer up to its first stop token; llama.cpp stops at more than the training's."""
-    stops = [i for i, token in enumerate(continuation.tokens) if token in reference.stop_ids]
-    return tuple(continuation.tokens[: stops[0] + 1 if stops else None])
+def _until_stop(reference: ReferenceAnswers, tokens: Sequence[int]) -> tuple[int, ...]:
+    """An answer up to its first stop token of the training; llama.cpp may go on after it."""
+    stops = [i for i, token in enumerate(tokens) if token in reference.stop_ids]
+    return tuple(tokens[: stops[0] + 1 if stops else None])
 
 
 def _check_parting(

@@ -48,18 +48,6 @@ def gguf_problem(config: dict[str, Any]) -> str | None:
     return next(_problems(config), None)
 
 
-def transformers_gguf_problem(config: dict[str, Any]) -> str | None:
-    """Why transformers would load this model's GGUF as another model; None when it loads it rightly.
-
-    llama.cpp has neither limit. They decide which of the two an export can be replayed through.
-    """
-    if _rope_type(config) != "default":
-        return "transformers reads no rope scaling from a GGUF"
-    if config.get("model_type") == "qwen3" and config.get("head_dim", 128) != 128:
-        return "transformers takes the head size of every Qwen3 GGUF for 128"
-    return None
-
-
 def head_size(config: Any) -> int:
     """Rows of one attention head (K)."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from stoker.errors import RunFailed
+from stoker.models.quantise import compute_exactly
 from stoker.models.virtual_tokens import virtual_ids
 
 NEW_TOKENS = 24
@@ -139,8 +140,8 @@ def vocabulary_of(tokens: Mapping[str, int]) -> str:
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
-def answer_afresh(folder: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
-    """Asks the artifact in a folder, in a fresh process.
+def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
+    """Asks the export in a folder, or a GGUF file, through transformers and peft in a fresh process.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
@@ -148,7 +149,7 @@ def answer_afresh(folder: Path, request: ReplayRequest) -> tuple[list[ReplayAnsw
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
         said = Path(temporary) / "texts.json"
-        named = _with_base(folder, request.base, Path(temporary))
+        named = _with_base(artifact, request.base, Path(temporary))
         asked = asdict(request) | {"out": str(out), "said": str(said)}
         done = subprocess.run(
             [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
@@ -186,7 +187,9 @@ def _main(arguments: list[str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     asked = json.load(sys.stdin)
-    folder = Path(arguments[0])
+    folder, file = Path(arguments[0]), {}
+    if folder.suffix == ".gguf":
+        folder, file = folder.parent, {"gguf_file": folder.name}
     load: Callable[..., nn.Module] = AutoModelForCausalLM.from_pretrained
     if (folder / "adapter_config.json").is_file():
         from peft import AutoPeftModelForCausalLM
@@ -194,20 +197,17 @@ def _main(arguments: list[str]) -> None:
         load = AutoPeftModelForCausalLM.from_pretrained
     trust = asked["trust_remote_code"]
     settings = {"quantization_config": asked["quantisation"]} if asked["quantisation"] else {}
-    model = load(str(folder), trust_remote_code=trust, dtype=asked["dtype"] or "auto", **settings).eval()
+    model = load(str(folder), trust_remote_code=trust, dtype=asked["dtype"] or "auto", **settings, **file).eval()
     if not getattr(model, "is_quantized", False) and not asked["quantisation"]:
         model = model.float()
-    kernel = "support_avx512bf16_for_cpu"  # bitsandbytes' for inference on some processors rounds to bfloat16
-    for module in model.modules():
-        if hasattr(module, kernel):
-            setattr(module, kernel, False)
+    compute_exactly(model)
     questions = [ReplayRow(tuple(q["ids"]), q["prompt"], tuple(q["positions"])) for q in asked["questions"]]
     tensors = {}
     for i, given in enumerate(answer(model, questions, asked["stop_ids"])):
         tensors[f"logits.{i}"] = given.logits.contiguous()
         tensors[f"tokens.{i}"] = torch.tensor(given.tokens, dtype=torch.int64)
     save_file(tensors, asked["out"])
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, **file)
     template = tokenizer.chat_template
     said = TextAnswers(
         vocabulary=vocabulary_of(tokenizer.get_vocab()),

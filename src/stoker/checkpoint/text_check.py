@@ -45,26 +45,21 @@ def check_stops(stop_ids: Sequence[int], folder: Path) -> None:
         raise RunFailed(f"the export stops differently: at {stops}, trained {sorted(wanted)}")
 
 
+def texts_of_gguf(file: Path, texts: list[list[int]], rendered: list[str]) -> TextAnswers:
+    """The file's own tokens and template, and what a program made of the texts and conversations with them."""
+    fields = _fields(file)
+    template = fields.get("tokenizer.chat_template")
+    tokens = json.dumps(fields["tokenizer.ggml.tokens"].contents(), ensure_ascii=False)
+    return TextAnswers(tokens, template.contents() if template else None, texts, rendered)
+
+
+def left_out(file: Path, start: int) -> Sequence[int]:
+    """How many characters a program may leave out at the start of a conversation: encoding adds the start token."""
+    adds = _fields(file).get("tokenizer.ggml.add_bos_token")
+    return (0, start) if adds is not None and adds.contents() else (0,)
+
+
 def _fields(file: Path) -> Any:
     from gguf import GGUFReader
 
     return GGUFReader(file).fields
-
-
-def texts_of_gguf(file: Path, encodings: Sequence[Sequence[int]], renderings: Sequence[str]) -> TextAnswers:
-    """The file's own tokens and template, and what the program made of texts."""
-    fields = _fields(file)
-    template = fields.get("tokenizer.chat_template")
-    tokens = json.dumps(fields["tokenizer.ggml.tokens"].contents(), ensure_ascii=False)
-    start = _start_of(fields)
-    texts = [list(ids[1:] if start is not None and list(ids[:1]) == [start] else ids) for ids in encodings]
-    return TextAnswers(tokens, template.contents() if template else None, texts, list(renderings))
-
-
-def _start_of(fields: Any) -> int | None:
-    adds = fields.get("tokenizer.ggml.add_bos_token")
-    return int(fields["tokenizer.ggml.bos_token_id"].contents()) if adds is not None and adds.contents() else None
-
-
-def left_out(file: Path, start: int) -> Sequence[int]:
-    return (0, start) if _start_of(_fields(file)) is not None else (0,)

@@ -1,7 +1,7 @@
 """Which layers of a model get an adapter, and which are trained whole beside it.
 
-A user names layers as transformers does. Of a layer that is split for training the whole name means all parts;
-the parts have names of their own below it.
+Users name layers as transformers does. The name of a layer that is split for training selects all of its parts, which
+have names of their own below it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class AdaptableLayer:
 
     Attributes:
         name: in training.
-        called: what transformers calls it; of a part of a fused layer, the whole.
+        called: its name in transformers; for a part of a fused layer, that of the fused layer.
         stacked: whether it is a parameter that holds the matrices of all experts, and not a module.
-        inner: whether a pattern may mean it: neither the embedding nor the head.
+        inner: whether a pattern can select it: neither the embedding nor the head.
     """
 
     name: str
@@ -46,7 +46,7 @@ class AdaptableLayer:
 
 
 def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
-    """The layers of a model that can get an adapter, its fused layers split or not."""
+    """The layers of a model that can get an adapter."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     split = {name for name, module in model.named_modules() if isinstance(module, Parts)}
     found = []
@@ -64,14 +64,14 @@ def layers_of(model: PreTrainedModel) -> list[AdaptableLayer]:
 def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[str]) -> list[AdaptableLayer]:
     """The layers that a ``tune:`` block gives adapters to, in the model's order.
 
-    ``all-linear`` is every linear layer but the head. It is neither the routers of a mixture of experts nor its
-    stacked experts, whose adapters cost a copy of all experts in each pass; those get adapters where they are named.
+    ``all-linear`` selects every linear layer except the head, routers and stacked experts, whose adapters cost a copy
+    of all experts in each pass; these get adapters where they are named.
 
     Args:
         whole: names of the modules that are trained whole; they get none.
 
     Raises:
-        UserError: a target or a number of blocks means no layer that can have an adapter.
+        UserError: a target or a number of blocks selects no layer that can have an adapter.
     """
     layers = layers_of(model)
     free = [layer for layer in layers if not _is_within(layer.called, whole)]
@@ -86,7 +86,7 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
     found = [layer for layer in layers if layer in chosen and kept(layer.name)]
     if not found:
         where = "" if tune.layers == "all" else f" in the blocks {tune.layers}"
-        raise UserError(f"tune.targets: the model has no layer to adapt{where} that is meant by {tune.targets}")
+        raise UserError(f"tune.targets: the model has no layer to adapt{where} that matches {tune.targets}")
     if any(layer.stacked for layer in found) and (tune.dropout or tune.dora):
         key = "dropout" if tune.dropout else "dora"
         name = next(layer.name for layer in found if layer.stacked)
@@ -95,12 +95,12 @@ def layers_to_adapt(model: PreTrainedModel, tune: TuneBlock, whole: Collection[s
 
 
 def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[str]:
-    """The modules that ``tune.modules_to_save`` means, by the names that transformers has for them, in its order.
+    """The modules that ``tune.modules_to_save`` selects, by transformers' names and in its order.
 
-    Weights that are tied stay tied: who names one of two layers that share a matrix trains it in both.
+    Tied weights stay tied: naming one of two layers that share a matrix trains it in both.
 
     Raises:
-        UserError: a name means no module with parameters.
+        UserError: a name selects no module with parameters.
     """
     split = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, Parts))
     modules = {
@@ -122,14 +122,14 @@ def modules_trained_whole(model: PreTrainedModel, names: Iterable[str]) -> list[
 
 
 def means(written: str, name: str) -> bool:
-    """Whether a written name or pattern means a full name: all of it, or its end from a dot on."""
+    """Whether a name or pattern matches a full name, or its end after a dot."""
     if WILD.intersection(written):
         return fnmatchcase(name, written) or fnmatchcase(name, f"*.{written}")
     return name == written or name.endswith(f".{written}")
 
 
 def blocks_path(model: PreTrainedModel) -> str:
-    """Where the blocks of a model are: as its family says, else the list that holds most parameters."""
+    """The path of a model's blocks: from its family, else the list with the most parameters."""
     family = family_of(model.config)
     if family is not None:
         return family.blocks
@@ -168,10 +168,10 @@ def _meant(
 
 
 def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
-    """Whether peft's file can name a layer.
+    """Tells which layers peft's file can name.
 
-    Of some mixtures of experts peft reads the names that the experts' matrices had when they lay one by one
-    (``gate_proj``) as those of the stacked ones, so that a dense layer of that name has none.
+    For some mixtures of experts, peft takes the names that the experts' matrices have one by one (``gate_proj``) for
+    those of the stacked ones, so it cannot name a dense layer like that.
     """
 
     @cache
@@ -187,12 +187,12 @@ def _adaptable(model: PreTrainedModel) -> Callable[[AdaptableLayer], bool]:
 
 
 def _is_within(name: str, modules: Collection[str]) -> bool:
-    """Whether a name is one of these, or below one."""
+    """Whether a module is one of these, or inside one."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def _unknown(key: str, kind: str, written: str, names: Iterable[str]) -> str:
-    """What is said of a name that means nothing: the nearest, and what there is."""
+    """The message about an unknown name, with the nearest known one."""
     leaves = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdigit()})
     parts = sorted({part for name in names for part in name.split(".") if not part.isdigit()})
     near = written

@@ -1,4 +1,4 @@
-"""Adapters: a few trained weights beside frozen ones, by peft."""
+"""LoRA adapters with peft."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def lora_config(tune: ResolvedTune, layers: Sequence[AdaptableLayer]) -> LoraCon
 
 
 def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
-    """Wraps the model with fresh LoRA matrices; everything else is frozen but the modules that are trained whole.
+    """Inserts LoRA matrices and freezes everything but them and the modules that are trained whole.
 
-    Those stay where they are, with their names, so that every layout splits them as when all is trained; peft's
-    configuration knows of them.
+    Those keep their places and names, so that every layout splits them as in full training; they are listed in peft's
+    configuration.
 
     Raises:
-        UserError: a target or a module to train names none of the model, or none that can be adapted or trained.
+        UserError: a target or a module to train is not in the model, or cannot be adapted or trained.
     """
     whole = modules_trained_whole(model, tune.modules_to_save)
     adapted = get_peft_model(model, lora_config(tune, layers_to_adapt(model, tune, whole)))
@@ -54,19 +54,19 @@ def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
 
 
 def trained_whole(model: nn.Module) -> list[str]:
-    """The modules that are trained beside an adapter, by the names that the model without it has for them."""
+    """The modules that are trained whole beside an adapter, by their names in the model without it."""
     if not isinstance(model, PeftModel):
         return []
     return list(getattr(model.peft_config["default"], "modules_to_save", None) or [])
 
 
 def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:
-    """Lets modules be trained, in float32 at least; what they give keeps the type of the frozen weights."""
+    """Makes modules trainable, in float32 at least; their outputs keep the type of the frozen weights."""
     new: dict[int, nn.Parameter] = {}
     for name in whole:
         for path, module in model.get_submodule(name).named_modules(prefix=name):
             for parameter in module.parameters(recurse=False):
-                # torchao's tensors say that they are floating-point ones, and are of a type of their own.
+                # torchao's tensors claim to be floating-point, but have a type of their own.
                 if not parameter.is_floating_point() or type(parameter.data) is not torch.Tensor:
                     raise UserError(f"tune.modules_to_save: {path} is quantised, and such weights cannot be trained")
                 kept = torch.promote_types(parameter.dtype, torch.float32)
@@ -92,10 +92,7 @@ def _shared(model: PreTrainedModel, whole: Sequence[str]) -> set[str]:
 
 
 def keep_originals(model: nn.Module) -> None:
-    """Remembers what the modules that are trained whole were before tuning, for `without_adapter`.
-
-    Called while the model has its first weights.
-    """
+    """Copies the first weights of the modules that are trained whole, for `without_adapter`."""
     if whole := trained_whole(model):
         base = unwrap(model)
         named = [(f"{name}.{key}", p) for name in whole for key, p in base.get_submodule(name).named_parameters()]

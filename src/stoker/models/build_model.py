@@ -1,4 +1,4 @@
-"""The job's model, ready to be trained: its weights, on its device, with its adapters."""
+"""The job's model as it is trained: its weights, on its device, with its adapters."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Built:
     """A model as it is trained, in training mode, and where its weights come from.
 
     Attributes:
-        model: with its parameters on the meta device, its buffers real. Only a quantised base has its weights already.
-        weights: by the names that the model's parameters have now.
+        model: with its parameters on the meta device and real buffers. Only a quantised base has its weights already.
+        weights: by the current names of the model's parameters.
         new_rows: of tokens that the model did not have; None where it had all.
     """
 
@@ -48,7 +48,7 @@ def build_meta(
 
     Args:
         base: the folder that relative paths start from.
-        stop_id: of a model from scratch, the end token to write into its configuration.
+        stop_id: the end token in the configuration of a model from scratch.
         text: token ids of ``tune.text``.
 
     Raises:
@@ -56,7 +56,7 @@ def build_meta(
             tokens would not be trained.
     """
     assert job.model is not None
-    # Trained weights are float32 (float64 where that is asked for); a frozen base is held as it is computed in.
+    # Trained weights are float32 (float64 if asked for); a frozen base is stored in the type of its products.
     trained = torch.float64 if device.precision == "fp64" else torch.float32
     frozen = job.tune.method != "full"
     dtype = (device.autocast_dtype if frozen else None) or trained
@@ -90,7 +90,7 @@ def build_meta(
 
 
 def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
-    """Reads rows of the model's embedding, wherever they are."""
+    """Reads rows of the model's embedding, in memory or from its files."""
     embedding = blank.model.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)
     name = next(name for name, p in blank.model.named_parameters(remove_duplicate=False) if p is embedding)
@@ -105,7 +105,7 @@ def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
 
 
 def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]:
-    """Of a model whose base has its weights: those that tuning has added, with memory on the device."""
+    """The parameters that tuning added to a base that has its weights, with memory on the device."""
     for module in model.modules():
         if isinstance(module, Prompt | Prefix):
             module.encoder.to_empty(device=device.torch)

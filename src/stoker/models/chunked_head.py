@@ -5,7 +5,7 @@ Shapes: N predicted positions, C positions of a chunk, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,11 +16,11 @@ CHUNK_BYTES = 64 << 20  # of float32 logits at a time: large enough for an effic
 
 
 class VocabularySplit(Protocol):
-    """Processes that each have the rows of some words of the output embedding.
+    """Processes that each hold the output embedding's rows of a part of the vocabulary.
 
     Attributes:
-        start: the first word of this process.
-        widest: words of the process that has most, so that all cut the same chunks.
+        start: the first token of this process.
+        widest: the largest number of tokens on a process, so that all use the same chunks.
     """
 
     start: int
@@ -45,17 +45,12 @@ class LogitForm:
     softcap: float | None
     across: VocabularySplit | None
 
-    def rows(self, weight_VD: Tensor) -> int:
-        """Positions of a chunk."""
-        words = weight_VD.shape[0] if self.across is None else self.across.widest
-        return max(1, CHUNK_BYTES // (4 * words))
-
 
 class _Chunk:
-    """The logits of a few positions, and what follows from them.
+    """The softmax of a few positions.
 
     Attributes:
-        p_CV: exp(logit - top); `normalise` makes it the probabilities.
+        p_CV: exp(logit - top), not normalised.
         top_C, total_C: the largest logit, and the sum of ``p_CV``, over the whole vocabulary, shape (C, 1).
         picked_C: the target's logit, shape (C, 1).
         right_C: whether the target was the most likely token, shape (C, 1).
@@ -118,22 +113,31 @@ class _Sums:
         self.weight = torch.zeros_like(weight_VD, dtype=wide) if wanted[1] else None
         self.bias = torch.zeros_like(bias_V, dtype=wide) if wanted[2] and bias_V is not None else None
 
-    def add(self, start: int, grad_CV: Tensor, h_CD: Tensor, weight: Tensor) -> None:
-        """Adds what a chunk's products gave."""
+    def add(self, part: slice, grad_CV: Tensor, h_CD: Tensor, weight: Tensor) -> None:
+        """Adds the gradients of a chunk's products."""
         if self.hidden is not None:
-            torch.mm(grad_CV, weight, out=self.hidden[start : start + h_CD.shape[0]])
+            torch.mm(grad_CV, weight, out=self.hidden[part])
         if self.weight is not None:
             self.weight.addmm_(grad_CV.T.to(self.weight.dtype), h_CD.to(self.weight.dtype))
         if self.bias is not None:
             self.bias += grad_CV.sum(dim=0)
 
 
+def _chunks(
+    hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, target_N: Tensor, form: LogitForm, *, slope: bool
+) -> Iterator[tuple[slice, Tensor, _Chunk]]:
+    """(positions, their hidden states, their logits), chunk by chunk."""
+    rows = max(1, CHUNK_BYTES // (4 * (weight_VD.shape[0] if form.across is None else form.across.widest)))
+    for start in range(0, hidden_ND.shape[0], rows):
+        part = slice(start, start + rows)
+        yield part, hidden_ND[part], _Chunk(hidden_ND[part], weight_VD, bias_V, target_N[part], form, slope=slope)
+
+
 class CrossEntropy(torch.autograd.Function):
     """Computes the gradient of the hidden states (and of a trained head) together with the loss.
 
-    The gradient of a cross entropy with respect to its logits is softmax - onehot; it needs only the chunk's
-    own logits, so each chunk is finished before the next begins, and the backward pass computes
-    nothing again.
+    The gradient of a cross entropy with respect to its logits is softmax - onehot, which needs only the chunk's own
+    logits; so the backward pass recomputes nothing.
     """
 
     @staticmethod
@@ -144,22 +148,19 @@ class CrossEntropy(torch.autograd.Function):
         bias_V: Tensor | None,
         target_N: Tensor,
         form: LogitForm,
-        grad_enabled: bool,  # inside of a Function it never is, and needs_input_grad does not look
+        grad_enabled: bool,  # always off inside a Function, and needs_input_grad ignores it
     ) -> tuple[Tensor, Tensor]:
         wanted = [grad_enabled and needed for needed in ctx.needs_input_grad[:3]]
         weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        rows = form.rows(weight)
         loss = torch.zeros((), dtype=_accumulator(hidden_ND), device=hidden_ND.device)
         correct = torch.zeros((), dtype=torch.int64, device=hidden_ND.device)
         sums = _Sums(hidden_ND, weight_VD, bias_V, wanted)
-        for start in range(0, hidden_ND.shape[0], rows):
-            h_CD = hidden_ND[start : start + rows]
-            chunk = _Chunk(h_CD, weight, bias, target_N[start : start + rows], form, slope=any(wanted))
+        for part, h_CD, chunk in _chunks(hidden_ND, weight, bias, target_N, form, slope=any(wanted)):
             correct += chunk.right_C.sum()
             loss += (chunk.log_total_C - chunk.picked_C).sum()
             if any(wanted):
                 grad_CV = chunk.before_transform(chunk.minus_target()).to(hidden_ND.dtype)
-                sums.add(start, grad_CV, h_CD, weight)
+                sums.add(part, grad_CV, h_CD, weight)
         ctx.sums = sums
         ctx.dtypes = (weight_VD.dtype, bias_V.dtype if bias_V is not None else None)
         ctx.mark_non_differentiable(correct)
@@ -167,7 +168,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        # Kept as they are: a zero-bubble schedule comes twice, for the hidden states and then for the weights.
+        # Not modified: a zero-bubble schedule calls this twice, for the hidden states and then for the weights.
         hidden, weight, bias = ctx.sums.hidden, ctx.sums.weight, ctx.sums.bias
         return (
             hidden * grad_loss if hidden is not None else None,
@@ -180,7 +181,7 @@ class CrossEntropy(torch.autograd.Function):
 
 
 class Scores(torch.autograd.Function):
-    """Log-probabilities of targets and entropies; the backward pass computes each chunk's logits again.
+    """Log-probabilities of targets and entropies; the backward pass recomputes each chunk's logits.
 
     With p the probabilities and H the entropy: d log p_t / d logit = onehot - p, and d H / d logit = -p (log p + H).
     """
@@ -196,12 +197,9 @@ class Scores(torch.autograd.Function):
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        rows = form.rows(weight)
         log_probability_N = hidden_ND.new_zeros(hidden_ND.shape[0], dtype=_accumulator(hidden_ND))
         entropy_N = torch.zeros_like(log_probability_N) if with_entropy else log_probability_N.new_zeros(0)
-        for start in range(0, hidden_ND.shape[0], rows):
-            part = slice(start, start + rows)
-            chunk = _Chunk(hidden_ND[part], weight, bias, target_N[part], form, slope=False)
+        for part, _, chunk in _chunks(hidden_ND, weight, bias, target_N, form, slope=False):
             log_probability_N[part] = (chunk.picked_C - chunk.log_total_C).squeeze(1)
             if with_entropy:
                 entropy_N[part] = chunk.entropy_C().squeeze(1)
@@ -213,12 +211,8 @@ class Scores(torch.autograd.Function):
     def backward(ctx: Any, grad_log_probability_N: Tensor, grad_entropy_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, entropy_N = ctx.saved_tensors
         weight, bias = _in_type_of(hidden_ND, weight_VD, bias_V)
-        rows = ctx.form.rows(weight)
         sums = _Sums(hidden_ND, weight_VD, bias_V, ctx.needs_input_grad)
-        for start in range(0, hidden_ND.shape[0], rows):
-            part = slice(start, start + rows)
-            h_CD = hidden_ND[part]
-            chunk = _Chunk(h_CD, weight, bias, target_N[part], ctx.form, slope=True)
+        for part, h_CD, chunk in _chunks(hidden_ND, weight, bias, target_N, ctx.form, slope=True):
             uncertain_CV = None
             if len(entropy_N):
                 p_CV = chunk.p_CV / chunk.total_C
@@ -226,7 +220,7 @@ class Scores(torch.autograd.Function):
             grad_CV = chunk.minus_target().mul_(-grad_log_probability_N[part, None])
             if uncertain_CV is not None:
                 grad_CV.addcmul_(uncertain_CV, grad_entropy_N[part, None], value=-1)
-            sums.add(start, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
+            sums.add(part, chunk.before_transform(grad_CV).to(h_CD.dtype), h_CD, weight)
         return (
             sums.hidden,
             sums.weight.to(weight_VD.dtype) if sums.weight is not None else None,
@@ -242,7 +236,7 @@ def _in_type_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> 
 
 
 def _here(t_C: Tensor, across: VocabularySplit | None, words: int) -> tuple[Tensor, Tensor | None]:
-    """Targets counted from this process' first word, and which of them it has; others are 0."""
+    """Targets relative to this process' first token, 0 for those of others, and which are its own."""
     if across is None:
         return t_C, None
     own_C = (t_C >= across.start) & (t_C < across.start + words)

@@ -1,8 +1,8 @@
 """Rows as the tensors of a forward pass: packed end to end with their common beginnings once, or padded.
 
-Instruction rows often begin alike: the same system message, the same tools. In a packed row such a beginning
-stands once, and every document that has it attends to it. A causal model gives a token the same hidden state
-whatever follows, so losses and gradients are those of the documents one by one, for less work.
+Instruction rows often share a prefix: the same system message, the same tools. A packed row holds such a prefix once,
+and every document that has it attends to it. In a causal model a token's hidden state does not depend on what follows,
+so losses and gradients are those of the separate documents, for less work.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ class Segment:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What one forward pass gets, and which positions of it are predicted.
+    """The inputs of a forward pass, and the positions that predict a target.
 
     Attributes:
         ids: token ids, shape (B, T).
-        positions: position ids, shape (B, T); None where the model counts them itself.
+        positions: position ids, shape (B, T); None where the model makes them itself.
         mask: 1 for tokens, 0 for padding, shape (B, T); None without padding.
         segments: of a packed row, in order; None for padded rows.
-        predict: flat indices of the positions whose next token is trained, shape (N,). A position at the end
-            of a shared prefix stands in it once for each document that goes on from there.
+        predict: flat indices of the positions whose next token is trained, shape (N,). The last position of a shared
+            prefix occurs once for each document that continues it.
         targets: those next tokens, shape (N,).
-        tokens: of the documents, shared ones counted for each, padding not at all.
+        tokens: of the documents, shared ones counted for each, without padding.
         rows: documents.
-        documents: which document each target is of, shape (N,).
-        members: of a packed row, the numbers of the segments that each document consists of.
-        own: of a packed row that several processes share, which of its tokens are here; None where all are.
-        across: the processes that each have a part of the row; None where all of it is here. ``segments`` are
-            always those of the whole row.
+        documents: the document of each target, shape (N,).
+        members: the segments of each document of a packed row.
+        own: which tokens of a packed row this process has; None for all.
+        across: the processes that share the row; None where this one has all of it. ``segments`` are always those of
+            the whole row.
     """
 
     ids: Tensor
@@ -70,17 +70,17 @@ class Inputs:
     across: AcrossRow | None = None
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
-        """Sums a value of each target over each document, shape (rows,), alike on all processes that share the row."""
+        """Sums a value of each target over each document, shape (rows,), the same on all processes of the row."""
         own_R = values_N.new_zeros(self.rows).index_add(0, self.documents, values_N)
         return own_R if self.across is None else self.across.total(own_R)
 
     def counted_once(self, loss: Tensor) -> Tensor:
-        """A loss that all processes of the row computed alike: its value on one of them, its gradient on each."""
+        """A loss that all processes of the row computed: its value on one of them only, its gradient on each."""
         return loss if self.across is None or self.across.is_first else loss - loss.detach()
 
 
 def lengthen(inputs: Inputs, length: int) -> Inputs:
-    """A packed row filled up to a length with a document of its own, on which nothing is predicted."""
+    """A packed row extended to a length by a document without targets."""
     more = length - inputs.ids.shape[1]
     assert more >= 0 and inputs.segments is not None and inputs.positions is not None
     if not more:
@@ -94,14 +94,14 @@ def lengthen(inputs: Inputs, length: int) -> Inputs:
 
 
 def nothing(device: torch.device) -> Inputs:
-    """A row of one token on which nothing is predicted: its loss and its gradients are zero."""
+    """A row of one token without a target: its loss and its gradients are zero."""
     none = torch.zeros(0, dtype=torch.int64, device=device)
     one = torch.zeros(1, 1, dtype=torch.int64, device=device)
     return Inputs(one, one, None, (Segment(0, 1),), none, none, 0, 0, none)
 
 
 def trim(row: Row) -> Row:
-    """The row up to its last trained token: what follows changes no loss."""
+    """The row up to its last trained token."""
     ids, trained = row
     end = int(np.flatnonzero(trained)[-1]) + 1 if trained.any() else len(ids)
     return ids[:end], trained[:end]
@@ -111,7 +111,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
     """All rows in one, without padding.
 
     Args:
-        share: whether common beginnings stand once; not where dropout must differ from row to row.
+        share: whether the row holds common prefixes once; not where dropout must differ between documents.
     """
     trimmed = [trim(row) for row in rows]
     groups = common_prefixes([ids for ids, _ in trimmed]) if share else [([i], 0) for i in range(len(rows))]
@@ -132,7 +132,7 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
             at += shared
         for member in members:
             ids, trained = trimmed[member]
-            # The last token is only ever predicted; as an input nothing would come after it.
+            # The last token is a target only: as an input, nothing would follow it.
             own = len(ids) - 1 - shared
             where = np.flatnonzero(trained[1:])  # positions that predict a trained token
             predict.append(np.where(where < shared, prefix_start + where, at + where - shared))
@@ -159,13 +159,13 @@ def pack(rows: Sequence[Row], device: torch.device, *, share: bool) -> Inputs:
 
 
 def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], int]]:
-    """Documents grouped by how they begin: (members in their order, tokens of the common beginning).
+    """Documents grouped by their prefix: (members in their order, tokens of the common prefix).
 
     The last token of a document is never an input, so a prefix is shorter than every document that has it.
     """
     by_start: dict[bytes, list[int]] = {}
     for i, ids in enumerate(documents):
-        # Too short a document shares nothing; its number keeps it in a group of its own.
+        # A document that is too short to share gets a group of its own by its number.
         key = ids[:SHORTEST_PREFIX].tobytes() if len(ids) > SHORTEST_PREFIX else i.to_bytes(9, "big")
         by_start.setdefault(key, []).append(i)
     groups = []
@@ -183,7 +183,7 @@ def common_prefixes(documents: Sequence[np.ndarray]) -> list[tuple[list[int], in
 
 
 def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
-    """The rows below each other, padded on the right. The mask says what is padding, never a token's id."""
+    """The rows as a batch, padded on the right. The mask marks padding, never a token's id."""
     trimmed = [trim(row) for row in rows]
     longest = max(len(ids) for ids, _ in trimmed)
     ids = np.zeros((len(rows), longest), dtype=np.int64)
@@ -207,10 +207,10 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
 
 
 def groups_by_length(rows: Sequence[Row], together: int = 1) -> list[list[Row]]:
-    """Rows of similar length together, so that little of a padded batch is padding.
+    """Groups rows of similar length, so that a padded batch has little padding.
 
     Args:
-        together: rows that follow each other and stay in one group, in their order.
+        together: how many consecutive rows stay in one group, in their order.
     """
     groups: list[list[Row]] = []
     units = [rows[i : i + together] for i in range(0, len(rows), together)]

@@ -18,7 +18,7 @@ LEAST = 8  # tokens of a sequence, as in train.seq_len
 
 
 def stated_context(block: ModelBlock, base: Path) -> int | None:
-    """What the configuration of a local model says; None of a model elsewhere, or where positions have no end.
+    """The context length of a local model; None for a model elsewhere, or where positions have no end.
 
     Raises:
         UserError: the configuration cannot be read.
@@ -36,7 +36,7 @@ def stated_context(block: ModelBlock, base: Path) -> int | None:
 
 
 def context_problem(loaded: ReadJob, context: int) -> Problem | None:
-    """What a job asks beyond the model's context, by a sequence length that is written or by its virtual tokens."""
+    """What is wrong where a job's written sequence length or its virtual tokens exceed the model's context."""
     job, front = loaded.job, virtual_tokens(loaded.job)
     assert job.model is not None
     room, name = context - front, job.model.name
@@ -52,6 +52,6 @@ def context_problem(loaded: ReadJob, context: int) -> Problem | None:
 
 
 def _is_written(loaded: ReadJob) -> bool:
-    """Whether the job gives the sequence length itself; a default gives way to the model's context."""
+    """Whether the job gives the sequence length itself; a default is lowered to the model's context."""
     path = ("train", "seq_len")
     return bool(loaded.document.where(path)) and loaded.document.at(path) != "auto"

@@ -1,4 +1,4 @@
-"""Jobs that balance the routers of a model that has none. No heavy import here."""
+"""Refuses jobs that balance the routers of a model without any. No heavy import here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.plan.planned_job import shape_of_name
 
 
 def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
-    """What is wrong where a job balances the routers of a local model without any; None where it cannot be told yet."""
+    """The problem of a job that balances the routers of a local model without any; None where that is not known yet."""
     assert loaded.job.model is not None
     source = locate(loaded.job.model.name, base)
     if loaded.job.train.router_aux_loss in ("auto", 0.0) or source is None or source.kind == "hub":
@@ -24,7 +24,7 @@ def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
 
 
 def no_routers(loaded: ReadJob) -> Problem:
-    """That the job's model has no routers."""
+    """The problem that the job's model has no routers."""
     assert loaded.job.model is not None
     message = f"`train.router_aux_loss` balances the experts of a mixture, and {loaded.job.model.name} has none"
     return loaded.problem("train.router_aux_loss", message, "remove it")

@@ -22,82 +22,39 @@ from torch import Tensor, nn
 from stoker.models.quantise import unpacker
 
 
-def _forward_products(
-    x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, a_RI: Tensor, b_OR: Tensor, scaling: float
-) -> tuple[Tensor, Tensor]:
-    """(y_NO, narrow_NR = scaling * x A^T)."""
-    narrow_NR = torch.mm(x_NI, a_RI.T).mul_(scaling)
-    y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
-    return y_NO.addmm_(narrow_NR, b_OR.T), narrow_NR
+class _FusedLora(torch.autograd.Function):
+    """y = x W^T + b + scaling * (x A^T) B^T, with W and b frozen.
 
-
-def _backward_products(
-    grad_NO: Tensor,
-    x_NI: Tensor,
-    narrow_NR: Tensor,
-    weight_OI: Tensor | None,
-    a_RI: Tensor,
-    b_OR: Tensor,
-    scaling: float,
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x, A and B; none of x without a weight."""
-    back_NR = torch.mm(grad_NO, b_OR).mul_(scaling)
-    grad_x = None if weight_OI is None else torch.mm(grad_NO, weight_OI).addmm_(back_NR, a_RI)
-    return grad_x, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR)
-
-
-class _LoraLinear(torch.autograd.Function):
-    """y = x W^T + b + scaling * (x A^T) B^T, with W and b frozen."""
+    Where ``weight`` is a function that unpacks W, W is not kept, and unpacked again for the backward pass.
+    """
 
     @staticmethod
     @torch.amp.custom_fwd(device_type="cuda")
     def forward(
         ctx: Any,
         x_NI: Tensor,
-        weight_OI: Tensor,
+        weight: Tensor | Callable[[], Tensor],
         bias_O: Tensor | None,
         a_RI: Tensor,
         b_OR: Tensor,
         scaling: float,
     ) -> Tensor:
-        y_NO, narrow_NR = _forward_products(x_NI, weight_OI, bias_O, a_RI, b_OR, scaling)
-        ctx.save_for_backward(x_NI, narrow_NR, weight_OI, a_RI, b_OR)
-        ctx.scaling = scaling
-        return y_NO
+        weight_OI = weight if isinstance(weight, Tensor) else weight()
+        narrow_NR = torch.mm(x_NI, a_RI.T).mul_(scaling)
+        y_NO = torch.mm(x_NI, weight_OI.T) if bias_O is None else torch.addmm(bias_O, x_NI, weight_OI.T)
+        ctx.save_for_backward(x_NI, narrow_NR, a_RI, b_OR, *([weight] if isinstance(weight, Tensor) else []))
+        ctx.unpack, ctx.scaling = None if isinstance(weight, Tensor) else weight, scaling
+        return y_NO.addmm_(narrow_NR, b_OR.T)
 
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")
     def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, narrow_NR, weight_OI, a_RI, b_OR = ctx.saved_tensors
-        weight_OI = weight_OI if ctx.needs_input_grad[0] else None
-        grad_x, grad_a, grad_b = _backward_products(grad_NO, x_NI, narrow_NR, weight_OI, a_RI, b_OR, ctx.scaling)
-        return grad_x, None, None, grad_a, grad_b, None
-
-
-class _LoraPacked(torch.autograd.Function):
-    """The same where ``unpack()`` gives W: it is not kept, and unpacked again for the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x_NI: Tensor,
-        unpack: Callable[[], Tensor],
-        bias_O: Tensor | None,
-        a_RI: Tensor,
-        b_OR: Tensor,
-        scaling: float,
-    ) -> Tensor:
-        y_NO, narrow_NR = _forward_products(x_NI, unpack(), bias_O, a_RI, b_OR, scaling)
-        ctx.save_for_backward(x_NI, narrow_NR, a_RI, b_OR)
-        ctx.unpack, ctx.scaling = unpack, scaling
-        return y_NO
-
-    @staticmethod
-    def backward(ctx: Any, grad_NO: Tensor) -> tuple[Tensor | None, ...]:
-        x_NI, narrow_NR, a_RI, b_OR = ctx.saved_tensors
-        weight_OI = ctx.unpack() if ctx.needs_input_grad[0] else None
-        grad_x, grad_a, grad_b = _backward_products(grad_NO, x_NI, narrow_NR, weight_OI, a_RI, b_OR, ctx.scaling)
-        return grad_x, None, None, grad_a, grad_b, None
+        x_NI, narrow_NR, a_RI, b_OR, *kept = ctx.saved_tensors
+        scaling, grad_x = ctx.scaling, None
+        back_NR = torch.mm(grad_NO, b_OR).mul_(scaling)
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.mm(grad_NO, kept[0] if kept else ctx.unpack()).addmm_(back_NR, a_RI)
+        return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
 
 
 def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -116,8 +73,7 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
     infers = unpack is not None and not layer.training
     if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)
-    apply = _LoraLinear.apply if unpack is None else _LoraPacked.apply
-    y = apply(
+    y = _FusedLora.apply(
         x.reshape(-1, x.shape[-1]),
         base.weight if unpack is None else unpack,
         base.bias,

@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm after the embedding; its attention is written out in its code."""
+"""BLOOM: ALiBi, a norm after the embedding; its code computes attention directly."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def _forward(  # the arguments are BloomBlock's
 ) -> tuple[Tensor, Tensor | None]:
     """The attention layer with its dropout and the residual added, shape (B, T, D).
 
-    ``alibi`` counts positions along the row, in which there may be several documents; the interface gets the
-    slopes instead.
+    ``alibi`` counts positions along the row, which may hold several documents; the interface gets the slopes instead.
     """
     interface = interface_of(config)
     if interface is None:
@@ -51,13 +50,13 @@ def _forward(  # the arguments are BloomBlock's
 
 
 def attend(model: nn.Module) -> None:
-    """Attention through transformers' interface, which BLOOM's code does not know."""
+    """Attention through transformers' interface, which BLOOM's code does not use."""
     config: Any = model.config
     body: Any = model.base_model
     # The bias of position 1 is the slope.
     slopes = body.build_alibi_tensor(torch.ones(1, 2), config.n_head, torch.float32)[:, 0, 1].tolist()
     for block in attend_through(model, BLOOM.blocks):
-        attention: Any = block.self_attention
+        attention = block.self_attention
         attention.slopes = tuple(slopes)
         attention.forward = partial(_forward, attention, config)
 

@@ -1,4 +1,4 @@
-"""GPT-Neo: learned positions, every other block attends to a window; its attention is written out in its code."""
+"""GPT-Neo: learned positions, every other block attends to a window; its code computes attention directly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stoker.models.attention_patch import attend_through, interface_of
+from stoker.models import attention_patch
 from stoker.models.families.facts import Family, Region
 from stoker.models.packed_attention import in_segments
 
@@ -15,33 +15,21 @@ from stoker.models.packed_attention import in_segments
 def _attn(
     attention: Any, query_BHTK: Tensor, key_BHTK: Tensor, value_BHTK: Tensor, attention_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """What stands between the projections, shape (B, H, T, K). GPT-Neo does not scale its scores."""
-    interface = interface_of(attention.config)
-    if interface is None:
-        return type(attention)._attn(attention, query_BHTK, key_BHTK, value_BHTK, attention_mask)
     local = attention.attention_type == "local"
-    if local and not in_segments():  # the model's own masks are causal and leave the window to this layer
+    through = attention_patch.interface_of(attention.config) is not None
+    if through and local and not in_segments():  # the model's own masks are causal and leave the window to this layer
         queries, keys = query_BHTK.shape[2], key_BHTK.shape[2]
         window = attention.bias[:, :, keys - queries : keys, :keys]
         attention_mask = window if attention_mask is None else window & attention_mask
-    out_BTHK, weights = interface(
-        attention,
-        query_BHTK,
-        key_BHTK,
-        value_BHTK,
-        attention_mask,
-        dropout=attention.attn_dropout.p if attention.training else 0.0,
-        scaling=1.0,
-        sliding_window=attention.config.window_size if local else None,
-    )
-    return out_BTHK.transpose(1, 2), weights
+    tensors = (query_BHTK, key_BHTK, value_BHTK, attention_mask)
+    size = attention.config.window_size if local else None
+    return attention_patch.attend(attention, *tensors, scaling=1.0, sliding_window=size)  # scores are not scaled
 
 
 def attend(model: nn.Module) -> None:
-    """Attention through transformers' interface, which GPT-Neo's code does not know."""
-    for block in attend_through(model, GPT_NEO.blocks):
-        attention = block.attn.attention  # type: ignore[union-attr]
-        attention._attn = partial(_attn, attention)  # type: ignore[union-attr]
+    """Attention through transformers' interface, which GPT-Neo's code does not use."""
+    for block in attention_patch.attend_through(model, GPT_NEO.blocks):
+        block.attn.attention._attn = partial(_attn, block.attn.attention)
 
 
 GPT_NEO = Family(
