@@ -101,7 +101,7 @@ def keep_originals(model: nn.Module) -> None:
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Within it the model computes what it did before tuning."""
+    """Makes the model compute as before tuning, within the block."""
     if not isinstance(model, PeftModel):
         with without_virtual_tokens(model):
             yield

@@ -36,9 +36,9 @@ class Made:
     """A tokenizer in its folder.
 
     Attributes:
-        tokens: ids in all.
-        new: ids that were added; 0 where it was learnt from nothing.
-        scripts: whose letters the new tokens hold.
+        tokens: number of ids.
+        new: number of added ids; 0 for a tokenizer trained from scratch.
+        scripts: scripts of the letters in the new tokens.
         measured: on each held-out text.
     """
 
@@ -51,14 +51,14 @@ class Made:
 
 @dataclass(frozen=True)
 class CorpusTexts:
-    """What is learnt from, and by name what is not."""
+    """The texts to learn from, and the held-out ones by name."""
 
     learnt: list[str]
     held_out: dict[str, list[str]]
 
 
 def read_texts(corpus: Sequence[str], held_out: Sequence[str], base: Path) -> CorpusTexts:
-    """The texts of sources; where nothing is named as held out, a part of the corpus is.
+    """The texts of sources; without a held-out source, a part of the corpus is held out.
 
     Raises:
         UserError: a source cannot be read, or holds no text.
@@ -88,17 +88,13 @@ def _read(name: str, base: Path) -> list[str]:
 
 
 def check_target(folder: Path) -> None:
-    """Whether a tokenizer may be written there.
-
-    Raises:
-        UserError: something is there already.
-    """
+    """Raises: UserError: the folder exists already and is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(Problem(f"{folder} exists already", "give another folder with -o, or remove it"))
 
 
 def extend_tokenizer(name: str, texts: CorpusTexts, size: int, folder: Path, base: Path) -> Made:
-    """Adds up to ``size`` tokens to a tokenizer and writes it into a folder, with what a model's new rows need.
+    """Adds up to ``size`` tokens to a tokenizer and writes it into a folder, with the record for a model's new rows.
 
     Args:
         name: a model, a folder with a tokenizer, or a sentencepiece ``.model`` file.
@@ -151,7 +147,7 @@ def _extend(
 
 
 def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTokenizerFast) -> None:
-    """Puts new tokens into the files that the old tokenizer has been saved as."""
+    """Puts new tokens into the files of the saved old tokenizer."""
     beside = pieces or place / PIECES
     if beside.is_file() and pieces_in(beside) == extended.first:
         write_extended(beside, extended.tokens, place / PIECES)
@@ -160,7 +156,7 @@ def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTo
     if pieces is None or (pieces.parent / CONVERTED).is_file():
         (place / CONVERTED).write_text(extended.definition, encoding="utf-8")
         return
-    # What transformers makes of the new file is what everybody gets of it.
+    # Everybody gets what transformers makes of the new file.
     with TemporaryDirectory(prefix="stoker-tokenizer-") as temporary:
         shutil.copytree(place, temporary, dirs_exist_ok=True)
         (Path(temporary) / CONVERTED).unlink()
@@ -168,7 +164,7 @@ def _put(place: Path, extended: Extended, pieces: Path | None, old: PreTrainedTo
 
 
 def train_tokenizer(texts: CorpusTexts, size: int, folder: Path, kind: Kind = "bpe") -> Made:
-    """A tokenizer of up to ``size`` ids learnt from texts alone, in a folder."""
+    """Trains a tokenizer of up to ``size`` ids on texts and writes it into a folder."""
 
     def write(place: Path) -> Tokenizer:
         with_special_tokens(learn_from_texts(texts.learnt, size, kind)).save_pretrained(place)
@@ -185,7 +181,7 @@ def _written(
     before: Tokenizer | None = None,
     made: Extended | None = None,
 ) -> Made:
-    """Writes beside the folder, measures, and gives it its name."""
+    """Writes into a temporary folder, measures, and renames it."""
     check_target(folder)
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""GGUF models: read once through transformers, kept in the cache as an ordinary folder.
+"""GGUF models: read once by transformers, then kept in the cache as an ordinary folder.
 
-Reading de-quantises every tensor: half a minute for 135 M parameters, against a second from the cache.
+Reading de-quantises every tensor: half a minute for 135 M parameters, and a second from the cache.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 def _folder(path: Path, part: str) -> Path:
-    # The number is raised whenever the same file would be read otherwise.
+    # The number is raised whenever the same file would be read differently.
     digest = file_digest([path], cache_folder() / "fingerprints.json")[0]
     return cache_folder() / "gguf-2" / digest[:32] / part
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[Path]:
-    """A folder with nothing but the GGUF file: transformers would follow other files that lie beside it."""
+    """A folder with only the GGUF file: transformers would read other files beside it."""
     with TemporaryDirectory() as folder:
         (Path(folder) / path.name).symlink_to(path.resolve())
         yield Path(folder)
 
 
 def tokenizer_of_gguf(path: Path) -> Path:
-    """The folder with the tokenizer and the configuration that lie in a GGUF file."""
+    """The folder with the tokenizer and the configuration of a GGUF file."""
     folder = _folder(path, "tokenizer")
     with lock(folder):
         if not folder.exists():
@@ -52,7 +52,7 @@ def tokenizer_of_gguf(path: Path) -> Path:
 
 
 def _restore_splitting(path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Puts in the splitting rules that the file names: transformers reads the merges, but not these."""
+    """Sets the splitting rules that the file names: transformers reads the merges, but not these."""
     from gguf import GGUFReader
 
     with reading(f"the GGUF file {path}"):
@@ -81,7 +81,7 @@ def weights_of_gguf(path: Path) -> Path:
 
 
 def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
-    """The same weights in a model that is not marked as quantised: transformers saves no other."""
+    """The same weights in a model that is not marked as quantised, which transformers can save."""
     import torch
 
     config = loaded.config.__class__.from_dict(
@@ -96,7 +96,7 @@ def _plain(loaded: PreTrainedModel) -> PreTrainedModel:
 
 
 def _keep(folder: Path, *saves: Callable[[Path], object]) -> None:
-    """Saves into the cache so that the folder is either whole or not there."""
+    """Saves into the cache atomically."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(mkdtemp(dir=folder.parent, prefix=".partial-"))
     for save in saves:

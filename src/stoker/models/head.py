@@ -16,12 +16,11 @@ from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, Vocabula
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a head says of each target.
+    """The scores of the targets, both of shape (N,) and with gradient.
 
     Attributes:
-        log_probability: of the target, shape (N,), with gradient.
-        entropy: of the distribution that the target was drawn from, in nats, shape (N,), with gradient; None where
-            it was not asked for.
+        log_probability: of each target.
+        entropy: of the distribution at each target, in nats; None if not asked for.
     """
 
     log_probability: Tensor
@@ -37,7 +36,7 @@ class Head:
         scale: factor of the logits (Cohere, Granite); 1 for most.
         softcap: bound of the logits (Gemma 2); None for most.
         across: the processes that the vocabulary is split over; None where ``linear`` is whole. The gradient of the
-            hidden states then covers this process' words only, and is to be summed.
+            hidden states then covers this process' part of the vocabulary only, and has to be summed.
     """
 
     linear: nn.Linear
@@ -61,21 +60,18 @@ class Head:
         return chosen_N
 
     def cross_entropy(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The summed cross entropy and how many targets were the most likely token.
+        """(summed cross entropy, float32 scalar with gradient; number of correct predictions, int64 scalar).
 
         Cheaper than `scores`: gradients are computed together with the loss, from the same logits.
-
-        Returns:
-            (sum of the losses, float32 scalar with gradient; count of correct predictions, int64 scalar).
         """
         return CrossEntropy.apply(
             hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, torch.is_grad_enabled()
         )
 
     def scores(self, hidden_ND: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
-        """The log-probability of each target, and with ``entropy`` that of each distribution, in float32.
+        """The log-probability of each target, and optionally the entropy, in float32.
 
-        The backward pass computes the logits again, chunk by chunk.
+        The backward pass recomputes the logits, chunk by chunk.
         """
         log_probability_N, entropy_N = Scores.apply(
             hidden_ND, self.linear.weight, self.linear.bias, target_N, self._form, entropy
@@ -88,7 +84,7 @@ class Head:
 
 
 class LogitsHead:
-    """The head of a model that computes its own logits: the same questions, answered from them."""
+    """The interface of `Head` for a model that computes its own logits."""
 
     def likeliest(self, logits_NV: Tensor) -> Tensor:
         """As `Head.likeliest`."""

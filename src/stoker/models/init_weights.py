@@ -1,7 +1,7 @@
-"""Random first weights that do not depend on how a model is spread, nor on the order in which they are drawn.
+"""Random first weights that are independent of the layout and of the order in which they are drawn.
 
-Each tensor is drawn whole, on the CPU and in float32, from a generator that is seeded by the job's seed and the
-tensor's name; a process then takes its part. So every layout starts from the same bits as one process.
+Each tensor is drawn whole, on the CPU and in float32, from a generator seeded by the job's seed and the tensor's name;
+a process then takes its part. So every layout starts from the same bits as one process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from transformers.initialization import guard_torch_init_functions
 
 @contextmanager
 def drawn_for(seed: int, name: str) -> Iterator[None]:
-    """Within it torch's random numbers on the CPU are those of a tensor's name."""
+    """Seeds torch's CPU generator by a tensor's name, within the block."""
     digest = blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(int.from_bytes(digest, "big") >> 1)  # seeds have 63 bits
@@ -31,7 +31,7 @@ class Initial:
     """The first weights of a model from scratch, by transformers' own rules for its architecture."""
 
     def __init__(self, model: PreTrainedModel, seed: int) -> None:
-        self._model = copy.deepcopy(model)  # the caller splits and cuts its own; on the meta device this costs nothing
+        self._model = copy.deepcopy(model)  # the caller modifies its own; on the meta device this costs nothing
         self._seed = seed
 
     def read(self, name: str, rows: tuple[slice, ...]) -> Tensor:
@@ -44,18 +44,15 @@ class Initial:
         assert blank is not None and blank.is_meta, name
         whole = nn.Parameter(torch.full(blank.shape, math.nan))
         modules[-1]._parameters[leaf] = whole
-        # From the innermost module outwards, as transformers goes: an outer one may draw an inner one's weights again,
-        # such as GPT-2's residual projections. Everything else is on the meta device, where nothing is drawn.
+        # From the innermost module outwards, as in transformers: an outer one may redraw an inner one's weights, such
+        # as GPT-2's residual projections. Everything else is on the meta device, where nothing is drawn.
         with drawn_for(self._seed, name), guard_torch_init_functions():
             for depth in range(len(modules), 0, -1):
-                self._rules(modules[:depth])._init_weights(modules[depth - 1])
+                rules = next(m for m in reversed(modules[:depth]) if isinstance(m, PreTrainedModel))
+                rules._init_weights(modules[depth - 1])
         modules[-1]._parameters[leaf] = blank
         assert not whole.isnan().any(), f"{type(self._model).__name__} has no rule for {name}"
         return whole.detach()[rows]
-
-    def _rules(self, path: list[nn.Module]) -> PreTrainedModel:
-        """The innermost model within a model: its rules apply."""
-        return next(module for module in reversed(path) if isinstance(module, PreTrainedModel))
 
 
 def initial_adapter(name: str, shape: torch.Size, seed: int) -> Tensor:

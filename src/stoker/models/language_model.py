@@ -1,7 +1,7 @@
-"""How documents are laid out for a model: packed into one row where it keeps them apart, else in padded rows.
+"""How documents are laid out for a model: packed into one row where the model isolates them, else in padded rows.
 
-Whether a model keeps packed documents apart is not believed but tried, once at the start of a run, on the
-model itself: a few short documents in one row must give the hidden states that each gives alone.
+Isolation is tested once at the start of a run, on the model itself: a few short documents in one row must give the
+hidden states that each gives alone.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ from stoker.models.objective import Loss, Objective, next_token
 from stoker.models.router_balance import RouterBalance, balanced, in_loss
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 
-TOLERANCE = {
-    torch.bfloat16: 3e-2,
-    torch.float16: 5e-3,
-}  # relative, by precision; a leak shows as 5e-2 and more
-EIGHT_BIT = 5e-2  # activations are rounded to 8 bits, in another way for every batch
-LEAK = 0.2  # and at most this part of what a leak would change
+TOLERANCE = {torch.bfloat16: 3e-2, torch.float16: 5e-3}  # relative, by precision; a leak shows as 5e-2 and more
+EIGHT_BIT = 5e-2  # activations are rounded to 8 bits, differently for every batch
+LEAK = 0.2  # and at most this share of the effect of a leak
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 PROBE_WINDOW = 4  # tokens, of sliding windows during the probe
 
@@ -41,7 +38,7 @@ class LanguageModel:
         model: the transformers model, with adapters inside where there are any.
         head: its head; None where it is not a plain linear layer, so that the model computes its own logits.
         packs: whether documents are packed into one row.
-        virtual: ids of the virtual tokens that stand in front of every document.
+        virtual: ids of the virtual tokens before every document.
         balance: the auxiliary loss of its routers; None where it has none.
     """
 
@@ -73,7 +70,7 @@ class LanguageModel:
         return states.flatten(0, 1)[inputs.predict]
 
     def ask(self, rows: Sequence[np.ndarray], device: torch.device) -> list[Inputs]:
-        """Rows of which the token after the last one is wanted. Targets are the rows' numbers."""
+        """Inputs that predict the token after the last one of each row. Targets are the rows' numbers."""
         asked = [self._behind((np.append(ids, 0), np.arange(len(ids) + 1) == len(ids))) for ids in rows]
         parts = [pack(asked, device, share=False)] if self.packs else [pad([row], device) for row in asked]
         numbers = torch.arange(len(rows), device=device).split([len(part.targets) for part in parts])
@@ -82,12 +79,11 @@ class LanguageModel:
     def lay_out(
         self, rows: Sequence[Row], device: torch.device, *, together: int = 1, share: bool | None = None
     ) -> list[Inputs]:
-        """The forward passes of a micro-batch: one when packed, one or more of even lengths when padded.
+        """The forward passes of a micro-batch: one when packed, one or more of similar lengths when padded.
 
         Args:
-            rows: (token ids, trained mask) of each document.
-            together: documents that follow each other and stay in one forward pass.
-            share: whether equal beginnings stand once in a packed row; by default unless dropout is at work.
+            together: how many consecutive documents stay in one forward pass.
+            share: whether a packed row holds common prefixes once; by default unless dropout is active.
         """
         rows = [self._behind(row) for row in rows]
         if self.packs:
@@ -99,7 +95,7 @@ class LanguageModel:
         return [replace(inputs, tokens=inputs.tokens - len(self.virtual) * inputs.rows) for inputs in laid_out]
 
     def _behind(self, row: Row) -> Row:
-        """A row behind the virtual tokens. They do not predict its first token: no row's first token is predicted."""
+        """A row after the virtual tokens, which do not predict its first token: no row's first token is predicted."""
         if not self.virtual:
             return row
         ids, trained = row
@@ -108,12 +104,12 @@ class LanguageModel:
 
 
 def drops(model: nn.Module) -> bool:
-    """Whether dropout is at work, by which equal beginnings differ."""
+    """Whether dropout is active, so that equal prefixes differ."""
     return model.training and has_dropout(model)
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether dropout is at work while the model is trained."""
+    """Whether dropout is active while the model is trained."""
     config = getattr(model, "config", None)
     in_attention = [v for k, v in (vars(config) if config else {}).items() if "drop" in k and isinstance(v, float)]
     return any(isinstance(m, nn.Dropout) and m.p > 0 for m in model.modules()) or any(in_attention)
@@ -130,14 +126,14 @@ def _arguments(inputs: Inputs) -> dict[str, Tensor | bool]:
 
 @torch.no_grad()
 def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) -> LanguageModel:
-    """Tries packed attention and the separate head; keeps each where it gives what the model gives."""
+    """Tests packed attention and the separate head; uses each where it agrees with the model."""
     training = model.training
     model.eval()
     try:
         head = head_of(model)
         if head is not None and not _head_agrees(model, head):
             head = None
-        packs = not has_prefix(model) and _isolates(model)  # a prefix stands in the cache of a row
+        packs = not has_prefix(model) and _isolates(model)  # a prefix is in the cache of a row
         return LanguageModel(model, head, packs, tuple(virtual_ids(model)), balance)
     finally:
         model.train(training)
@@ -181,11 +177,11 @@ def _isolates(model: PreTrainedModel) -> bool:
             one_document = replace(inputs, segments=(Segment(0, inputs.ids.shape[1]),))
             with packed_attention.segments(one_document.segments):
                 leaking = _predicting(whole, one_document)
-        # Rounding must not pass for isolation: the difference has to be small beside that of a leak, too.
+        # The difference also has to be small compared to that of a leak, which coarse rounding could hide.
         tolerance = EIGHT_BIT if getattr(model, "is_loaded_in_8bit", False) else None
         isolated = _close(together, alone, tolerance) and _distance(together, alone) <= LEAK * _distance(leaking, alone)
     except (TypeError, ValueError, RuntimeError, NotImplementedError):
-        isolated = False  # this family does not take its attention or its positions from outside
+        isolated = False  # the code of this family takes no attention function or positions
     if not isolated and before is not None:
         model.set_attn_implementation(before)
     return isolated
@@ -197,7 +193,7 @@ def _predicting(whole: LanguageModel, inputs: Inputs) -> Tensor:
 
 
 def _known_masks(model: PreTrainedModel) -> bool:
-    """Whether every layer is causal, over all or a sliding window. Others may differ only in long rows."""
+    """Whether every layer is causal, full or with a sliding window. Others may differ in long rows only."""
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     return kinds <= KNOWN_LAYERS and not getattr(config, "attention_chunk_size", None)
@@ -205,7 +201,7 @@ def _known_masks(model: PreTrainedModel) -> bool:
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Within it sliding windows are shorter than the probe's documents, so that it sees what they do."""
+    """Makes sliding windows shorter than the probe's documents, so that the probe tests them."""
     holders: list[Any] = [model.config, model.config.get_text_config(), *model.modules()]
     found = {id(h): (h, h.sliding_window) for h in holders if isinstance(getattr(h, "sliding_window", None), int)}
     try:

@@ -1,4 +1,4 @@
-"""Models by name: from the hub, a folder, a GGUF file, or random; without memory first, then with their weights."""
+"""Models by name: from the hub, a folder, a GGUF file, or random; on the meta device, and where their weights are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.models.hf_config import config_of, generation_config
 from stoker.models.init_weights import Initial
 from stoker.models.meta_model import parameters_on_meta, set_parameter
 from stoker.models.model_folder import INDEX, WEIGHTS, check_index, weight_files
-from stoker.models.model_source import locate
+from stoker.models.model_source import located
 from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.safetensors_reader import Stored
 from stoker.models.weight_source import InMemoryWeights, WeightSource
@@ -34,9 +34,9 @@ from stoker.models.weight_source import InMemoryWeights, WeightSource
 
 @dataclass(frozen=True)
 class Blank:
-    """A model whose parameters are on the meta device, and where their values come from.
+    """A model with its parameters on the meta device, and the source of their values.
 
-    A quantised model has its values already, for its library quantises while it reads.
+    A quantised model has its values already: its library quantises while it reads.
     """
 
     model: PreTrainedModel
@@ -52,26 +52,23 @@ def blank_model(
     stop_id: int | None = None,
     storage: torch.dtype = torch.uint8,
 ) -> Blank:
-    """The model of a job without memory for its parameters.
+    """The model of a job, its parameters on the meta device.
 
     Args:
         block: the job's ``model:``.
         base: the folder that relative paths start from.
         seed: of the random weights of a model from scratch.
-        dtype: of the weights.
-        stop_id: of a model from scratch, the end token to write into its configuration.
-        storage: of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
+        stop_id: the end token in the configuration of a model from scratch.
+        storage: type of packed 4-bit weights, see `stoker.models.quantise.quantisation`.
 
     Raises:
         UserError: it cannot be found or loaded, it lacks a weight, or loading it would run code that the job does
             not allow.
     """
-    source = locate(block.name, base)
-    if source is None:
-        raise UserError(f"there is no model {block.name!r}")
+    source = located(block.name, base)
     if source.kind == "scratch":
         if block.quantise != "none":
-            raise UserError(f"model.quantise: {block.name} begins with random weights, which are there to be trained")
+            raise UserError(f"model.quantise: {block.name} begins with random weights, which have to be trained")
         with parameters_on_meta():
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, stop_id), dtype=dtype)
         return Blank(fresh, Initial(fresh, seed))
@@ -90,14 +87,12 @@ def blank_model(
 
 
 def meta_model(block: ModelBlock, base: Path) -> PreTrainedModel:
-    """The model of a job by its configuration alone, its parameters on the meta device; its weights are not looked for.
+    """The model of a job from its configuration alone, its parameters on the meta device.
 
     Raises:
         UserError: it cannot be found, or its configuration cannot be read.
     """
-    source = locate(block.name, base)
-    if source is None:
-        raise UserError(f"there is no model {block.name!r}")
+    source = located(block.name, base)
     if source.kind == "scratch":
         with parameters_on_meta():
             fresh: Any = LlamaForCausalLM._from_config(_scratch_config(source.where, None))
@@ -110,7 +105,7 @@ def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch
     """The model of a configuration, its parameters on the meta device, its buffers real."""
     with parameters_on_meta(), reading(f"the configuration of the model {block.name}"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=block.trust_remote_code)
-        for module in model.modules():  # buffers again, now that float32 is the default: as when transformers loads
+        for module in model.modules():  # recomputes buffers with float32 as the default, as loading by transformers
             module.__dict__.pop("_is_hf_initialized", None)
         model.initialize_weights()
     _keep_exact(model, dtype)
@@ -121,7 +116,7 @@ def _build(config: PreTrainedConfig, block: ModelBlock, where: str, dtype: torch
 
 
 def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Puts the few weights that a family wants in float32 whatever the others are into it."""
+    """Casts the few weights that a family always keeps in float32."""
     for pattern, kept in model._get_dtype_plan(dtype).items():
         named = re.compile(pattern.replace("*", ".*"))
         for name, parameter in list(model.named_parameters()):
@@ -133,7 +128,7 @@ def _keep_exact(model: PreTrainedModel, dtype: torch.dtype) -> None:
 
 
 def _weight_files(where: str, block: ModelBlock) -> list[Path]:
-    """The safetensors files of a folder or a hub id, which are got from the hub where they are not here yet."""
+    """The safetensors files of a folder or a hub id; downloads them where they are not in the cache."""
     if Path(where).is_dir():
         return weight_files(Path(where))
     optional = {"revision": block.revision, "_raise_exceptions_for_missing_entries": False}
@@ -164,7 +159,7 @@ def _read_whole(
             output_loading_info=True,
         )
     model, info = loaded
-    if info["missing_keys"]:  # transformers would go on with random ones
+    if info["missing_keys"]:  # transformers would use random ones
         raise UserError(f"{block.name} holds no weights for {sorted(info['missing_keys'])[0]}")
     if block.quantise != "none":
         check_quantised(model, block.quantise)

@@ -1,9 +1,9 @@
 """LoRA's forward and backward pass in the fewest matrix products and the least memory.
 
 peft computes ``W x + scaling * B(A(x))`` as separate modules: two passes over the full output for the scaling
-and the sum, and autograd keeps what each needs. Here the scaling is applied to the narrow ``A(x)`` and the
-product with ``B`` is added into ``W x`` in place; what is kept is ``x`` and ``A(x)``. The mathematics, the
-parameters and the file format are peft's. A base in fewer bits is unpacked for each product, forward and backward.
+and the sum, and autograd saves the inputs of each. Here the scaling is applied to the narrow ``A(x)`` and the
+product with ``B`` is added to ``W x`` in place; only ``x`` and ``A(x)`` are saved. The mathematics, the parameters and
+the file format are peft's. A quantised base is unpacked for each product, forward and backward.
 
 Shapes: N tokens, I input width, O output width, R rank.
 """
@@ -61,7 +61,7 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
     base = layer.base_layer
     unpack = unpacker(base)
     plain = (
-        "forward" not in vars(base)  # a layer that a layout has split in a way of its own
+        "forward" not in vars(base)  # else a layout has replaced it
         and not layer.disable_adapters
         and not layer.merged
         and not arguments
@@ -69,7 +69,7 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
         and layer.active_adapters == [name]
         and not torch.is_autocast_enabled(x.device.type)
     )
-    # bitsandbytes rounds activations to 8 bits where it only infers, and so will who loads the adapter.
+    # bitsandbytes rounds activations to 8 bits for inference, and so will whoever loads the adapter.
     infers = unpack is not None and not layer.training
     if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)
@@ -85,10 +85,10 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
 
 
 def fuse_lora(model: nn.Module) -> int:
-    """Gives every plain LoRA layer of a model the fused pass; says how many there are.
+    """Gives every plain LoRA layer of a model the fused pass; returns their number.
 
-    Plain is: one adapter, no dropout, no DoRA, and as its base an ordinary linear layer of floating-point
-    weights, or one in fewer bits that is computed in the adapter's type. All others keep peft's own.
+    A plain layer has one adapter, no dropout, no DoRA, and a floating-point linear layer or a quantised one that
+    computes in the adapter's type as its base. All others keep peft's own.
     """
     fused = 0
     for layer in model.modules():

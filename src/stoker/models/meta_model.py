@@ -1,4 +1,4 @@
-"""Models without memory: parameters on the meta device until each process knows which part of them it holds."""
+"""Models with their parameters on the meta device, until each process knows which part of them it holds."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ META = torch.device("meta")
 
 @contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Within it, modules are built with their parameters on the meta device and with real buffers.
+    """Builds modules with their parameters on the meta device and real buffers, within the block.
 
-    Buffers that no checkpoint holds (rotary frequencies, masks) are computed by the modules' own code, so nothing has
-    to know how. Random numbers drawn by that code are not missed afterwards.
+    Buffers that no checkpoint holds (rotary frequencies, masks) are so computed by the modules' own code. The random
+    state afterwards is that of before.
     """
     register = nn.Module.register_parameter
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
         if parameter is not None and not parameter.is_meta:
-            # A parameter that is registered twice is shared, on the meta device as well.
+            # A parameter that is registered twice stays shared on the meta device.
             known = parameter.__dict__.setdefault("on_meta", nn.Parameter(parameter.to(META), parameter.requires_grad))
             module._parameters[name] = known
 
@@ -39,13 +39,13 @@ def allocate(model: nn.Module, device: torch.device, *, offload: bool = False) -
     """Gives the parameters on the meta device uninitialised memory on a device, and moves everything else there.
 
     Shared parameters stay shared. Parameters are new objects afterwards, except those of ``fully_shard``. A model
-    that has all its values, such as a quantised one, stays where it is.
+    that has all its values, such as a quantised one, is not moved.
 
     Args:
-        offload: whether the parameters' memory is the host's, and only everything else moves to the device.
+        offload: whether the parameters get host memory, and only everything else moves to the device.
 
     Returns:
-        the parameters that have no values yet, by name.
+        The parameters without values, by name.
     """
     blank = {name for name, parameter in model.named_parameters() if parameter.is_meta}
     if not blank:
@@ -63,13 +63,13 @@ def allocate(model: nn.Module, device: torch.device, *, offload: bool = False) -
 
 
 def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    """Puts a parameter in the place of that of a name."""
+    """Replaces a parameter by its name."""
     path, _, leaf = name.rpartition(".")
     setattr(model.get_submodule(path), leaf, parameter)
 
 
 def name_groups(model: nn.Module) -> list[tuple[str, ...]]:
-    """The names of each parameter and of each persistent buffer: one name, or all that share it, the first first."""
+    """The names of each parameter and persistent buffer, in order: one, or several where it is shared."""
     names: dict[Tensor, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         names.setdefault(tensor, []).append(name)

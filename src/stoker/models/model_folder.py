@@ -1,4 +1,4 @@
-"""What the files of a model's folder say of themselves: found by their names and headers, before anything is loaded."""
+"""Checks of a model folder by file names, JSON and headers, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     *("sentencepiece.bpe.model", "tekken.json"),
 )
-# What every model has one or more of, under one of these names; some families give a list, one number a layer.
+# Positive numbers in a configuration; some families give a list, one number for each layer.
 COUNTS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
     *("intermediate_size", "n_embd", "n_layer", "n_head"),
@@ -31,7 +31,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The content of ``config.json``.
 
     Raises:
-        UserError: it is no JSON object, or a number in it cannot be.
+        UserError: it is no JSON object, or a number in it is impossible.
     """
     file = folder / "config.json"
     config = _object(file, "no model's configuration")
@@ -50,7 +50,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_settings(folder: Path) -> None:
-    """Reads what else lies beside the weights as JSON: the tokenizer, and the settings of tokenizer and generation.
+    """Checks the other JSON files beside the weights: the tokenizer, and the settings of tokenizer and generation.
 
     Raises:
         UserError: a file is no JSON object, or stop tokens are no tokens.
@@ -74,7 +74,7 @@ def _check_stops(file: Path, content: dict[str, Any]) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that hold a model: one, or those of the index; none where there is neither.
+    """The safetensors files of a model: the single one, or those of the index, or none.
 
     Raises:
         UserError: the index cannot be read, or names a file that is not in the folder.

@@ -41,7 +41,7 @@ class ModelSource:
 
 
 def locate(name: str, base: Path) -> ModelSource | None:
-    """What a model's name means, or None. A local path wins over the catalogue, and that over the hub."""
+    """Resolves a model's name; None where nothing has it. Local paths come first, then the catalogue, then the hub."""
     path = absolute(name, base)
     there = exists(path)
     if there and path.is_dir() and (path / "config.json").is_file():
@@ -59,8 +59,16 @@ def locate(name: str, base: Path) -> ModelSource | None:
     return None
 
 
+def located(name: str, base: Path) -> ModelSource:
+    """The same, or a `UserError`."""
+    source = locate(name, base)
+    if source is None:
+        raise UserError(f"there is no model {name!r}")
+    return source
+
+
 def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about a model, as far as a look at the disk can tell; else None."""
+    """(what is wrong, what to write) about a model, as far as the local files tell; else None."""
     source = locate(block.name, base)
     if source is None:
         return _unknown(block.name, base)
@@ -81,14 +89,14 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def _neighbour(path: Path) -> str:
-    """The folder beside a path that its name is a slip of; one with other numbers is another model of that kind."""
+    """A folder beside a path with nearly its name; one with other numbers is another model."""
     siblings = {p.name for p in path.parent.iterdir()} if exists(path.parent) and path.parent.is_dir() else set()
     near = get_close_matches(path.name, sorted(siblings), 1, 0.7)
     return near[0] if near and re.findall(r"\d+", near[0]) == re.findall(r"\d+", path.name) else ""
 
 
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """The same about another tokenizer than the model's own."""
+    """The same about a tokenizer that the job names."""
     name = block.tokenizer
     if name is None or locate(name, base) or exists(absolute(name, base) / "tokenizer.json"):
         return None
@@ -160,7 +168,7 @@ def _no_safetensors(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
 
 
 def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
-    if block.tokenizer or block.trust_remote_code:  # code of the model's own reads files of any name
+    if block.tokenizer or block.trust_remote_code:  # the model's own code can read files of any name
         return None
     if any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
@@ -170,8 +178,7 @@ def _no_tokenizer(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
 
 def _is_built_in(model_type: object) -> bool:
     """Whether transformers itself has this kind of model."""
-    from transformers.models.auto.configuration_auto import (
-        CONFIG_MAPPING_NAMES,
-    )  # only models with code ask: it is slow
+    # A slow import, needed only for models with code.
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     return model_type in CONFIG_MAPPING_NAMES

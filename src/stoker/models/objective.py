@@ -1,6 +1,6 @@
-"""What a language model is trained for: a loss of the hidden states that predict, the targets and the head.
+"""The training objective: a loss of the predicting hidden states, the targets and the head.
 
-A task hands its objective in; layouts call it where the head is, and know no task.
+Tasks pass in their objective; layouts call it where the head is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Loss(NamedTuple):
 
     Attributes:
         total: summed over the targets, 0-d, with gradient.
-        correct: how many targets were predicted right, 0-d; None where that cannot be counted.
+        correct: number of targets that were predicted right, 0-d; None where that is undefined.
     """
 
     total: Tensor
@@ -28,8 +28,8 @@ class Loss(NamedTuple):
 class Objective(Protocol):
     """The loss of a forward pass, over the targets of this process.
 
-    A loss of whole documents sums with `Inputs.sum_by_document` and ends with `Inputs.counted_once`, so that it holds
-    where several processes share a row.
+    A loss of whole documents sums with `Inputs.sum_by_document` and ends with `Inputs.counted_once`, so that it is
+    right where several processes share a row.
     """
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:

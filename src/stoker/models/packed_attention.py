@@ -1,9 +1,8 @@
-"""Packed attention: many documents in one row, none of which sees another.
+"""Packed attention: many documents in one row that do not attend to each other.
 
-A micro-batch is laid out as one row without padding (see rows.py). Position ids restart at each document;
-attention runs segment by segment, so its cost is the sum of the squares of their lengths and no mask of the
-whole row is ever built.
-transformers hands its queries, keys and values to `packed_attention` through its own attention interface.
+A micro-batch is one row without padding (see `stoker.models.collate`). Position ids restart at each document. Attention
+runs segment by segment, so its cost is the sum of the squares of their lengths, and no mask of the whole row is built.
+transformers calls `packed_attention` through its attention interface.
 
 Shapes: B batch (1 when packed), T tokens, H query heads, G key-value heads, K head size.
 """
@@ -29,7 +28,7 @@ NAME = "stoker_packed"
 
 @dataclass(frozen=True)
 class QuerySpan:
-    """Queries that lie together: ``length`` tokens of a segment, from its ``first`` one on."""
+    """``length`` consecutive queries of a segment, from its ``first`` token on."""
 
     segment: int
     first: int
@@ -37,34 +36,30 @@ class QuerySpan:
 
 
 class AcrossRow(Protocol):
-    """Processes that each have a part of a packed row, and attend together.
-
-    Attributes:
-        is_first: whether this process is the first of them.
-    """
+    """Processes that share a packed row."""
 
     @property
     def is_first(self) -> bool: ...
 
     def total(self, x: Tensor) -> Tensor:
-        """The sum over the processes, used alike on each; gradients flow to every addend."""
+        """The sum over the processes; gradients flow to every addend."""
 
     def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
-        """The queries that this process attends with, in the order in which `enter` gives them."""
+        """The queries of this process, in the order of `enter`."""
 
     def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From this process' tokens to its queries, and the keys and values of the whole row."""
+        """Maps this process' tokens to its queries, and the keys and values of the whole row."""
 
     def leave(self, out_BHTK: Tensor) -> Tensor:
-        """From what its queries gave to this process' tokens."""
+        """Maps the outputs of its queries to this process' tokens."""
 
     def heads(self, count: int) -> slice:
-        """Which of the query heads it attends with."""
+        """The query heads of this process."""
 
 
 @dataclass(frozen=True)
 class _PackedRow:
-    """The row at hand, and the masks of its segments: made in the first layer, used in all."""
+    """A row and the masks of its segments, made in the first layer and used in all."""
 
     segments: tuple[Segment, ...]
     across: AcrossRow | None
@@ -72,18 +67,14 @@ class _PackedRow:
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
 
 
-# The rows in work, the innermost last. A plain list and no context variable: on a GPU the backward pass, in
-# which recompute attends again, runs in threads of autograd's own, and those see no context.
+# The active rows, the innermost last. A list and no context variable: on a GPU the backward pass, in which recompute
+# attends again, runs in autograd's own threads, which see no context.
 _rows: list[_PackedRow | None] = [None]
 
 
 @contextmanager
 def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) -> Iterator[None]:
-    """Within it, rows are laid out so.
-
-    Args:
-        across: the processes that the row is spread over; None where it is all here.
-    """
+    """Sets the segments of the row, and the processes that share it, within the block."""
     row = None
     if layout is not None:
         whole = [QuerySpan(i, 0, s.length) for i, s in enumerate(layout)]
@@ -93,7 +84,7 @@ def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) 
 
 
 def same_again() -> AbstractContextManager[None]:
-    """The rows as they are laid out now, for later: recompute attends again in the backward pass."""
+    """A block with the current row, for recompute in the backward pass."""
     return _within(_rows[-1])
 
 
@@ -107,11 +98,11 @@ def _within(row: _PackedRow | None) -> Iterator[None]:
 
 
 def in_segments() -> bool:
-    """Whether rows are laid out by `segments` here, so that masks come from them and not from the model."""
+    """Whether this is within `segments`, so that masks come from them and not from the model."""
     return _rows[-1] is not None
 
 
-@torch.compiler.disable  # segments differ from batch to batch: traced, each batch would be compiled anew
+@torch.compiler.disable  # segments differ from batch to batch, so each would be compiled again
 def packed_attention(
     module: nn.Module,
     query_BHTK: Tensor,
@@ -132,35 +123,23 @@ def packed_attention(
         sliding_window: how many keys a query sees, its own included; None for all.
         softcap: bound of the scores (Gemma 2).
         s_aux: logit of each head's attention sink, shape (H,) (GPT-OSS).
-        slopes: of each of the H heads, by which the score of a key grows with its position (ALiBi: BLOOM).
+        slopes: ALiBi slope of each head (BLOOM).
     """
     plain = softcap is None and s_aux is None  # what torch's fused kernels compute
     how: dict[str, Any] = {"dropout": dropout, "scaling": scaling, "softcap": softcap, "sinks_H": s_aux}
     row = _rows[-1]
     if row is None:
-        if slopes is not None:
-            mask = attention_mask
-            if mask is None:
-                keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
-                mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
-            attention_mask = biased(mask, slopes, query_BHTK.dtype)
-        if plain:
-            return sdpa_attention_forward(
-                module,
-                query_BHTK,
-                key_BGTK,
-                value_BGTK,
-                attention_mask,
-                dropout=dropout,
-                scaling=scaling,
-                **options,
-            )
-        keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
         mask = attention_mask
-        if mask is None:
+        if mask is None and (slopes is not None or not plain):
+            keys, queries = key_BGTK.shape[2], query_BHTK.shape[2]
             mask = visible(Segment(0, queries, 0, keys - queries), None, query_BHTK.device)
-        out = scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how)
-        return out.transpose(1, 2), None
+        if slopes is not None:
+            assert mask is not None
+            mask = biased(mask, slopes, query_BHTK.dtype)
+        if not plain:
+            return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how).transpose(1, 2), None
+        tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
+        return sdpa_attention_forward(module, *tensors, dropout=dropout, scaling=scaling, **options)
     if row.across is not None:
         own = row.across.heads(query_BHTK.shape[1])
         slopes = slopes[own] if slopes is not None else None
@@ -221,10 +200,10 @@ def visible(s: Segment, window: int | None, device: torch.device) -> Tensor:
 
 
 def biased(mask: Tensor, slopes: tuple[float, ...], dtype: torch.dtype) -> Tensor:
-    """What ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
+    """The bias that ALiBi adds to the scores (Press et al., 2022), shape (1 or B, H, queries, keys).
 
-    A key's position times the slope of the head: only the differences within a row of scores matter, so a
-    position may be counted from any key.
+    It is the key's position times the slope of the head. Only differences within a row of scores matter, so positions
+    may start at any key.
 
     Args:
         mask: true where a query sees a key, shape (queries, keys) or (B, 1, queries, keys).
@@ -246,9 +225,9 @@ def scored_attention(
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """Attention with its scores written out, for what the fused kernels do not compute; shape (B, H, T, K).
+    """Attention with explicit scores, for what the fused kernels do not compute; shape (B, H, T, K).
 
-    The mask is true, or 0, where a query sees a key. A sink takes its share of the softmax and adds nothing.
+    The mask is true, or 0, where a query sees a key. A sink takes its share of the softmax and adds no value.
     """
     heads = q_BHTK.shape[1]
     k_BHTK, v_BHTK = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (k_BGTK, v_BGTK))
@@ -272,6 +251,6 @@ def _mask(*arguments: Any, **options: Any) -> Tensor | None:
 
 
 def register() -> None:
-    """Makes the attention known to transformers under `NAME`."""
+    """Registers the attention with transformers under `NAME`."""
     AttentionInterface.register(NAME, packed_attention)
     AttentionMaskInterface.register(NAME, _mask)

@@ -1,8 +1,8 @@
-"""How byte-level BPE tokenizers split text before merging, under the names that llama.cpp knows the rules by.
+"""The splitting rules of byte-level BPE tokenizers, by llama.cpp's names.
 
-llama.cpp stores only a name (``tokenizer.ggml.pre``); the regular expressions behind the names are compiled
-into it (``src/llama-vocab.cpp`` of ggml-org/llama.cpp). transformers ignores the name when it reads a GGUF
-and splits as GPT-2 does, which gives other tokens for digits and capitals than the model was trained on.
+A GGUF stores only a name (``tokenizer.ggml.pre``); the regular expressions are compiled into llama.cpp
+(``src/llama-vocab.cpp``). transformers ignores the name when it reads a GGUF and splits as GPT-2 does, which gives
+wrong tokens for digits and capitals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
 
 
 def pre_tokenizer_named(name: str) -> tuple[PreTokenizer, bool] | None:
-    """The splitting rules behind a name, and whether a piece that is a token skips the merges; or None."""
+    """The splitting rules of a name, and whether a piece that is a token skips the merges; or None."""
     for (rules, ignore_merges), known in PRE_TOKENIZERS.items():
         if known == name:
             steps = [_step(rule) for rule in rules if rule != GPT2]

@@ -1,7 +1,6 @@
-"""The form in which a model is trained, and the one in which it is saved.
+"""Converts a model between the form that is trained and the one that transformers saves.
 
-Trained: fused layers split, attention through transformers' interface; the same in every layout, for one process
-too. Saved: what transformers itself writes and reads.
+In training, in every layout, fused layers are split and attention goes through transformers' interface.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from stoker.models.split_fused import ParameterSource, join_fused, split_fused
 
 
 def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
-    """Brings a model into the form in which it is trained, in place, by the facts of its family.
+    """Converts a model for training, in place, by the facts of its family.
 
-    Must come before adapters are inserted. Works on the meta device too. A quantised model keeps its layers: their
+    Must come before adapters are inserted. Works on the meta device too. A quantised model keeps its layers, as their
     packed weights have no rows.
 
     Returns:
-        Where parameters lie on disk that do not lie there under their own name.
+        The sources of the parameters that a checkpoint does not hold under their own name.
     """
     family = family_of(model.config)
     if family is None:
@@ -30,7 +29,7 @@ def training_form(model: PreTrainedModel) -> dict[str, ParameterSource]:
 
 
 def saved_form(model: PreTrainedModel) -> None:
-    """Brings a model back into the form that transformers saves, in place. Its adapters are merged before."""
+    """Converts a model to the form that transformers saves, in place. Its adapters must have been merged."""
     family = family_of(model.config)
     if family is not None and getattr(model, "hf_quantizer", None) is None:
         join_fused(model, family)

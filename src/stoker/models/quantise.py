@@ -1,4 +1,4 @@
-"""Frozen bases in 8 or 4 bits: who holds them so, in which arithmetic they are computed, and what is said of it."""
+"""Frozen bases in 8 or 4 bits, by bitsandbytes or torchao."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ WHY_FP32 = "bf16 takes 1.6 times as long on a processor, and more where that has
 
 @dataclass(frozen=True)
 class QuantisedForm:
-    """How a base is held.
+    """A way to quantise a base.
 
     Attributes:
-        words: for people.
-        package: that holds it so, by the name it is imported and installed by.
-        extra: of Stoker, that brings it.
-        config: transformers' settings, made for a type of computation and a type of storage.
+        words: its description.
+        package: the package that implements it.
+        extra: the extra of Stoker that installs the package.
+        config: makes transformers' settings from the types of computation and of storage.
     """
 
     words: str
@@ -95,8 +95,7 @@ def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = 
 
     Args:
         compute: type of the products with the base.
-        storage: type that packed 4-bit numbers are kept as, which only matters to who cuts them: ``fully_shard`` cuts
-            numbers of floating point.
+        storage: type that packed 4-bit numbers are stored in: ``fully_shard`` shards floating-point types only.
 
     Raises:
         UserError: the package that it needs is not installed.
@@ -115,7 +114,7 @@ def quantisation(quantise: str, compute: torch.dtype, *, storage: torch.dtype = 
 
 
 def is_quantised(job: ResolvedJob) -> bool:
-    """Whether the job's base is held in fewer bits."""
+    """Whether the job's base is quantised."""
     return job.model is not None and job.model.quantise != "none"
 
 
@@ -128,12 +127,12 @@ def device_for(job: ResolvedJob, on: torch.device | None = None) -> Device:
 
 
 def cut_by(job: ResolvedJob) -> bool:
-    """Whether the job's layout cuts the packed weights of its base: zero3 does with 4 bits of bitsandbytes."""
+    """Whether the job's layout shards the packed weights of its base: zero3 with bitsandbytes' 4 bits does."""
     return job.parallel.shard == "zero3" and job.model is not None and job.model.quantise == "4bit"
 
 
 def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
-    """How the job's base is held and computed, in one line; None where it is not quantised."""
+    """One line about how the job's base is stored and computed; None where it is not quantised."""
     if not is_quantised(job):
         return None
     assert job.model is not None
@@ -148,7 +147,7 @@ def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
 
 
 def packed_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """The parameters that a library holds in fewer bits, before anything is sharded."""
+    """The quantised parameters, before anything is sharded."""
     return {p for p in model.parameters() if _is_packed(p)}
 
 
@@ -157,9 +156,9 @@ def _is_packed(parameter: nn.Parameter) -> bool:
 
 
 def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
-    """What gives the matrix of a linear layer in fewer bits, shape (outputs, inputs); None for any other layer.
+    """A function that unpacks the matrix of a quantised linear layer, shape (outputs, inputs); None for other layers.
 
-    It gives what the layer itself computes with, each time anew, and also while ``fully_shard`` has gathered it.
+    It gives the values that the layer itself computes with, also while ``fully_shard`` has gathered them.
     """
     if not isinstance(layer, nn.Linear):
         return None
@@ -172,7 +171,7 @@ def unpacker(layer: nn.Module) -> Callable[[], Tensor] | None:
 def _unpack_4bit(layer: Any) -> Tensor:
     from bitsandbytes.functional import dequantize_4bit
 
-    # What gathers a sharded weight makes a plain parameter of it; the layer itself remembers the scales.
+    # Gathering a sharded weight makes it a plain parameter; the layer keeps the scales.
     return dequantize_4bit(layer.weight.data.view(-1, 1), layer.quant_state)
 
 
@@ -182,18 +181,18 @@ def _unpack_8bit(layer: Any) -> Tensor:
 
 
 def can_be_cut(parameter: nn.Parameter) -> bool:
-    """Whether a packed parameter is stored so that ``fully_shard`` can cut it, see `quantisation`."""
+    """Whether ``fully_shard`` can shard a packed parameter, see `quantisation`."""
     return getattr(parameter, "quant_state", None) is not None and parameter.is_floating_point()
 
 
 def elements(parameter: nn.Parameter) -> int:
-    """Numbers in a parameter; those that are packed, not what they are packed in."""
+    """The number of weights in a parameter, packed or not."""
     state = getattr(parameter, "quant_state", None)
     return prod(state.shape) if state is not None else parameter.numel()
 
 
 def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A model whose linear layers are held in fewer bits, from one that transformers can save.
+    """A copy with quantised linear layers of a model that transformers can save.
 
     Args:
         dtype: of the products, and of what is not quantised.
@@ -210,21 +209,25 @@ def quantised_copy(model: PreTrainedModel, quantise: str, dtype: torch.dtype) ->
 
 
 def check_quantised(model: PreTrainedModel, quantise: str) -> None:
-    """Raises: UserError: nothing in the model was quantised; else makes it compute the same in every mode."""
+    """Refuses a model in which nothing was quantised; makes others compute the same in every mode.
+
+    Raises:
+        UserError: no parameter is quantised.
+    """
     if not packed_parameters(model):
         message = f"model.quantise: {FORMS[quantise].package} quantises no layer of a {model.config.model_type}"
         raise UserError(Problem(message, f"write `quantise: {OTHER[quantise]}`"))
     compute_exactly(model)
-    for parameter in model.parameters():  # what was not quantised is a view of the mapped file, which it would keep
+    for parameter in model.parameters():  # others are views of the mapped file, and would keep it in memory
         if not _is_packed(parameter):
             parameter.data = parameter.data.clone()
 
 
 def compute_exactly(model: nn.Module) -> None:
-    """Keeps bitsandbytes' kernel for inference on processors with bfloat16 away from a model's 4-bit layers.
+    """Disables bitsandbytes' kernel for inference on processors with bfloat16 in a model's 4-bit layers.
 
-    The first pass in evaluation mode would repack the weights for it, in place: later passes round to bfloat16,
-    and no gradient goes through them any more, also after the return to training mode.
+    The first pass in evaluation mode would repack the weights in place; later passes would round to bfloat16 and pass
+    no gradient, even back in training mode.
     """
     for module in model.modules():
         if hasattr(module, AVX512):

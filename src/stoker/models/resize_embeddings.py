@@ -1,7 +1,7 @@
-"""Rows for new tokens: the embedding and the head enlarged, each new row the mean of what the token consisted of.
+"""Rows for new tokens in the embedding and the head; each is the mean of the rows of the token's pieces.
 
-Each process reads its own part of the weights, so a new row is made when it is read, from rows that are read for it:
-in every layout of the same numbers in the same order.
+Each process reads its own part of the weights, so a new row is computed when it is read, in every layout from the same
+numbers in the same order.
 
 Shapes: N new rows, D width.
 """
@@ -28,11 +28,11 @@ AT_ONCE = 1 << 13  # old rows read at a time
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows of a model that no checkpoint of it has trained.
+    """Rows that no checkpoint of the model has trained.
 
     Attributes:
         first: the first of them, in each of the tensors.
-        names: of the tensors that have rows by token: the embedding, the head, its bias.
+        names: the tensors with a row for each token: the embedding, the head, its bias.
     """
 
     first: int
@@ -44,9 +44,9 @@ class Enlarged:
     """Weights with rows for new tokens.
 
     Attributes:
-        base: the weights without.
-        names: of the tensors that have rows by token.
-        extension: says what each new token consisted of.
+        base: the weights without them.
+        names: the tensors with a row for each token.
+        extension: the pieces of each new token.
     """
 
     base: WeightSource
@@ -54,7 +54,7 @@ class Enlarged:
     extension: Extension
 
     def read(self, name: str, rows: Rows) -> Tensor:
-        """See `WeightSource`; old rows are those of the base, to the bit."""
+        """See `WeightSource`; old rows are bit-equal to the base's."""
         if name not in self.names:
             return self.base.read(name, rows)
         first, (start, stop), rest = self.extension.first, (rows[0].start, rows[0].stop), rows[1:]
@@ -68,7 +68,7 @@ class Enlarged:
     def _means(self, name: str, start: int, stop: int, rest: Rows) -> Tensor:
         """New rows ``start`` to ``stop``, counted from the first: the means of their pieces, summed in float64.
 
-        Rows beyond the last token, which only fill the matrix up, get the mean of all old rows.
+        Rows after the last token, which only pad the matrix, get the mean of all old rows.
         """
         cuts = self.extension.pieces[start:stop]
         owner = torch.tensor([i for i, cut in enumerate(cuts) for _ in cut], dtype=torch.int64)
@@ -95,7 +95,7 @@ class Enlarged:
 
 
 def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
-    """The model with a row for every token of an extended tokenizer, without memory where it had none.
+    """The model with a row for every token of an extended tokenizer; what is on the meta device stays there.
 
     Must come before fused layers are split and adapters inserted.
 
@@ -123,12 +123,12 @@ def enlarge(blank: Blank, extension: Extension) -> tuple[Blank, NewRows]:
                 new = source.read(name, all_rows(shape)).to(tensor)
             made[id(tensor)] = nn.Parameter(new, requires_grad=tensor.requires_grad)
         set_parameter(model, name, made[id(tensor)])
-    _tell(model, rows)
+    _set_vocabulary(model, rows)
     return Blank(model, blank.weights if held else source), NewRows(extension.first, names)
 
 
 def untrained(new: NewRows, tune: TuneBlock) -> str | None:
-    """What keeps the rows of new tokens from ever being trained, in words; None where nothing does."""
+    """Why the rows of new tokens would never be trained; None where they are."""
     if tune.method == "full":
         return None
     layers = sorted({name.rpartition(".")[0] for name in new.names})
@@ -144,7 +144,7 @@ def untrained(new: NewRows, tune: TuneBlock) -> str | None:
 
 
 def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:
-    """The parameters with a row for each token, by every name that they have."""
+    """The parameters with a row for each token, by all of their names."""
     modules: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
     found: dict[str, nn.Parameter] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -153,8 +153,8 @@ def rows_by_token(model: PreTrainedModel) -> Mapping[str, nn.Parameter]:
     return found
 
 
-def _tell(model: PreTrainedModel, rows: int) -> None:
-    """Notes the number of rows wherever the model says it."""
+def _set_vocabulary(model: PreTrainedModel, rows: int) -> None:
+    """Sets the number of rows in the configuration and the modules."""
     model.config.get_text_config().vocab_size = rows
     if hasattr(model.config, "vocab_size"):
         model.config.vocab_size = rows

@@ -1,12 +1,12 @@
-"""The auxiliary loss of mixtures of experts: routers are pushed to use all experts of a layer alike.
+"""The auxiliary loss of mixtures of experts, which makes routers use all experts of a layer equally.
 
-It is taken of each document and each layer, E * sum over the experts e of f_e P_e, with f_e the choices of e per token
-and P_e its mean probability (Fedus et al., 2022, equations 4 to 6, over a document as in DeepSeek-V3, section 2.1.2).
-A document is never split over micro-batches or replicas, so accumulation, packing and data parallelism cannot change
-it; it counts as often as the document has targets, as the loss itself does. It enters the gradient and not the loss
-that is shown, which stays comparable with the held-out one.
+For each document and layer it is E * sum over the experts e of f_e P_e, with f_e the choices of e per token and P_e its
+mean probability (Fedus et al., 2022, equations 4 to 6, over a document as in DeepSeek-V3, section 2.1.2). A document is
+never split over micro-batches or replicas, so accumulation, packing and data parallelism do not change it; like the
+loss itself it is weighted by the document's targets. It enters the gradient and not the reported loss, which stays
+comparable with the held-out one.
 
-Shapes: T tokens, E experts, K experts of a token, U stretches of tokens that lie together, D documents.
+Shapes: T tokens, E experts, U segments, D documents.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class RouterBalance:
         coefficient: factor of the mean over the layers.
         layers: routers of the whole model.
         chosen: experts of a token.
-        copies: processes that route the same tokens and whose gradients are added up (tensor parallelism).
+        copies: processes that route the same tokens and whose gradients are summed (tensor parallelism).
     """
 
     coefficient: float
@@ -41,7 +41,7 @@ class RouterBalance:
 
 
 def routers_of(model: nn.Module) -> dict[nn.Module, int]:
-    """The routers of a transformers model, and at which place of their output the logits are."""
+    """The routers of a transformers model, and the index of the logits in their output."""
     recorders = (getattr(model, "_can_record_outputs", None) or {}).get("router_logits", ())
     recorders = recorders if isinstance(recorders, list | tuple) else [recorders]
     kinds = {r.target_class: r.index for r in recorders if hasattr(r, "target_class")}
@@ -61,7 +61,7 @@ def watch_routers(model: Any, coefficient: float) -> RouterBalance | None:
 
 @dataclass
 class _Pass:
-    """A forward pass at hand: which documents its tokens belong to, and what the routers gave so far."""
+    """A forward pass: the documents of its tokens, and the routers' terms so far."""
 
     balance: RouterBalance
     inputs: Inputs
@@ -94,20 +94,20 @@ class _Pass:
         return torch.stack(self.terms).sum() * (self.balance.coefficient / self.balance.layers / self.balance.copies)
 
 
-# The passes in work, the innermost last; a plain list, as in `stoker.models.packed_attention`, for autograd's threads.
+# The active passes, the innermost last; a list for autograd's threads, as in `stoker.models.packed_attention`.
 _passes: list[_Pass | None] = [None]
 
 
 @contextmanager
 def balanced(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | None]:
-    """Within it routers report their logits; nothing happens where no gradient is wanted."""
+    """Collects the routers' logits within the block, where gradients are enabled."""
     at_work = _begin(balance, inputs) if balance is not None and torch.is_grad_enabled() else None
     with _within(at_work):
         yield at_work
 
 
 def same_again() -> AbstractContextManager[None]:
-    """The pass at hand, for recompute, which calls the routers again."""
+    """A block with the current pass, for recompute, which calls the routers again."""
     return _within(_passes[-1])
 
 
@@ -118,8 +118,8 @@ def in_loss(loss: Tensor, at_work: _Pass | None) -> Tensor:
 
 
 def beside(hidden: Tensor, at_work: _Pass | None, scale: float | Tensor) -> Tensor:
-    """The hidden states that a pipeline's stage hands on, unchanged; their backward pass begins that of the stage's
-    auxiliary loss as well, times ``scale``."""
+    """A pipeline stage's hidden states, unchanged; their backward pass also starts that of the stage's auxiliary loss,
+    times ``scale``."""
     total = at_work.total() if at_work is not None else None
     return hidden if total is None else _Beside.apply(hidden, total * scale)
 

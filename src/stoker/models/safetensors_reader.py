@@ -1,7 +1,7 @@
 """Weights in safetensors files, read in slices.
 
-Which tensors of a checkpoint make which parameter is decided by transformers' own rules for loading: base-model
-prefixes, renamed layers, experts that lie one by one on the disk and together in the model.
+transformers' own rules for loading say which tensors of a checkpoint make a parameter: base-model prefixes, renamed
+layers, experts that are stored one by one and stacked in the model.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _Origin:
 
     Attributes:
         name: of the tensor; of the first one, where they make several.
-        keys: of the stored tensors, in order, by the pattern of the converter that they fit.
-        converter: makes the tensor from them; None where it is stored as it is.
+        keys: of the stored tensors, in order, by the converter's pattern that they match.
+        converter: makes the tensor from them; None where it is stored unchanged.
     """
 
     name: str
@@ -49,12 +49,12 @@ class _Origin:
 
     @property
     def one(self) -> str:
-        """The key of a tensor that is stored as it is; the last, where several names mean it."""
+        """The key of a tensor that is stored unchanged; the last of several."""
         return next(iter(self.keys.values()))[-1]
 
     @property
     def stacks(self) -> bool:
-        """Whether the stored tensors are the indices of the first dimension, which nothing mixes."""
+        """Whether each stored tensor is one index of the first dimension."""
         if self.converter is None:
             return False
         first, *others = self.converter.operations
@@ -72,20 +72,20 @@ class _Origin:
 class Stored:
     """The weights of a model in safetensors files.
 
-    Each read maps its files anew, so that pages of what was read before do not stay in the process' memory.
+    Each read maps its files again, so that pages of earlier reads do not stay in the process' memory.
     """
 
     def __init__(self, name: str, files: Sequence[Path], model: PreTrainedModel) -> None:
-        """Finds every parameter and persistent buffer of a model, as transformers builds it, in the files.
+        """Finds every parameter and persistent buffer of a model in the files.
 
-        Buffers get their stored values, and weights that the configuration ties but the files hold apart
-        are untied, as transformers does.
+        Buffers get their stored values, and weights that the configuration ties but the files hold apart are untied,
+        as in transformers.
 
         Args:
-            name: of the model, for people.
+            name: of the model, for messages.
 
         Raises:
-            UserError: the files cannot be read, or there is no tensor, or one of another shape, for a parameter.
+            UserError: the files cannot be read, or lack a parameter, or hold it in another shape.
         """
         self._called, self._model = name, model
         self._parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
@@ -103,7 +103,7 @@ class Stored:
             raise UserError(f"the model {name} cannot be loaded: {error}") from error
 
     def read(self, name: str, rows: Rows) -> Tensor:
-        """See `WeightSource`; of experts that lie one by one, only those asked for are read."""
+        """See `WeightSource`; of experts that are stored one by one, only the requested ones are read."""
         origin = self._origins[name]
         try:
             if origin.converter is not None:
@@ -118,7 +118,7 @@ class Stored:
         return read
 
     def _check_numbers(self, name: str, read: Tensor) -> None:
-        """Refuses what no weight can be: whole numbers without their scale, NaN and infinity."""
+        """Refuses whole numbers without a scale, NaN and infinity."""
         if read.is_floating_point() and (read.itemsize == 1 or not read.numel()):
             return
         first = next(iter(self._origins[name].keys.values()))[0]
@@ -163,7 +163,7 @@ class Stored:
                 buffer.copy_(self.read(name, all_rows(buffer.shape)))
 
     def _equal(self, names: list[str]) -> bool:
-        """Whether tensors that lie several times in the files are the same, compared in parts."""
+        """Whether the stored tensors of a tied parameter are equal, compared in parts."""
         first, *others = names
         size = self._model.state_dict()[first].shape
         step = max(1, 2**24 // max(1, size[1:].numel()))
@@ -182,7 +182,7 @@ class Stored:
 
 
 def _origins(model: PreTrainedModel, keys: list[str]) -> dict[str, _Origin]:
-    """What makes each tensor of a model, by its name, from the keys of a checkpoint."""
+    """The stored tensors of each tensor of a model, by its name."""
     state = model.state_dict()
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]

@@ -1,4 +1,4 @@
-"""Sentencepiece's own ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, written with more pieces."""
+"""Sentencepiece's ``.model`` files (Kudo and Richardson, 2018): read as a tokenizer, extended by more pieces."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _proto(path: Path) -> Any:
 
 @contextmanager
 def as_folder(path: Path) -> Iterator[Path]:
-    """A ``.model`` file as a folder that transformers loads, while it is needed.
+    """A ``.model`` file as a temporary folder that transformers loads.
 
     Raises:
-        UserError: it is of another type: of words, or of characters.
+        UserError: it is of another type: words, or characters.
     """
     proto = _proto(path)
     spec = proto.trainer_spec
@@ -75,7 +75,7 @@ def as_folder(path: Path) -> Iterator[Path]:
 
 
 def _unigram(proto: Any) -> Tokenizer:
-    """A Unigram model as the library ``tokenizers`` has it; BPE ones are converted by transformers."""
+    """A Unigram model as a `tokenizers.Tokenizer`; transformers converts BPE ones."""
     spec, rules = proto.trainer_spec, proto.normalizer_spec
     pieces = [(piece.piece, score) for piece, score in zip(proto.pieces, _scores(proto), strict=True)]
     tokenizer = Tokenizer(models.Unigram(pieces, spec.unk_id, spec.byte_fallback))
@@ -89,26 +89,26 @@ def _unigram(proto: Any) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
     if spec.split_by_whitespace:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
-    words = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    decoding = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if rules.add_dummy_prefix:
-        words.append(decoders.Strip(" ", 1, 0))
-    tokenizer.decoder = decoders.Sequence(words)
+        decoding.append(decoders.Strip(" ", 1, 0))
+    tokenizer.decoder = decoders.Sequence(decoding)
     named = [piece.piece for piece in proto.pieces if piece.type in (_UNKNOWN, _CONTROL)]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False, special=True) for name in named])
     return tokenizer
 
 
 def _scores(proto: Any) -> list[float]:
-    """Of a Unigram model's pieces as sentencepiece has them: what its user defined wins over all cuts of that text."""
+    """The scores of a Unigram model's pieces; user-defined pieces win over every other segmentation of their text."""
     best = max(piece.score for piece in proto.pieces if piece.type == _NORMAL)
     return [len(p.piece.encode()) * best - 0.1 if p.type == _USER_DEFINED else p.score for p in proto.pieces]
 
 
 def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
-    """Writes a ``.model`` file with more pieces behind the old ones, whose scores lie below all old ones.
+    """Writes a ``.model`` file with new pieces after the old ones, with scores below all old ones.
 
     Raises:
-        UserError: the old one cannot be read, or holds other ids than the tokenizer beside it.
+        UserError: the old file cannot be read.
     """
     proto = _proto(old)
     if proto.trainer_spec.model_type == _UNIGRAM:
@@ -124,7 +124,7 @@ def write_extended(old: Path, tokens: Sequence[str], new: Path) -> None:
 
 
 def pieces_in(path: Path) -> int:
-    """How many pieces a ``.model`` file holds."""
+    """The number of pieces in a ``.model`` file."""
     return len(_proto(path).pieces)
 
 

@@ -1,4 +1,4 @@
-"""The special tokens that a job names: in its tokenizer, as stop tokens, and as rows that its model lacks."""
+"""A job's special tokens: in its tokenizer, as stop tokens, and as new rows of its model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) -> None:
-    """Gives a tokenizer ``model.special_tokens``, and as its end token the first of ``model.stop``.
+    """Adds ``model.special_tokens`` to a tokenizer and makes the first of ``model.stop`` its end token.
 
     Raises:
         UserError: a stop token is not in the vocabulary.
@@ -40,7 +40,7 @@ def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) ->
 
 
 def stop_tokens(block: ModelBlock) -> list[str]:
-    """The tokens that the job names as those that end an answer; empty where it leaves that to the model."""
+    """The stop tokens that the job names; empty where it uses the model's."""
     if block.stop is not None:
         return [block.stop] if isinstance(block.stop, str) else block.stop
     eos = block.special_tokens.eos if block.special_tokens is not None else None
@@ -48,11 +48,11 @@ def stop_tokens(block: ModelBlock) -> list[str]:
 
 
 def stop_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about the stop tokens, where the tokenizer lies in a folder as JSON; else None."""
+    """(what is wrong, what to write) about the stop tokens of a tokenizer in a local folder; else None."""
     if not stop_tokens(block):
         return None
     vocabulary = read_vocabulary(base / Path(block.tokenizer or block.name).expanduser())
-    if vocabulary is None:  # not there, or for the loading to refuse
+    if vocabulary is None:  # missing, or refused when it is loaded
         return None
     problems = _unknown(block, *vocabulary)
     return (problems[0].message, problems[0].suggestion) if problems else None
@@ -75,12 +75,7 @@ def _unknown(block: ModelBlock, vocabulary: Collection[str], special: Sequence[s
 def with_new_tokens(
     tokenizer: PreTrainedTokenizerFast, block: ModelBlock, extension: Extension | None
 ) -> Extension | None:
-    """What the special tokens of a job add to a tokenizer, beside what it extends already.
-
-    Args:
-        tokenizer: without the job's special tokens; it has them afterwards.
-        extension: of the tokenizer itself.
-    """
+    """The tokenizer's extension together with the job's special tokens, which are added to the tokenizer."""
     known = tokenizer.get_vocab()
     backend = tokenizer.backend_tokenizer
     names = [*stop_tokens(block), *special_tokens(block)]
@@ -92,7 +87,7 @@ def with_new_tokens(
     if not new:
         return extension
     first, old = (extension.first, extension.pieces) if extension else (new[0][0], ())
-    # A new token consists of old ones only, also where it is cut into others that are new.
+    # The pieces of a new token are old tokens, even where it is tokenised into other new ones.
     pieces = tuple(
         tuple(piece for number in cuts[token] for piece in (old[number - first] if number >= first else (number,)))
         for _, token in new

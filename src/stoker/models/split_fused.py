@@ -1,9 +1,9 @@
-"""Fused layers as separate ones: each matrix of a model is a linear layer of its own, in every layout.
+"""Splits fused layers into one linear layer for each matrix, in every layout.
 
-A layer that holds queries, keys and values one after the other cannot be cut into rows: a process would get
-queries only. So such layers are split at build, also for one process, and LoRA, checkpoints and layouts see
-the same parameters everywhere. On disk nothing changes: `ParameterSource` says where a part lies, `join_fused` makes
-the model again what transformers saves.
+Tensor parallelism cannot split the rows of a layer that concatenates queries, keys and values: a process would get
+queries only. So such layers are split when the model is built, also for one process, and LoRA, checkpoints and layouts
+see the same parameters everywhere. Files do not change: `ParameterSource` says where a part is stored, and `join_fused`
+restores the model that transformers saves.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from stoker.models.families.facts import Family, Fused, find
 
 @dataclass(frozen=True)
 class ParameterSource:
-    """Where a parameter of a split model lies in the model's own checkpoint.
+    """Where a parameter of a split model is in the model's own checkpoint.
 
     Attributes:
-        name: of the tensor on disk (a name that the unsplit model has).
+        name: of the tensor on disk (a name of the unsplit model).
         rows: (start, stop) of the outputs of the fused layer; None for all of them.
-        transposed: whether the tensor on disk is (inputs, outputs): the rows are then its columns, and the
-            parameter is the transpose of what is read. Never of a bias.
+        transposed: whether the matrix on disk is (inputs, outputs), so that the rows are its columns.
     """
 
     name: str
@@ -37,7 +36,7 @@ class ParameterSource:
 
 
 class Parts(nn.Module):
-    """Linear layers where the model's code expects a single one: their outputs one after the other."""
+    """Linear layers in the place of a fused one; concatenates their outputs."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (..., inputs) to (..., outputs of all parts)."""
@@ -47,10 +46,10 @@ class Parts(nn.Module):
 def split_fused(model: nn.Module, family: Family) -> dict[str, ParameterSource]:
     """Splits the fused layers of a causal language model in place, and makes transposed ones ordinary.
 
-    Must come before adapters are inserted and before anything is cut. Works on the meta device too.
+    Must come before adapters are inserted and anything is sharded. Works on the meta device too.
 
     Returns:
-        Where each new parameter lies on disk, by its name. What is not in it lies under its own name.
+        The source of each new parameter on disk, by its name. Others are stored under their own names.
     """
     sources: dict[str, ParameterSource] = {}
     for path, layer, rows, transposed in _layers(model, family):
@@ -96,7 +95,7 @@ def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[st
 
 
 def _layers(model: nn.Module, family: Family) -> Iterator[tuple[str, Any, dict[str, tuple[int, int] | None], bool]]:
-    """(path, layer, rows of each part, stored as (inputs, outputs)) of every layer that is not held as it is stored."""
+    """(path, layer, rows of each part, stored as (inputs, outputs)) of every layer that is stored differently."""
     fused, transposed = {f.path: f for f in family.fused}, family.transposed
     for index, block in model.get_submodule(family.blocks).named_children():
         for path in dict.fromkeys((*fused, *transposed)):
@@ -106,7 +105,7 @@ def _layers(model: nn.Module, family: Family) -> Iterator[tuple[str, Any, dict[s
 
 
 def _rows(fused: Fused | None, config: Any) -> dict[str, tuple[int, int] | None]:
-    """(start, stop) of each part; of a layer that is no more than transposed, all of it under no name."""
+    """(start, stop) of each part; None under an empty name for a layer that is only transposed."""
     if fused is None:
         return {"": None}
     rows: dict[str, tuple[int, int] | None] = {}
@@ -126,7 +125,7 @@ def _joined(layer: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Linear:
-    """A part of a stored layer, with its memory of its own."""
+    """A part of a stored layer, with its own memory."""
     span = slice(None) if rows is None else slice(*rows)
     weight = layer.weight.detach().T if transposed else layer.weight.detach()
     bias = None if layer.bias is None else layer.bias.detach()[span].clone()

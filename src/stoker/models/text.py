@@ -16,7 +16,7 @@ from stoker.models import offline_models
 from stoker.models.context_length import ENDLESS, POSITIONS, context_problem
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import config_of
-from stoker.models.model_source import ModelSource, locate
+from stoker.models.model_source import ModelSource, located
 from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer, served_stop_ids
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class TextSide:
 
     Attributes:
         tokenizer: transformers' tokenizer.
-        codec: the same for the data rooms.
-        seq_len: the job's, lowered to the model's context where the job left it open.
-        own_template: whether the chat template is the tokenizer's own, or the stated default.
-        context: most tokens of a sequence that the model was built for, virtual ones left out; None without a limit.
+        codec: the same for data preparation.
+        seq_len: the job's, lowered to the model's context where the job leaves it open.
+        own_template: whether the chat template is the tokenizer's own, and not the default.
+        context: the model's longest sequence, less virtual tokens; None without a limit.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -55,15 +55,13 @@ def open_text_side(loaded: LoadedJob, base: Path) -> TextSide:
     """
     job = loaded.job
     assert job.model is not None
-    source = locate(job.model.name, base)
-    if source is None:
-        raise UserError(f"there is no model {job.model.name!r}")
+    source = located(job.model.name, base)
     context = context_of(source, job.model)
     try:
         tokenizer = load_tokenizer(job, base)
     except UserError as error:
-        located = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
-        raise type(error)(*located) from error
+        placed = (loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
+        raise type(error)(*placed) from error
     seq_len = job.train.seq_len
     if context is not None:
         if problem := context_problem(loaded, context):

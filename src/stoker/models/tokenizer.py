@@ -1,4 +1,4 @@
-"""The job's tokenizer: loaded, converted or learnt, and as the codec that the data rooms use."""
+"""The job's tokenizer: loaded, converted or trained, and as the codec for data preparation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load_tokenizer(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
 
 
 def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a job's own choice, the model's, or one learnt from the job's data."""
+    """The tokenizer that the job names, the model's, or one trained on the job's data."""
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
     source = locate(name, base)
@@ -55,7 +55,7 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
 
 
 def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
-    """What the tokenizer of a job adds to that of its model; None where it adds nothing.
+    """The tokens that a job's tokenizer adds to its model's; None where it adds nothing.
 
     Raises:
         UserError: it extends the tokenizer of another model.
@@ -68,7 +68,7 @@ def extension_of(job: ResolvedJob, base: Path) -> Extension | None:
 
 
 def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
-    """What ``model.tokenizer`` adds; None where the model has a row for each of its tokens."""
+    """The tokens that ``model.tokenizer`` adds; None where the model has a row for each of them."""
     if block.tokenizer is None:
         return None
     extension = read_extension(absolute(block.tokenizer, base))
@@ -76,7 +76,7 @@ def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
     if extension is None or source is None or source.kind == "scratch":
         return extension
     if source.kind == "folder" and not any((Path(source.where) / file).is_file() for file in TOKENIZER_FILES):
-        return extension  # the model comes without one, and transformers would make an empty one
+        return extension  # the model has none, and transformers would make an empty one
     try:
         own = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code, revision=block.revision)
     except UserError:
@@ -107,7 +107,7 @@ def load_tokenizer_from(
 
 
 def _learnt(job: ResolvedJob, size: str, base: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of the catalogue size's vocabulary, learnt once from the job's data and cached."""
+    """A byte-level BPE of the catalogue size's vocabulary, trained once on the job's data and cached."""
     from transformers import AutoTokenizer
 
     vocabulary = offline_models.SCRATCH[size].vocabulary
@@ -146,7 +146,7 @@ def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> fr
 def served_stop_ids(
     tokenizer: PreTrainedTokenizerFast, source: ModelSource | None, block: ModelBlock
 ) -> frozenset[int]:
-    """Stop tokens: those that the job names, or as a server takes them, with those of ``generation_config.json``."""
+    """The stop tokens that the job names, or the end token and those of ``generation_config.json``."""
     if named := stop_tokens(block):
         vocabulary = tokenizer.get_vocab()
         return frozenset(vocabulary[token] for token in named)
@@ -157,7 +157,7 @@ def served_stop_ids(
 
 
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
-    """(template, whether it is the tokenizer's own). Of several named templates, the one named default."""
+    """(template, whether it is the tokenizer's own); of several named templates, ``default``."""
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
@@ -165,7 +165,7 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
 
 
 def codec_of(tokenizer: PreTrainedTokenizerFast, stops: frozenset[int]) -> TextCodec:
-    """What the data rooms need of a tokenizer."""
+    """The codec of a tokenizer for data preparation."""
     template, _ = chat_template(tokenizer)
     special = tuple(sorted((k, v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)))
     return TextCodec(

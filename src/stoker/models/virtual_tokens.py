@@ -1,8 +1,8 @@
-"""Virtual tokens: trained positions in front of every sequence, beside frozen weights.
+"""Virtual tokens: trained positions before every sequence, with all weights frozen.
 
-Two kinds. A prompt is embeddings in front of the first layer (prompt tuning: Lester et al., 2021; P-tuning, where an
-encoder makes them: Liu et al., 2021). A prefix is keys and values in front of every layer's own (prefix tuning: Li and
-Liang, 2021; without a network to make it, P-tuning v2: Liu et al., 2022). The encoders are peft's, and so is the file.
+A prompt is embeddings before the first layer (prompt tuning: Lester et al., 2021; P-tuning, where an encoder makes
+them: Liu et al., 2021). A prefix is keys and values before those of every layer (prefix tuning: Li and Liang, 2021;
+without an encoder, P-tuning v2: Liu et al., 2022). The encoders and the file format are peft's.
 
 In training a prompt's tokens are ids above the vocabulary, so rows with them are packed like any others.
 
@@ -36,10 +36,7 @@ SPREAD = 0.02  # standard deviation of a deep prefix' first keys and values: sma
 
 
 class Prompt(nn.Module):
-    """An input embedding with K virtual tokens after its own V.
-
-    Takes the place of the model's, which is its ``base_layer``.
-    """
+    """Replaces a model's input embedding, its ``base_layer``, by one with K virtual tokens after its own V."""
 
     def __init__(self, base_layer: nn.Module, encoder: nn.Module, config: PromptLearningConfig) -> None:
         super().__init__()
@@ -53,22 +50,22 @@ class Prompt(nn.Module):
 
     @property
     def first(self) -> int:
-        """The id that stands for the first virtual token."""
+        """The id of the first virtual token."""
         return int(self.base_layer.num_embeddings)  # type: ignore[arg-type]
 
     @property
     def ids(self) -> list[int]:
-        """What stands for the virtual tokens in a row."""
+        """The ids of the virtual tokens."""
         return list(range(self.first, self.first + self.config.num_virtual_tokens))
 
     def embeddings(self) -> Tensor:
-        """Of the virtual tokens, shape (K, D)."""
+        """The embeddings of the virtual tokens, shape (K, D)."""
         if isinstance(self.encoder, nn.Embedding):
             return self.encoder.weight
         return _made_by(self.encoder, self.config)
 
     def forward(self, ids_BT: Tensor) -> Tensor:
-        """Embeddings, shape (B, T, D)."""
+        """The embeddings of ids, shape (B, T, D)."""
         first = self.first
         own_BTD = self.base_layer(ids_BT.clamp(max=first - 1))
         if not self.enabled:
@@ -78,7 +75,7 @@ class Prompt(nn.Module):
 
 
 class Prefix(nn.Module):
-    """Keys and values that every layer of a model finds in its cache."""
+    """Keys and values in the cache of every layer of a model."""
 
     def __init__(self, encoder: PrefixEncoder, config: PrefixTuningConfig) -> None:
         super().__init__()
@@ -86,11 +83,11 @@ class Prefix(nn.Module):
         self.enabled = True
 
     def embeddings(self) -> Tensor:
-        """All keys and values of a token in a row, shape (K, L * 2 * H * Q)."""
+        """The keys and values of all layers, shape (K, L * 2 * H * Q)."""
         return _made_by(self.encoder, self.config)
 
     def keys_and_values(self, rows: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-        """Of each layer, each of shape (B, H, K, Q)."""
+        """(keys, values) of each layer, both of shape (B, H, K, Q)."""
         heads, layers = self.config.num_attention_heads, self.config.num_layers
         assert heads and layers
         flat = self.embeddings().to(dtype).view(self.config.num_virtual_tokens, layers, 2, heads, -1)
@@ -98,7 +95,7 @@ class Prefix(nn.Module):
         return [(layer[0], layer[1]) for layer in whole.unbind()]
 
     def before(self, body: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Called before the body of the model: fills its cache, and counts the prefix in mask and positions."""
+        """Forward pre-hook of the model's body: fills its cache and shifts mask and positions by the prefix."""
         if not self.enabled:
             return arguments, options
         options = {**dict(zip(signature(body.forward).parameters, arguments, strict=False)), **options}
@@ -126,10 +123,10 @@ def _made_by(encoder: nn.Module, config: PromptLearningConfig) -> Tensor:
 
 @dataclass(frozen=True)
 class FirstValues:
-    """What first values are made of.
+    """The source of a prompt's first values.
 
     Attributes:
-        embeddings: the model's own rows of some token ids, shape (N, D).
+        embeddings: gives the model's own rows of token ids, shape (N, D).
         text: token ids of `TuneBlock.text`.
     """
 
@@ -141,10 +138,10 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
     """Puts a job's virtual tokens into a model, in place; everything else is frozen.
 
     Returns:
-        first values of the new parameters, which are on the meta device.
+        The first values of the new parameters, which are on the meta device.
 
     Raises:
-        UserError: the model's layers take no keys and values from outside.
+        UserError: the model takes no cache of keys and values.
     """
     model.requires_grad_(False)
     config = config_of(model, tune)
@@ -158,11 +155,11 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
     encoder.to(META)
     if isinstance(config, PrefixTuningConfig):
         assert isinstance(encoder, PrefixEncoder)
-        # The innermost model around the embedding: outer ones may be passed by (OPT).
+        # The innermost model around the embedding: outer ones may be bypassed (OPT).
         inside = [m for path, m in model.named_modules() if isinstance(m, PreTrainedModel) and name.startswith(path)]
         body: Any = inside[-1]
         if "past_key_values" not in signature(body.forward).parameters:
-            raise UserError(f"tune.method: the layers of {type(model).__name__} take no keys and values from outside")
+            raise UserError(f"tune.method: {type(model).__name__} takes no cache of keys and values for a prefix")
         prefix = Prefix(encoder, config)
         body.add_module("prefix", prefix)
         body.register_forward_pre_hook(prefix.before, with_kwargs=True)
@@ -174,7 +171,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
 
 
 def config_of(model: PreTrainedModel, tune: TuneBlock) -> PromptLearningConfig:
-    """peft's configuration of a ``tune:`` block, every size settled, so that peft guesses none."""
+    """peft's configuration of a ``tune:`` block, with every size set, so that peft infers none."""
     sizes: Any = model.config.get_text_config()
     layers, heads = sizes.num_hidden_layers, sizes.num_attention_heads
     shared: dict[str, Any] = {
@@ -218,7 +215,7 @@ def _encoder(config: PromptLearningConfig, tune: TuneBlock) -> nn.Module:
 
 
 def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, seed: int) -> Tensor:
-    """The embeddings of a text, over and over, or of tokens drawn from the vocabulary, shape (K, D).
+    """The embeddings of a text, repeated, or of tokens drawn from the vocabulary, shape (K, D).
 
     Both learn faster than random numbers (Lester et al., 2021, section 3.2).
     """
@@ -236,19 +233,19 @@ def virtual_of(model: nn.Module) -> Prompt | Prefix | None:
 
 
 def has_prefix(model: nn.Module) -> bool:
-    """Whether virtual tokens stand in the cache of every layer."""
+    """Whether a model has a `Prefix`."""
     return isinstance(virtual_of(model), Prefix)
 
 
 def virtual_ids(model: nn.Module) -> list[int]:
-    """What stands in front of every row's token ids: nothing, where there is no prompt or it is switched off."""
+    """The ids of the virtual tokens before every row; empty without an enabled prompt."""
     found = virtual_of(model)
     return found.ids if isinstance(found, Prompt) and found.enabled else []
 
 
 @contextmanager
 def without_virtual_tokens(model: nn.Module) -> Iterator[None]:
-    """Within it the model is what it was before tuning."""
+    """Disables the virtual tokens within the block."""
     found = virtual_of(model)
     if found is None:
         yield

@@ -1,4 +1,4 @@
-"""Where the values of a model's parameters come from, and how a process gets its own part of them."""
+"""Sources of parameter values, of which each process reads its own part."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Rows = tuple[slice, ...]
 
 
 class WeightSource(Protocol):
-    """Gives parts of whole tensors, by the names that a model has for them."""
+    """Gives parts of whole tensors, by their names in a model."""
 
     def read(self, name: str, rows: Rows) -> Tensor:
-        """The part ``rows`` of a tensor, on the CPU, in the type that it is kept in; it may be a view.
+        """The part ``rows`` of a tensor, on the CPU, in the stored type; it may be a view.
 
         Raises:
             UserError: it cannot be read.
@@ -31,7 +31,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The part ``rows`` of a tensor of that name, and the memory that it is to be put into."""
+    """The part ``rows`` of a tensor, and the memory to read it into."""
 
     name: str
     rows: Rows
@@ -40,7 +40,7 @@ class Wanted:
 
 @torch.no_grad()
 def fill(wanted: Iterable[Wanted], source: WeightSource) -> None:
-    """Reads what is wanted, one tensor after the other; casts to the type of the memory.
+    """Reads tensors one by one; casts to the type of the memory.
 
     Raises:
         UserError: something cannot be read.
@@ -51,12 +51,12 @@ def fill(wanted: Iterable[Wanted], source: WeightSource) -> None:
 
 
 def all_rows(shape: Iterable[int]) -> Rows:
-    """A whole tensor."""
+    """The `Rows` of a whole tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
 def fill_whole(parameters: Mapping[str, nn.Parameter], source: WeightSource) -> None:
-    """Fills parameters that are held whole.
+    """Fills parameters that are not split.
 
     Raises:
         UserError: something cannot be read.
@@ -75,20 +75,20 @@ class InMemoryWeights:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter in the model without the adapters around its layers."""
+    """The name of a parameter in the model without adapters."""
     return re.sub(r"\.base_layer(?=\.)", "", name.removeprefix("base_model.model."))
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A model's weights by the names that it has in training: fused layers in parts, adapters beside them.
+    """A model's weights by their names in training: with split fused layers and adapters.
 
     Attributes:
-        base: the weights by the names that transformers has for them.
+        base: the weights by transformers' names.
         shapes: of the model's parameters before anything is split, by their names in training.
         seed: of the first values of adapters.
         parts: of fused layers, by their names in training without adapters.
-        transposed: names of the matrices that lie as (inputs, outputs).
+        transposed: names of the matrices that are stored as (inputs, outputs).
         drawn: first values of what tuning adds, by name.
     """
 
@@ -119,7 +119,7 @@ class Assembled:
         return self.base.read(part.name, rows)
 
     def _magnitudes(self, layer: str, rows: slice) -> Tensor:
-        """DoRA's first magnitudes: the norm of what each output is made with (Liu et al., 2024, section 4)."""
+        """DoRA's first magnitudes: the norm of each output's weights (Liu et al., 2024, section 4)."""
         name = f"{layer}.base_layer.weight"
         outputs, inputs = 0, 1
         if name in self.transposed:

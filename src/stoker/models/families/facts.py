@@ -1,4 +1,4 @@
-"""What a family's facts are: where its blocks are, which matrices are split in which direction, what is fused."""
+"""The layout facts of a model family: where its blocks are, how its matrices are split, what is fused."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ Axis = Literal["tensor", "pipeline", "context"]
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a block whose matrices the tensor processes split. All paths begin at the block.
+    """A part of a block whose matrices the tensor processes split. All paths start at the block.
 
     Its input is the same on every process (or, with sequence parallelism, gathered); each process computes
     with its own rows and columns; the outputs are summed once.
 
     Attributes:
         enter: module whose first argument (or ``hidden_states``) is the region's input.
-        heads: whether it is attention: its layers are then split by whole heads, else by neurons.
-        column: linear layers split by their outputs. Their outputs belong to heads or neurons of this process.
-        keys_values: those among the column layers that make keys and values. Where there are fewer key-value
-            heads than processes, a process computes the head that its queries need.
+        heads: whether it is attention, whose layers are split by whole heads, else by neurons.
+        column: linear layers split by their outputs.
+        keys_values: the column layers of keys and values. Where there are fewer key-value heads than processes, a
+            process computes the head that its queries need.
         row: linear layers split by their inputs; their outputs are summed over the processes.
-        experts: module that holds ``num_experts`` experts as 3-D parameters, the first dimension counting them:
-            each process holds some of the experts whole. The region's sum is then that of the output of ``enter``,
-            and the row layers in it (of a shared expert) are not summed by themselves.
-        shared: modules in the region that every process holds whole but uses for its own part only, so that
-            their gradients are summed over the processes (norms of single heads, routers).
+        experts: module with ``num_experts`` experts as 3-D parameters, indexed by the first dimension; each process
+            holds some experts whole. The output of ``enter`` is then summed instead of those of the row layers.
+        shared: modules that every process holds whole but uses for its own part only, so that their gradients are
+            summed over the processes (norms of single heads, routers).
     """
 
     enter: str
@@ -44,7 +43,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Fused:
-    """A linear layer that holds several matrices one after the other, split into one layer each at build.
+    """A linear layer that concatenates several matrices; each becomes a layer when the model is built.
 
     Attributes:
         path: from the block.
@@ -59,32 +58,31 @@ class Fused:
 
 @dataclass(frozen=True)
 class Family:
-    """The layout facts of a family. Paths begin at the causal language model unless said otherwise.
+    """The layout facts of a family. Paths start at the causal language model unless said otherwise.
 
-    A path may be missing in a model (OPT's projections, the routers of a dense block): it then says nothing
-    about it. What every parameter of a model needs is to be named by one of them: see `placement_problem`.
+    A path may be missing in a model (OPT's projections, the routers of a dense block). Every parameter has to
+    be named by one of them: see `placement_problem`.
 
     Attributes:
         name: transformers' ``model_type``.
         blocks: the module list of blocks.
         embedding: the token embedding, split by vocabulary.
-        first: modules that only the first pipeline stage has, and what stands for them on the others: nothing
-            ("absent": never called there), a module giving zero, or one that hands its input on.
-        last: modules after the blocks that only the last stage has (others hand their input on).
-        regions: of a block. One whose row layers or experts a block lacks does not belong to it.
+        first: modules of the first pipeline stage only, and their replacement on the others: none ("absent": never
+            called there), a module that returns zero, or the identity.
+        last: modules after the blocks, of the last stage only (the identity on others).
+        regions: of a block. A block without a region's row layers or experts does not have it.
         whole: modules of a block (paths from it) that every process holds whole and applies to all of its tokens.
-        positions: modules that give one vector per position of the row: with sequence parallelism a process
-            keeps the part that belongs to its tokens.
-        counts: attributes (paths from the block) that count heads or widths and are divided by the number of
+        positions: modules that return one vector per position of the row: with sequence parallelism a process
+            keeps those of its tokens.
+        counts: attributes (paths from the block) with numbers of heads or widths, which are divided by the number of
             tensor processes: ``self_attn.num_heads``.
         per_head: attributes (paths from the block) that are tuples with one entry for each query head: a
             tensor process keeps those of its heads.
-        groups: attributes (paths from the block) that say how many query heads share a key-value head.
-        fused: layers that are split at build.
-        transposed: linear layers (paths from the block) stored as (inputs, outputs), GPT-2's ``Conv1D``. They
-            become ordinary ones at build.
-        attend: makes the model's attention go through transformers' attention interface, for families that
-            write it out themselves. None where it does already.
+        groups: attributes (paths from the block) with the number of query heads that share a key-value head.
+        fused: layers that are split when the model is built.
+        transposed: linear layers (paths from the block) stored as (inputs, outputs), GPT-2's ``Conv1D``, which become
+            ordinary ones.
+        attend: routes attention through transformers' attention interface, in families whose code computes it itself.
         refused: axes of a layout that the family's code does not allow, and why.
         bound: largest difference from one process in float64.
     """
@@ -108,7 +106,7 @@ class Family:
 
 
 def find(model: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path, or None where a stage or a configuration has none."""
+    """The module at a path, or None."""
     try:
         return model.get_submodule(path)
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Whether the facts of a family say of every parameter of a model where it belongs."""
+"""Checks that a family's facts cover every parameter of a model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from stoker.models.families.facts import Family, Region, find, regions_of
 
 
 def placement_problem(model: nn.Module, family: Family) -> str | None:
-    """Why a model cannot be spread over tensor or pipeline processes by its family's facts; None where it can.
+    """Why a model cannot use tensor or pipeline parallelism by its family's facts; None where it can.
 
-    A matrix that no fact names would stay whole inside of a region in which every process computes with a part
-    only, and get a part of its gradient. So every parameter has to be named, also those that stay whole.
+    A matrix that no fact names would stay whole in a region where each process computes a part only, and get a part of
+    its gradient. So every parameter has to be named, also those that stay whole.
 
     Args:
-        model: the causal language model itself, its fused layers split, with adapters inside or not.
+        model: the causal language model itself, its fused layers split.
     """
     blocks = find(model, family.blocks)
     if blocks is None:
@@ -38,6 +38,6 @@ def _paths(region: Region) -> tuple[str, ...]:
 
 
 def _prefixes(name: str) -> set[str]:
-    """The paths of all modules that a parameter is in."""
+    """The paths of all modules that contain a parameter."""
     parts = name.split(".")
     return {".".join(parts[:i]) for i in range(1, len(parts))}
