@@ -1,7 +1,7 @@
-"""An adapter as peft loads it on the model that transformers knows.
+"""Saves an adapter as peft loads it on transformers' model.
 
-In training, LoRA stands on each part of a fused layer. The file has one LoRA on the fused layer: the first
-matrices below each other, the second ones along a diagonal, so that it computes exactly the same.
+In training, each part of a fused layer has its own LoRA. The file has one LoRA on the fused layer, which computes the
+same: the first matrices are concatenated, the second ones form a block diagonal.
 
 Shapes: I inputs, O outputs of the fused layer, R rank.
 """
@@ -29,11 +29,7 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
-    """Writes weights and configuration of a model's adapter.
-
-    Args:
-        base_name: of the model that it is for, as transformers loads it.
-    """
+    """Writes weights and configuration of a model's adapter; ``base_name`` is the base for transformers."""
     virtual = virtual_of(model)
     if virtual is not None:
         _save_virtual(virtual, folder, base_name)
@@ -55,7 +51,7 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
         count = _join(state, name, layer)
         if count:
             config.rank_pattern[name] = config.r * count
-            # The factor on the product is alpha over the rank, or over its root: the same as before.
+            # Keeps the factor on the product, alpha over the rank or over its root.
             config.alpha_pattern[name] = config.lora_alpha * (count**0.5 if config.use_rslora else count)
     if split:
         end = ".lora_A.weight"
@@ -66,7 +62,7 @@ def save_adapter(model: nn.Module, folder: Path, base_name: str) -> None:
 
 
 def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
-    """Cuts what an adapter's file holds of the embedding and the head to as many rows."""
+    """Cuts the embedding and the head in an adapter's file to a number of rows."""
     state = load_file(folder / WEIGHTS)
     for name in rows_by_token(base):
         if (held := state.get(f"{PREFIX}{name}")) is not None:
@@ -76,7 +72,7 @@ def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
 
 @torch.no_grad()
 def _save_virtual(virtual: Prompt | Prefix, folder: Path, base_name: str) -> None:
-    """As peft saves them: what the encoder makes, without the encoder."""
+    """Saves the outputs of the encoder, without the encoder, as peft does."""
     config = copy.copy(virtual.config)
     config.base_model_name_or_path, config.inference_mode = base_name, True
     config.save_pretrained(str(folder))
@@ -85,7 +81,7 @@ def _save_virtual(virtual: Prompt | Prefix, folder: Path, base_name: str) -> Non
 
 
 def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:
-    """Replaces the LoRA matrices of a layer's parts by those of the layer; says how many parts had some."""
+    """Replaces the LoRA matrices of a layer's parts by those of the layer; returns the number of parts with LoRA."""
     firsts, seconds, magnitudes = [], [], []
     dora = False
     parts: list[tuple[str, Any]] = list(layer.named_children())
@@ -102,12 +98,7 @@ def _join(state: dict[str, Tensor], name: str, layer: Parts) -> int:
     if firsts:
         whole = f"{PREFIX}{name}"
         state[f"{whole}.lora_A.weight"] = torch.cat(firsts)
-        state[f"{whole}.lora_B.weight"] = _diagonal(seconds)
+        state[f"{whole}.lora_B.weight"] = torch.block_diag(*seconds).contiguous()
         if dora:
             state[f"{whole}.lora_magnitude_vector"] = torch.cat(magnitudes)
     return len(firsts)
-
-
-def _diagonal(blocks: list[Tensor]) -> Tensor:
-    """Matrices along a diagonal, also those without columns, shape (O, sum of R)."""
-    return torch.block_diag(*blocks).contiguous()

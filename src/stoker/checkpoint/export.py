@@ -1,7 +1,7 @@
-"""Exports: what peft, transformers and llama.cpp load, with the template and the stop tokens inside.
+"""Exports for peft, transformers and llama.cpp, with the chat template and the stop tokens inside.
 
-An export is written under another name, read back, replayed in a fresh process by the program that will serve it,
-and gets its own name only when it holds and answers what was trained; see `stoker.checkpoint.export_check`.
+An export is written under a temporary name, read back, replayed in a fresh process by the program that will serve it,
+and renamed when its weights and answers are those of the training; see `stoker.checkpoint.export_check`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ GGUF_DTYPES: dict[str, Literal["f32", "f16", "q8_0"]] = {"fp32": "f32", "fp16": 
 
 @dataclass(frozen=True)
 class Export:
-    """What is asked for.
+    """The settings of an export.
 
     Attributes:
         format: ``adapter`` (peft), ``merged`` (transformers) or ``gguf`` (llama.cpp).
-        to: the folder it shall lie in.
-        dtype: of the weights; None takes what the format is best in.
-        quantise: how the linear layers of ``merged`` are held, as ``model.quantise`` says it; None for as they are.
+        to: the folder to write.
+        dtype: of the weights; None for the format's default.
+        quantise: of the linear layers of ``merged``, as in ``model.quantise``; None for unquantised.
     """
 
     format: Format
@@ -63,15 +63,15 @@ class Export:
 
     @property
     def weights(self) -> str:
-        """The type of the weights that are written."""
+        """The type of the written weights."""
         return self.dtype or ("fp16" if self.format == "gguf" else "fp32")
 
 
 def check_export(tuned: TunedRun, export: Export) -> None:
-    """Refuses what cannot be, before anything is written.
+    """Refuses impossible exports before anything is written.
 
     Raises:
-        UserError: the target is taken, or the format does not fit the run.
+        UserError: the target exists, or the format does not fit the run.
     """
     if export.to.exists() and (not export.to.is_dir() or any(export.to.iterdir())):
         raise UserError(f"{export.to} exists already: give another --to")
@@ -107,16 +107,16 @@ def check_export(tuned: TunedRun, export: Export) -> None:
 
 
 def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[Path], None]) -> Path:
-    """Writes the export beside its target, has it verified, and gives it its name.
+    """Writes the export beside its target, verifies it, and renames it.
 
     Args:
-        verify: raises where what was written does not answer as the run does.
+        verify: raises where the written files do not answer as the run does.
 
     Returns:
         The folder, or the GGUF file in it.
 
     Raises:
-        RunFailed: the disk is full, or ``verify`` found a difference; what was written is then called ``TO.differs``.
+        RunFailed: the disk is full, or ``verify`` found a difference; the files are then in ``TO.differs``.
     """
     check_export(tuned, export)
     export.to.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _adapter(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     save_adapter(tuned.model, folder, public_name(tuned.job, base).name)
     tokenizer = served_tokenizer(tuned)
     if extension_of(tuned.job, base) is not None and rows_of(base_of(tuned, base), tuned.job) < len(tokenizer):
-        keep_rows(unwrap(tuned.model), folder, len(tokenizer))  # peft gives the base one for each token
+        keep_rows(unwrap(tuned.model), folder, len(tokenizer))  # peft resizes the base to one for each token
     tokenizer.save_pretrained(folder)
     GenerationConfig(eos_token_id=_stops(tuned)).save_pretrained(folder)
     write_card(tuned, export.format, base, folder)
@@ -174,7 +174,7 @@ def _stops(tuned: TunedRun) -> int | list[int]:
 
 
 def base_of(tuned: TunedRun, base: Path) -> str:
-    """What plain transformers loads here as the base of an adapter: the hub id, or a folder."""
+    """The base of an adapter for transformers on this machine: the hub id, or a folder."""
     assert tuned.job.model is not None
     source = locate(tuned.job.model.name, base)
     assert source is not None
@@ -195,7 +195,7 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
 
 @contextmanager
 def held_as(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Within it the weights of a model are of a type; behind it they are what they were."""
+    """Casts the weights of a model within the block."""
     tensors = [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point() and t.dtype != dtype]
     before = [t.data for t in tensors]
     for tensor in tensors:
@@ -208,7 +208,7 @@ def held_as(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def check_quantisable(tuned: TunedRun, quantise: str) -> None:
-    """Raises: UserError: the package that it needs is not installed, or the run's base is quantised already."""
+    """Raises: UserError: the package is not installed, or the run's base is quantised already."""
     assert tuned.job.model is not None
     if tuned.job.model.quantise != "none":
         raise UserError(
@@ -219,7 +219,7 @@ def check_quantisable(tuned: TunedRun, quantise: str) -> None:
 
 
 def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.float32) -> TunedRun:
-    """The run with its adapters merged, and its linear layers in fewer bits; its own model is gone afterwards.
+    """The run with its adapters merged and its linear layers quantised; consumes the run's own model.
 
     Raises:
         UserError: see `check_quantisable`.
@@ -229,10 +229,7 @@ def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.flo
 
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]
-    """The model as transformers saves it, with its adapters added into its weights.
-
-    In float32, so that the sum is rounded once, at the end.
-    """
+    """The model as transformers saves it, with its adapters merged in float32, so that the sum is rounded once."""
     merged: Any = model.float().merge_and_unload() if isinstance(model, PeftModel) else model
     saved_form(merged)
     return merged
@@ -254,7 +251,7 @@ def codec_of_run(tuned: TunedRun) -> TextCodec:
 
 
 def served_tokenizer(tuned: TunedRun) -> PreTrainedTokenizerFast:
-    """The tokenizer with the template of the training inside, whoever's it was."""
+    """The tokenizer with the chat template of the training."""
     tokenizer = tuned.tokenizer
     if task_of(tuned.job).chat:
         tokenizer.chat_template = codec_of_run(tuned).template.source

@@ -1,15 +1,14 @@
-"""Whether an export holds and answers what was trained, and what its precision costs on held-out rows.
+"""Verifies that an export has the trained weights and answers, and measures the cost of its precision.
 
-Three comparisons, each against what may differ there and no more:
+Three comparisons, each with its own tolerance:
 
-1. Merging: the merged model's answers are the trained model's, to the rounding of float32.
-2. Storing: every weight that is read back from the export differs from the merged one by no more than its type rounds
-   by (`stoker.checkpoint.rounding`). What these weights alone change of the held-out log-probabilities is the cost of
-   the type.
+1. Merging: the merged model's answers equal the trained model's, up to the rounding of float32.
+2. Storing: every weight that is read back differs from the merged one by at most the rounding of its type
+   (`stoker.checkpoint.rounding`). The change of held-out log-probabilities by these weights is the cost of the type.
 3. Serving: the program that will serve the export answers as these weights do. transformers computes them in float32.
-   llama.cpp rounds activations to the type as well, which costs about what rounding the weights does; see `allowed`.
+   llama.cpp rounds activations as well, which costs about as much as rounding the weights; see `allowed`.
 
-Tokens, splitting, template and stop tokens are equal or refused.
+Tokens, splitting rules, template and stop tokens must be equal.
 """
 
 from __future__ import annotations
@@ -35,26 +34,26 @@ from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_f
 from stoker.errors import RunFailed
 from stoker.models.quantise import quantised_copy
 
-FLOAT32 = 1e-3  # largest difference of logits between two orders of the same sums, as a share of their spread
-EIGHT_BIT = 5e-2  # bitsandbytes rounds activations to 8 bits, in which the least difference before is a whole step
-# llama.cpp rounds activations besides, in the same blocks as weights: as much again, and outliers cost more. SmolLM2
+FLOAT32 = 1e-3  # largest difference of logits by the order of summation, relative to their standard deviation
+EIGHT_BIT = 5e-2  # bitsandbytes rounds activations to 8 bits, so the smallest difference before becomes a whole step
+# llama.cpp also rounds activations, in the same blocks as weights: about the same cost, and outliers cost more. SmolLM2
 # under LoRA differs by 1.1 of the cost of q8_0 weights (34 held-out tokens).
 ACTIVATIONS = 4.0
-PARTING = 5.0  # deviations by which two tokens may be apart where greedy answers part
+PARTING = 5.0  # allowed deviations between the logits of two tokens where greedy answers diverge
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found of an export that holds what was trained.
+    """The measurements of a verified export.
 
     Attributes:
-        line: for people.
-        rows, tokens: that were scored.
-        held_out: whether the rows were held out, instead of trained on.
-        before, after: mean loss of the tokens, of the trained model and of the export as it is served.
-        cost: root mean square of what the stored weights alone change of the tokens' log-probabilities.
-        difference: the same, of what the program that serves them changes.
-        allowed: the most that ``difference`` may be.
+        line: a summary.
+        rows, tokens: number of them that were scored.
+        held_out: whether the rows were held out of training.
+        before, after: mean loss of the tokens by the trained model and by the served export.
+        cost: root mean square of the change of the tokens' log-probabilities by the stored weights.
+        difference: the same, by the program that serves them.
+        allowed: upper bound of ``difference``.
     """
 
     line: str
@@ -68,7 +67,7 @@ class Verified:
     allowed: float
 
     def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
+        """Everything but the summary."""
         return {name: value for name, value in asdict(self).items() if name != "line"}
 
 
@@ -78,9 +77,9 @@ class Exported:
 
     Attributes:
         written: the folder, or the GGUF file.
-        drift: what fewer bits changed of the answers, in words; empty where the weights are not quantised.
-        base: what the export calls its base.
-        warning: what whoever loads it has to know of that.
+        drift: a sentence on the change of the answers by quantisation; empty without it.
+        base: the name of the base in the export.
+        warning: what whoever loads it has to know about the base.
     """
 
     written: Path
@@ -91,11 +90,11 @@ class Exported:
 
 
 def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
-    """Writes a run's export and verifies it; the run's own model is gone afterwards.
+    """Writes a run's export and verifies it; consumes the run's own model.
 
     Raises:
-        UserError: the export cannot be.
-        RunFailed: what was written is not what was trained; it is then called ``TO.differs``.
+        UserError: the export is impossible.
+        RunFailed: the written files differ from the training; they are then in ``TO.differs``.
     """
     check_export(tuned, export)
     if export.quantise:
@@ -126,10 +125,10 @@ def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, writte
     """Reads an export back, replays it, and compares.
 
     Args:
-        model: the run's own; merged, unless the export is an adapter. It has the stored weights afterwards.
+        model: the run's own; merged, unless the export is an adapter. It gets the stored weights.
 
     Raises:
-        RunFailed: the export cannot be loaded, or holds, answers, stops or tokenises differently.
+        RunFailed: the export cannot be loaded, or its weights, answers, stop tokens or tokenizer differ.
     """
     expected: Sequence[ReplayAnswer] = reference.answers
     if export.format != "adapter":
@@ -154,14 +153,14 @@ def _check_merged(reference: ReferenceAnswers, model: nn.Module) -> None:
 
 
 def distance(ours: Sequence[ReplayAnswer], theirs: Sequence[ReplayAnswer]) -> float:
-    """The largest difference of logits, as a share of their spread, so that one bound serves every model."""
-    pairs = zip(_same_words(ours, theirs), _same_words(theirs, ours), strict=True)
+    """The largest difference of logits, relative to their standard deviation."""
+    pairs = zip(_same_width(ours, theirs), _same_width(theirs, ours), strict=True)
     apart = [float((a.logits - b.logits).abs().max() / a.logits.std()) for a, b in pairs]
     return max(apart, key=lambda value: math.inf if math.isnan(value) else value)
 
 
-def _same_words(answers: Sequence[ReplayAnswer], others: Sequence[ReplayAnswer]) -> list[ReplayAnswer]:
-    """Answers without logits that the others lack: the trained model may have rows beyond its last token."""
+def _same_width(answers: Sequence[ReplayAnswer], others: Sequence[ReplayAnswer]) -> list[ReplayAnswer]:
+    """Answers without the logits that the others lack: the trained model may have rows after its last token."""
     width = min(answer.logits.shape[1] for answer in others)
     return [replace(answer, logits=answer.logits[:, :width]) for answer in answers]
 
@@ -177,7 +176,7 @@ def _verify_folder(
     replayed, texts = answer_afresh(written, reference.request if export.format == "adapter" else own)
     check_texts(reference.texts, texts, "transformers", (0,))
     check_stops(reference.stop_ids, written)
-    expected, before = (_same_words(answers, replayed) for answers in (expected, reference.answers))
+    expected, before = (_same_width(answers, replayed) for answers in (expected, reference.answers))
     tolerance = EIGHT_BIT if "8bit" in (reference.quantise, export.quantise) else FLOAT32
     apart = distance(expected, replayed)
     if not apart <= tolerance:
@@ -228,8 +227,8 @@ def _verified(
 ) -> Verified:
     """
     Args:
-        equal: greedy answers that are those of the trained model.
-        how: the sentence in which the losses have their place.
+        equal: number of greedy answers that equal the trained model's.
+        how: a format string for the losses.
     """
     before, after = float(-trained.mean()), float(-served.mean())
     rows, kind = (
@@ -252,7 +251,7 @@ def _root_mean_square(values: Tensor) -> float:
 
 
 def _drift(trained: Sequence[ReplayAnswer], quantised: Sequence[ReplayAnswer]) -> str:
-    """How far the answers in fewer bits are from those of the trained model, in one line."""
+    """A sentence on the difference between the quantised and the trained model's answers."""
     apart = [
         _root_mean_square(ours.logits - theirs.logits) / float(ours.logits.std())
         for ours, theirs in zip(trained, quantised, strict=True)
@@ -277,7 +276,7 @@ def _check_parting(
     model: nn.Module,
     allowed: float,
 ) -> None:
-    """Greedy answers may part where two tokens are as likely as each other to within the noise, and nowhere else."""
+    """Greedy answers may diverge only where the logits of both tokens are equal up to the noise."""
     for question, ours, theirs in zip(reference.questions, expected, answers, strict=True):
         parted = next((i for i, (a, b) in enumerate(zip(ours.tokens, theirs, strict=False)) if a != b), None)
         if parted is None:

@@ -1,4 +1,4 @@
-"""Which models GGUF can hold, and how their tensors are laid out in it."""
+"""The models that GGUF can express, and the layout of their tensors."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-_BLOCK = (
-    "attn_norm",
-    "attn_q",
-    "attn_k",
-    "attn_v",
-    "attn_output",
-    "ffn_norm",
-    "ffn_gate",
-    "ffn_up",
-    "ffn_down",
-)
+_BLOCK = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
 _ROPES = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True)
 class GgufFamily:
-    """How one architecture is laid out in a GGUF.
+    """The layout of an architecture in a GGUF.
 
     Attributes:
         name: ``general.architecture``.
-        permute: llama.cpp rotates neighbouring rows of q and k heads, so their rows are reordered.
-        extra: a block's tensors beside the weights that all families have.
+        permute: whether rows of q and k heads are reordered, as llama.cpp rotates neighbouring ones.
+        extra: a block's tensors besides the weights of all families.
     """
 
     name: str
@@ -54,7 +44,7 @@ def head_size(config: Any) -> int:
 
 
 def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
-    """The GGUF names of every tensor of a model, in the order in which they are written."""
+    """The GGUF names of a model's tensors, in the order of writing."""
     head = [] if config.tie_word_embeddings else ["output.weight"]
     block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)
     blocks = [f"blk.{i}.{name}" for i in range(config.num_hidden_layers) for name in block]

@@ -1,9 +1,7 @@
-"""A tokenizer as a GGUF file holds it: tokens, types, merges, special ids, the name of its splitting rules.
+"""A tokenizer in a GGUF file: tokens, types, merges, special ids, the name of its splitting rules.
 
-llama.cpp knows a byte-level BPE tokenizer's splitting rules (its pre-tokenizer) only by name; the regular
-expressions behind the names are compiled into it (``src/llama-vocab.cpp`` of ggml-org/llama.cpp). So the
-rules of the folder's tokenizer are compared with those of the names below, and anything else is refused: a
-wrong name would load without complaint and split text differently from training.
+llama.cpp knows the splitting rules (the pre-tokenizer) by name only. A tokenizer whose rules equal none of
+`stoker.models.pre_tokenizers` is refused: a wrong name would load without an error and split text differently.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Unsupported(Exception):
-    """The tokenizer cannot be said in a GGUF; the message is the reason."""
+    """GGUF cannot express the tokenizer; the message is the reason."""
 
 
 class _SpecialIds(NamedTuple):
@@ -38,14 +36,14 @@ class GgufTokenizer:
 
     Attributes:
         pre: name of the splitting rules, as in `PRE_TOKENIZERS`.
-        tokens: by id, as many as the model's vocabulary has; ids without a token are filled with ``[PADn]``.
+        tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
         types: by id, as ``gguf.TokenType``.
         merges: in order of rank, each ``left right``.
-        bos, eos, pad, unk: ids. GGUF has no way to say "no bos" (llama.cpp then assumes token 11), so a
-            tokenizer without one gets its eos there, which is harmless because `add_bos` is false.
-        more_stops: further ids that end a generation; at most two.
+        bos, eos, pad, unk: ids. Without a bos llama.cpp assumes token 11, so a tokenizer without one gets its eos
+            there, which has no effect as `add_bos` is false.
+        more_stops: other ids that end a generation; at most two.
         add_bos, add_eos: whether encoding adds them.
-        chat_templates: by name; ``default`` is the one used unasked. Empty when the tokenizer has none.
+        chat_templates: by name.
     """
 
     pre: str
@@ -71,7 +69,7 @@ class GgufTokenizer:
         writer.add_bos_token_id(self.bos)
         writer.add_eos_token_id(self.eos)
         slots = (writer.add_eot_token_id, writer.add_eom_token_id)
-        # Without an end of turn, llama.cpp would guess one from the names of the tokens.
+        # Without an end-of-turn token, llama.cpp would guess one from the names of the tokens.
         for add_stop, stop in zip(slots, self.more_stops or (self.eos,), strict=False):
             add_stop(stop)
         if self.pad is not None:
@@ -86,10 +84,9 @@ class GgufTokenizer:
 
 
 def read_tokenizer(folder: Path, *, vocab_size: int) -> GgufTokenizer:
-    """Reads the tokenizer of a Hugging Face folder, as transformers would load it for training.
+    """Reads the tokenizer of a Hugging Face folder and the stop tokens of its generation settings.
 
     Args:
-        folder: holds ``tokenizer.json`` and its company; further stop tokens in ``generation_config.json``.
         vocab_size: rows of the model's embedding.
 
     Raises:
@@ -136,7 +133,7 @@ def pre_tokenizer_name(description: dict[str, Any]) -> str:
     """The ``tokenizer.ggml.pre`` whose rules equal those of a ``tokenizer.json``.
 
     Raises:
-        Unsupported: llama.cpp has no such rules, or none that are known here.
+        Unsupported: no known pre-tokenizer has these rules.
     """
     rules = tuple(_splitting_rules(description["pre_tokenizer"]))
     ignore_merges = bool(description["model"].get("ignore_merges"))
@@ -148,7 +145,7 @@ def pre_tokenizer_name(description: dict[str, Any]) -> str:
 
 
 def _splitting_rules(pre_tokenizer: dict[str, Any] | None) -> list[str]:
-    """Flattens a pre-tokenizer into the regular expressions it isolates, in order; ByteLevel comes last."""
+    """The regular expressions by which a pre-tokenizer splits, in order."""
     if pre_tokenizer is None:
         raise Unsupported("the tokenizer is not byte-level")
     steps = pre_tokenizer["pretokenizers"] if pre_tokenizer["type"] == "Sequence" else [pre_tokenizer]
@@ -174,8 +171,8 @@ def _check_model(model: dict[str, Any], normalizer: dict[str, Any] | None) -> No
     for key in ("byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(key):
             raise Unsupported(f"{key} = {model[key]!r} of the tokenizer's model cannot be expressed")
-    # llama.cpp normalises nothing. NFC (the Qwen families) is let through, as in every published GGUF of
-    # theirs: it changes only text that was not in NFC before.
+    # llama.cpp has no normaliser. NFC (Qwen) is accepted, as in all published GGUFs of these models: it changes only
+    # text that is not in NFC.
     if normalizer and normalizer["type"] != "NFC":
         raise Unsupported(f"the tokenizer's normalizer {normalizer['type']} cannot be expressed")
 
@@ -188,7 +185,7 @@ def _merge(merge: str | list[str]) -> str:
 
 
 def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: int) -> tuple[Any, Any]:
-    """Tokens and their types by id, filled up to the model's vocabulary."""
+    """Tokens and their types by id, padded to the model's vocabulary."""
     from gguf import TokenType
 
     tokens, types = [], []
@@ -209,10 +206,10 @@ def _token_list(vocabulary: dict[int, str], added: dict[int, Any], vocab_size: i
 
 
 def _special_ids(tokenizer: Any, stops: list[int]) -> _SpecialIds:
-    """The special ids; the stops beside eos come from the generation settings."""
+    """The special ids; the stop tokens besides eos come from the generation settings."""
     special = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    # A configuration class has default ids (Llama: eos 2) that often survive beside another tokenizer and
-    # name an ordinary word there. A stop token that was meant is a special token.
+    # The default ids of a configuration class (Llama: eos 2) often remain with another tokenizer, where they are
+    # ordinary tokens. A real stop token is a special token.
     stops = [stop for stop in stops if stop in special]
     eos = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else next(iter(stops), None)
     if eos is None:
@@ -234,7 +231,7 @@ def _configured_stops(folder: Path) -> list[int]:
 
 
 def _added_around(tokenizer: Any) -> tuple[list[int], list[int]]:
-    """Ids that encoding puts before and after a text."""
+    """The ids that encoding adds before and after a text."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     dressed = tokenizer("a")["input_ids"]
     starts = [i for i in range(len(dressed) - len(bare) + 1) if dressed[i : i + len(bare)] == bare]

@@ -1,7 +1,6 @@
-"""Writes a Hugging Face folder as one GGUF file, for llama.cpp and everything built on it.
+"""Writes a Hugging Face folder as one GGUF file, for llama.cpp and programs built on it.
 
-What GGUF and llama.cpp cannot say is refused before a byte is written: a file that loads but computes
-something else than what was trained is worse than none.
+A model that GGUF or llama.cpp cannot express is refused before anything is written.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Dtype = Literal["f32", "f16", "q8_0"]
 
 
 class _Source(NamedTuple):
-    """One tensor on its way: its name in the safetensors file, its shape there, its type in the GGUF."""
+    """A tensor's safetensors file, name and shape there, and its type in the GGUF."""
 
     handle: Any
     key: str
@@ -38,14 +37,13 @@ class _Source(NamedTuple):
 
 
 def write_gguf(folder: Path, target: Path, *, dtype: Dtype = "f16", name: str | None = None) -> None:
-    """Writes the model and tokenizer in `folder` as the GGUF file `target`.
+    """Writes the model and tokenizer in `folder` as the GGUF file `target`, atomically.
 
-    Matrices get `dtype`, vectors stay float32; a matrix whose rows are no multiple of 32 long stays float16
-    under q8_0. A sliding window becomes the context length: up to it, attending to the window and to all are
-    the same. The file appears under its name only when it is whole.
+    Matrices get `dtype`, vectors stay float32; with q8_0, matrices whose width is not a multiple of 32 are float16.
+    A sliding window becomes the context length, up to which it makes no difference.
 
     Args:
-        name: of the model, for people; by default the folder's.
+        name: of the model; by default the folder's.
 
     Raises:
         UserError: the folder is not such a model, or GGUF cannot express it; nothing is written.
@@ -115,10 +113,10 @@ def _write_config(writer: GGUFWriter, config: Any, dtype: Dtype, *, name: str) -
 
 
 def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files: ExitStack) -> dict[str, _Source]:
-    """Every tensor of the GGUF by name, in file order.
+    """The tensors of the GGUF by name, in file order.
 
     Raises:
-        UserError: the folder lacks a tensor, or has one this architecture does not know.
+        UserError: the folder lacks a tensor, or has one that is not in this architecture.
     """
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
     from safetensors import SafetensorError, safe_open
@@ -166,7 +164,7 @@ def _kind(shape: tuple[int, ...], dtype: Dtype) -> GGMLQuantizationType:
 
 
 def _write_tensors(writer: GGUFWriter, sources: dict[str, _Source], config: Any, family: GgufFamily) -> None:
-    """Header, keys and tensors; one tensor in memory at a time."""
+    """Writes header, keys and tensors, with one tensor in memory at a time."""
     import numpy as np
     from gguf.quants import quant_shape_to_byte_shape
 
@@ -216,7 +214,7 @@ def _neighbours(weight_OD: torch.Tensor, n_heads: int) -> torch.Tensor:
 
 
 def _llama3_rope_factors(config: Any) -> np.ndarray | None:
-    """What Llama 3's rope scaling divides each frequency by, [head size / 2]; None for other kinds."""
+    """The divisors of the frequencies in Llama 3's rope scaling, shape (K / 2,); None for other kinds."""
     if config.rope_parameters["rope_type"] != "llama3":
         return None
     import torch

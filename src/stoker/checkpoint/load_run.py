@@ -1,4 +1,4 @@
-"""A run as something to use: its model with the weights of one of its checkpoints."""
+"""Loads a run's model with the weights of one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     """Loads a run's model with the weights of a checkpoint.
 
     Args:
-        trusted: which of the run's keys that let code run the user stands for, as ``key=value``.
+        trusted: the keys of the run that may run code and that the user trusts, as ``key=value``.
 
     Raises:
-        UserError: there is no such run or checkpoint, or the run asks to run code and nobody stands for it.
+        UserError: there is no such run or checkpoint, or the run asks to run code that the user does not trust.
     """
     folder = find_run(path, base)
     loaded = load_job(folder.job, trusted)
@@ -102,7 +102,7 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     if problems := code_problems(loaded, _as_option):
         raise UserError(*problems)
     store, step = checkpoint_step(folder, job, at, base)
-    # What was trained in mixed precision is used in it, too.
+    # A model that was trained in mixed precision is used in it, too.
     device = device_for(job)
     text = open_text_side(loaded, base)
     with arithmetic_of(device):

@@ -1,4 +1,4 @@
-"""The model card of an export: base, data, settings, losses and versions, and nothing of this machine."""
+"""The model card of an export: base, data, settings, losses and versions, without local paths."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ TUNING = ("rank", "alpha", "dropout", "targets", "rslora", "dora", "tokens", "de
 
 @dataclass(frozen=True)
 class BaseName:
-    """What a base is called to others.
+    """The public name of a base.
 
     Attributes:
-        name: a hub id, or what this machine calls it, without its folders.
-        local: whether only this machine knows it by that name.
-        remark: what differs from what the name leads to.
+        name: a hub id, or the local name without its folders.
+        local: whether the name is known to this machine only.
+        remark: how the base differs from the model of that name.
     """
 
     name: str
@@ -39,7 +39,7 @@ class BaseName:
 
     @property
     def warning(self) -> str | None:
-        """What whoever loads the export has to know."""
+        """A warning to whoever loads the export, where the name is local."""
         if not self.local:
             return None
         return (
@@ -67,7 +67,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
         return BaseName(f"{cached[1]}/{cached[2]}")
     given = Path(name)
     inside = not given.is_absolute() and not {"..", "~"} & set(given.parts)
-    # With its dot it is a path to every loader, and never somebody else's model of that name on the hub.
+    # The dot makes it a path to every loader, and never somebody else's model of that name on the hub.
     return BaseName(f"./{given if inside else Path(source.where).name}", local=True)
 
 
@@ -78,7 +78,7 @@ def write_card(tuned: TunedRun, form: str, base: Path, folder: Path) -> None:
 
 
 def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
-    """What the hub reads."""
+    """The YAML header for the hub."""
     yield "---"
     if not base.local:
         yield f"base_model: {base.name}"
@@ -135,7 +135,7 @@ def _settings(tuned: TunedRun) -> Iterator[tuple[str, Any]]:
 
 
 def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float]]:
-    """Of the training rows and of those held out, up to the step that is exported."""
+    """(rows, first loss, last loss) of the training rows and the held-out ones, up to the exported step."""
     steps = [line["loss"] for line in tuned.folder.read_metrics() if line["step"] <= tuned.step]
     if steps:
         yield "training rows, first and last step", steps[0], steps[-1]

@@ -1,4 +1,4 @@
-"""What the trained model answers: asked before its weights are merged for an export, which is asked the same."""
+"""The trained model's answers, taken before its weights are merged, for comparison with the export's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.quantise import quantisation
 
 ROWS = 6
-LONGEST = 1024  # tokens of a row, the last of its prompt kept
+LONGEST = 1024  # tokens of a row; the start of its prompt is cut
 SCORED = 64  # trained tokens of a row: the logits of a large vocabulary fill memory
 CONVERSATIONS: tuple[Conversation, ...] = (
     [{"role": "user", "content": "Name 3 colours, please.\nThen  stop."}],
@@ -43,13 +43,13 @@ TEXTS = ("Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve ca
 
 @dataclass(frozen=True)
 class RenderedTexts:
-    """What the training's tokenizer and template make of texts and conversations.
+    """Texts and conversations with the results of the training's tokenizer and template.
 
     Attributes:
         asked: the texts.
-        conversations: those that the template takes.
-        expected: of the training.
-        start: the text of the token that begins every text, where there is one.
+        conversations: those that the template accepts.
+        expected: the results.
+        start: the text of the start token; empty without one.
     """
 
     asked: tuple[str, ...]
@@ -60,11 +60,11 @@ class RenderedTexts:
 
 @dataclass(frozen=True)
 class ReferenceAnswers:
-    """What the trained model answers, kept before its weights are merged for the export.
+    """The trained model's answers.
 
     Attributes:
-        held_out: whether the rows were held out, instead of trained on.
-        request: what a fresh process is asked.
+        held_out: whether the rows were held out of training.
+        request: for the fresh process.
     """
 
     questions: tuple[ReplayRow, ...]
@@ -81,9 +81,9 @@ class ReferenceAnswers:
 
 
 def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
-    """Asks the trained model what the export will be asked: held-out rows, training rows where there are none.
+    """Replays held-out rows, or training rows where there are none, through the trained model.
 
-    The model is in float32 afterwards, unless its base is quantised.
+    Casts the model to float32, unless its base is quantised.
     """
     assert tuned.job.model is not None
     codec = codec_of_run(tuned)
@@ -121,7 +121,7 @@ def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool
 
 
 def _question(ids: list[int], trained: list[bool]) -> ReplayRow:
-    """The first and the last trained tokens of a row, which end with its stop token."""
+    """The replay row with the first and the last trained tokens of a row."""
     targets = [place for place in range(1, len(ids)) if trained[place]]
     if len(targets) > SCORED:
         targets = [*targets[: SCORED // 2], *targets[-SCORED // 2 :]]
@@ -140,7 +140,7 @@ def _texts(tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]) ->
         try:
             rendered.append((conversation, codec.template.render(conversation, prompt=True)))
         except TemplateRefused:
-            continue  # this template takes no system message, or none in this order
+            continue  # this template accepts no system message, or not in this order
     template = codec.template.source if task_of(tuned.job).chat else tuned.tokenizer.chat_template
     expected = TextAnswers(
         vocabulary_of(backend.get_vocab(with_added_tokens=True)),

@@ -1,7 +1,7 @@
-"""Replaying an export: the same rows through the artifact in a fresh process, by the program that will serve it.
+"""Replays rows through an export in a fresh process with transformers and peft.
 
-Run as ``python -m stoker.checkpoint.replay FOLDER`` it is that fresh process: plain transformers and peft, nothing
-of Stoker's loading. The request comes as JSON on stdin, the answer goes into a safetensors file.
+Run as ``python -m stoker.checkpoint.replay FOLDER`` it is that process, which uses nothing of Stoker's loading. The
+request comes as JSON on stdin, the answer goes into a safetensors file.
 
 Shapes: N scored positions, V vocabulary.
 """
@@ -31,11 +31,11 @@ Conversation = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class ReplayRow:
-    """One row.
+    """A row to replay.
 
     Attributes:
-        ids: the row's tokens, prompt and answer.
-        prompt: how many of them are the prompt.
+        ids: tokens of prompt and answer.
+        prompt: number of tokens of the prompt.
         positions: those whose next token is trained.
     """
 
@@ -45,36 +45,36 @@ class ReplayRow:
 
     @property
     def targets(self) -> Tensor:
-        """The tokens behind the positions, shape (N,)."""
+        """The tokens after the positions, shape (N,)."""
         return torch.tensor([self.ids[p + 1] for p in self.positions])
 
 
 @dataclass(frozen=True)
 class ReplayAnswer:
-    """What a model says to a question.
+    """A model's answer for a row.
 
     Attributes:
-        logits: at the question's positions, shape (N, V).
-        tokens: the greedy continuation of the prompt, its stop token included.
+        logits: at the row's positions, shape (N, V).
+        tokens: the greedy continuation of the prompt, with its stop token.
     """
 
     logits: Tensor
     tokens: tuple[int, ...]
 
     def scores(self, question: ReplayRow) -> Tensor:
-        """Log-probabilities of the question's targets, shape (N,)."""
+        """Log-probabilities of the row's targets, shape (N,)."""
         return self.logits.log_softmax(-1).gather(1, question.targets[:, None]).squeeze(1)
 
 
 @dataclass(frozen=True)
 class TextAnswers:
-    """What a tokenizer makes of texts and conversations.
+    """A tokenizer, and its results for texts and conversations.
 
     Attributes:
         vocabulary: tokens by id, in JSON.
         template: the chat template; None without one.
         texts: ids of each text, special tokens not added.
-        rendered: each conversation as text, ready for the next answer.
+        rendered: each conversation as a prompt for the next answer.
     """
 
     vocabulary: str
@@ -85,14 +85,14 @@ class TextAnswers:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """What the fresh process is asked.
+    """The request to the fresh process.
 
     Attributes:
         texts, conversations: for `TextAnswers`.
-        trust_remote_code: whether modelling code that comes with the model may run there too.
-        quantisation: transformers' settings of an adapter's base, where that is quantised.
-        base: of an adapter, where it lies on this machine; None for the one it names.
-        dtype: that the weights are read in, before they are computed in float32; None for what they are stored in.
+        trust_remote_code: whether the model's own code may run.
+        quantisation: transformers' settings of an adapter's quantised base.
+        base: path of an adapter's base on this machine; None for the one it names.
+        dtype: type to load the weights in, before they are cast to float32; None for the stored one.
     """
 
     questions: Sequence[ReplayRow]
@@ -107,7 +107,7 @@ class ReplayRequest:
 
 @torch.inference_mode()
 def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[int]) -> list[ReplayAnswer]:
-    """Asks a model in this process."""
+    """Replays rows through a model in this process."""
     device = next(model.parameters()).device
     front = virtual_ids(model)
     answers = []
@@ -130,18 +130,18 @@ def answer(model: nn.Module, questions: Sequence[ReplayRow], stop_ids: Sequence[
 
 @torch.inference_mode()
 def next_logits(model: nn.Module, ids: Sequence[int]) -> Tensor:
-    """The logits behind a row, shape (V,)."""
+    """The logits of the next token after a row, shape (V,)."""
     row = torch.tensor([[*virtual_ids(model), *ids]], device=next(model.parameters()).device)
     return model(input_ids=row).logits[0, -1].float().cpu()
 
 
 def vocabulary_of(tokens: Mapping[str, int]) -> str:
-    """A vocabulary in the order of its ids, as JSON."""
+    """The tokens of a vocabulary by id, as JSON."""
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
 def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
-    """Asks the export in a folder, or a GGUF file, through transformers and peft in a fresh process.
+    """Replays rows through the export in a folder, or a GGUF file, in a fresh process.
 
     Raises:
         RunFailed: the artifact cannot be loaded by transformers and peft.
@@ -169,7 +169,7 @@ def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAn
 
 
 def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:
-    """The adapter in a folder as one that names its base by where it lies here."""
+    """A copy of an adapter that names its base by its path on this machine."""
     config = folder / "adapter_config.json"
     if base is None or not config.is_file():
         return folder

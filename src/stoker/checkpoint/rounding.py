@@ -1,4 +1,4 @@
-"""What a type of stored weights may change of each weight, and whether a stored tensor keeps to it.
+"""Bounds of the rounding of stored weights by type, and whether a stored tensor is within them.
 
 Shapes: O outputs, I inputs of a matrix.
 """
@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 from stoker.errors import RunFailed
 
-FP16_LEAST = 2.0**-25  # half of the least number that float16 has
-FP16, BF16 = 2.0**-11, 2.0**-8  # half a unit in the last place, as a share of the number
+FP16_LEAST = 2.0**-25  # half of float16's smallest positive number
+FP16, BF16 = 2.0**-11, 2.0**-8  # half a unit in the last place, relative to the number
 NF4_GAP = 0.152  # half of nf4's widest gap, between -1 and -0.6962 (Dettmers et al., 2023, appendix E)
 NF4_SCALE = 0.9 / 64  # a step of the 8 bits between 0.1 and 1, of scales less their mean
 SLACK = 1.1  # the scales of a group are rounded as well
 GROUPS: dict[str, tuple[int | None, float]] = {
-    # Weights that share a scale (None: a row), and the largest rounding as a share of the largest of them.
+    # Weights that share a scale (None: a row), and the largest rounding relative to the largest of them.
     "q8_0": (32, 0.5 / 127 + FP16),
     "8bit": (None, 0.5 / 127),
     "int8": (None, 0.5 / 127),
     "int4": (32, 0.5 / 7.5),
     "4bit": (64, NF4_GAP),
 }
-SCALE = 0.03  # by which a tensor may grow or shrink in 4 bits as a whole: rounding to nf4 shrinks it by 0.01
-ENOUGH = 1024  # weights, from which on that can be told
+SCALE = 0.03  # relative change of a tensor's scale in 4 bits; rounding to nf4 shrinks it by 0.01
+ENOUGH = 1024  # weights, from which on the scale is estimated
 
 
 def largest_rounding(weight: Tensor, form: str) -> Tensor:
-    """The most that storing may change each number of a tensor by, of its shape.
+    """The largest change of each number of a tensor by storing it, in the tensor's shape.
 
     Args:
         weight: float32.
@@ -43,7 +43,7 @@ def largest_rounding(weight: Tensor, form: str) -> Tensor:
         return size * FP16 + FP16_LEAST
     group, share = GROUPS[form]
     most = _largest_of(size.flatten(1) if group is None else _grouped(size, group), size) * share * SLACK
-    if form == "4bit":  # whose scales are held in 8 bits, 256 of them together
+    if form == "4bit":  # its scales are stored in 8 bits, in groups of 256
         most += _largest_of(_grouped(size, 64 * 256), size) * NF4_SCALE
     return most + FP16_LEAST
 
@@ -53,7 +53,7 @@ def _grouped(size: Tensor, group: int) -> Tensor:
 
 
 def _largest_of(groups: Tensor, like: Tensor) -> Tensor:
-    """The largest number of each one's group, in the shape of a tensor."""
+    """The largest number in the group of each element, in the shape of a tensor."""
     return groups.amax(-1, keepdim=True).expand_as(groups).flatten()[: like.numel()].view_as(like)
 
 
@@ -61,7 +61,7 @@ def check_stored(name: str, trained: Tensor, stored: Tensor, form: str) -> None:
     """Compares a stored tensor with the trained one.
 
     Raises:
-        RunFailed: it differs by more than the form rounds by.
+        RunFailed: it differs by more than the rounding of its form.
     """
     trained, stored = trained.float(), stored.to(trained.device).float()
     if trained.shape != stored.shape:

@@ -1,4 +1,4 @@
-"""Whether an export splits texts, renders conversations and stops as in training."""
+"""Compares an export's tokenizer, chat template and stop tokens with those of the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.errors import RunFailed
 def check_texts(texts: RenderedTexts, got: TextAnswers, program: str, added: Sequence[int]) -> None:
     """
     Args:
-        added: characters that a program may leave out before a conversation, as encoding puts them there.
+        added: numbers of characters that a program may leave out before a conversation, as encoding adds them.
     """
     wanted = texts.expected
     ours, theirs = json.loads(wanted.vocabulary), json.loads(got.vocabulary)

@@ -1,4 +1,4 @@
-"""The weights that an export holds, read back and checked one by one against those that were trained."""
+"""Reads an export's weights back and compares them one by one with the trained ones."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Stored = Iterator[tuple[str, Tensor, str]]
 
 @torch.no_grad()
 def take_stored(model: nn.Module, stored: Stored) -> None:
-    """Checks every stored weight against a model's own, and puts it in its place.
+    """Checks every stored weight against a model's own, and copies it into the model.
 
     Args:
         model: the trained one, as transformers saves it.
         stored: name, value and form of each weight.
 
     Raises:
-        RunFailed: one differs by more than its form rounds by, is missing, or is too many.
+        RunFailed: a weight differs by more than the rounding of its form, is missing, or is not in the model.
     """
     left = dict(model.named_parameters())
     for name, value, form in stored:
@@ -41,22 +41,17 @@ def take_stored(model: nn.Module, stored: Stored) -> None:
 
 
 def stored_in_folder(model: Any, folder: Path, dtype: str) -> Stored:
-    """What transformers reads from a folder.
-
-    Args:
-        model: of the class that is in it.
-        dtype: that it was written in.
-    """
+    """The weights that transformers reads from a folder, written in ``dtype``, for a model's class."""
     held = type(model).from_pretrained(folder, dtype="auto", local_files_only=True)
     for name, parameter in held.named_parameters():
         yield name, parameter.detach(), dtype
 
 
 def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtype: str) -> None:
-    """Checks a model in fewer bits against the one that it was made from.
+    """Checks a quantised model against its original.
 
     Raises:
-        RunFailed: a weight differs by more than its form rounds by.
+        RunFailed: a weight differs by more than the rounding of its form.
     """
     layers = dict(held.named_modules())
     others = dict(held.named_parameters())
@@ -69,7 +64,7 @@ def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtyp
 
 
 def stored_in_gguf(model: Any, file: Path) -> Stored:
-    """What a GGUF file holds, under the names of transformers."""
+    """The weights of a GGUF file, by transformers' names."""
     from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
     from gguf.quants import dequantize
 
@@ -89,6 +84,6 @@ def stored_in_gguf(model: Any, file: Path) -> Stored:
 
 
 def _halves(weight_OI: Tensor, heads: int) -> Tensor:
-    """Puts the rows of a head that are rotated together half a head apart, as transformers has them."""
+    """Reorders the rows of each head from pairs to halves, transformers' order; see `gguf_writer`."""
     rows, width = weight_OI.shape
     return weight_OI.view(heads, rows // heads // 2, 2, width).transpose(1, 2).reshape(rows, width)

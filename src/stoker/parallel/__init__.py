@@ -1,1 +1,1 @@
-"""Spreading the work: what is applied to a single-device model, one file each."""
+"""Parallelism: what is applied to a single-device model, one file each."""

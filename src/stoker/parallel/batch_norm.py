@@ -14,9 +14,9 @@ from stoker.parallel.collectives import copy_to, sum_from
 
 
 def synchronise_batch_norms(model: nn.Module, group: dist.ProcessGroup | None) -> int:
-    """Lets every batch norm see the samples of all processes in training; says how many there are.
+    """Makes every batch norm use the samples of all processes in training; returns their number.
 
-    PyTorch's own ``SyncBatchNorm`` does so on GPUs only.
+    PyTorch's own ``SyncBatchNorm`` runs on GPUs only.
     """
     if group is None:
         return 0
@@ -46,7 +46,7 @@ def _forward(norm: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
 
 
 def _total(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the processes, used differently on each."""
+    """The sum over the processes, whose gradients are summed as well."""
     return copy_to(sum_from(x, group), group)
 
 

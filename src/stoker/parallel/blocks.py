@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: what recompute and compile are applied to, one at a time."""
+"""The repeated blocks of a model, which recompute and compile are applied to."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Collectives that gradients flow through.
+"""Differentiable collectives.
 
-Each forward collective has its counterpart in the backward pass (Shoeybi et al., 2019, section 3;
-Korthikanti et al., 2022, section 4.2.2): what is copied to all is summed up on the way back, what is gathered
-is scattered in sums.
+Each forward collective has its counterpart in the backward pass (Shoeybi et al., 2019, section 3; Korthikanti et al.,
+2022, section 4.2.2): an all-reduce for a copy, a reduce-scatter for an all-gather.
 """
 
 from __future__ import annotations
@@ -15,28 +14,27 @@ from torch import Tensor
 
 
 def copy_to(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The same tensor, about to be used differently on each process: its gradients are summed."""
+    """The same tensor, whose gradients are summed over the processes, as each uses it differently."""
     return x if group is None else _Copy.apply(x, group)
 
 
 def sum_from(x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """The sum over the processes, used alike on each: the gradient goes to every addend."""
+    """The sum over the processes, whose gradient, the same on each, goes to every addend."""
     return x if group is None else _Sum.apply(x, group)
 
 
 def gather_parts(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
-    """All processes' parts one after the other, about to be used differently on each: gradients are summed
-    and every process gets its part of them. Parts are of equal size."""
+    """Concatenates the processes' parts, of equal size; each process gets its part of the summed gradients."""
     return x if group is None else _Gather.apply(x, dim, group)
 
 
 def scatter_sum(x: Tensor, dim: int, group: dist.ProcessGroup | None) -> Tensor:
-    """This process' part of the sum over the processes. The dimension must divide."""
+    """This process' part of the sum over the processes. The dimension must be divisible by their number."""
     return x if group is None else _ScatterSum.apply(x, dim, group)
 
 
 def exchange(x: Tensor, split: int, join: int, group: dist.ProcessGroup | None) -> Tensor:
-    """Splits one dimension over the processes and joins another from them (all-to-all); both must divide."""
+    """Splits one dimension over the processes and gathers another (all-to-all); both must be divisible."""
     return x if group is None else _Exchange.apply(x, split, join, group)
 
 
@@ -101,7 +99,7 @@ def _all_reduce(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """All processes' tensors, of equal shape, joined along a dimension."""
+    """Concatenates the processes' tensors, of equal shape, along a dimension."""
     size = dist.get_world_size(group)
     gathered = x.new_empty(size * x.shape[0], *x.shape[1:])
     dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
@@ -109,7 +107,7 @@ def all_gather(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """This process' equal part, along a dimension, of the sum over the processes."""
+    """This process' part, along a dimension, of the sum over the processes."""
     size = dist.get_world_size(group)
     parts = torch.stack(x.chunk(size, dim)) if dim else x.contiguous().view(size, -1, *x.shape[1:])
     mine = torch.empty_like(parts[0])
@@ -118,7 +116,7 @@ def reduce_scatter(x: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def all_to_all(x: Tensor, split: int, join: int, group: dist.ProcessGroup) -> Tensor:
-    """Sends the n-th part along ``split`` to the n-th process; joins what comes along ``join``."""
+    """Sends the n-th part along ``split`` to the n-th process; concatenates the received parts along ``join``."""
     size = dist.get_world_size(group)
     parts = torch.stack(x.chunk(size, split))
     received = torch.empty_like(parts)

@@ -1,7 +1,7 @@
-"""torch.compile, block by block: the blocks are alike, so one compilation serves all of them.
+"""torch.compile, block by block: the blocks are the same, so they share one compilation.
 
-Applied before recompute, which then runs the compiled block twice: packed attention is not compiled, and a
-recomputed block with such a gap in it would not be compiled at all.
+Applied before recompute, which then runs the compiled block twice: packed attention breaks the graph, and a recomputed
+block with a graph break would not be compiled at all.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker.parallel.blocks import blocks_of
 
 
 def compile_blocks(model: nn.Module) -> int:
-    """Compiles every block, or the whole model where there are none; says how many were compiled."""
+    """Compiles every block, or the whole model where there are none; returns their number."""
     blocks = blocks_of(model) or [model]
     for block in blocks:
         block.forward = torch.compile(block.forward)

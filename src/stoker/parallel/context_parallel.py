@@ -1,12 +1,12 @@
-"""Context parallelism: each process has a part of every row, and attention brings the parts together.
+"""Context parallelism: each process has a part of every row.
 
 ``gather``: a process computes its own queries against the keys and values of the whole row, which are gathered
-(as Llama 3 was trained: Grattafiori et al., 2024, section 3.3.2). The row is cut in twice as many parts as there
-are processes and each gets one from the front and one from the back, for later queries see more keys.
+(Llama 3: Grattafiori et al., 2024, section 3.3.2). The row is split into twice as many parts as there are processes;
+each gets one from the front and one from the back, as later queries see more keys.
 ``ulysses``: heads are exchanged for tokens, so that a process attends with some heads over the whole row
 (Jacobs et al., 2023).
 
-Documents stay apart: a query sees its own segment's keys only, wherever they lie.
+A query sees the keys of its own segment only, on whichever process they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class GatherKeys(_Group):
-    """Own queries, everybody's keys and values.
+    """The queries of this process, the keys and values of all.
 
     Attributes:
         ranges: the row's tokens on this process, [start, stop) of the front part and of the back part.
@@ -61,7 +61,7 @@ class GatherKeys(_Group):
         groups = k_BGTK.shape[1]
         both = gather_parts(torch.cat((k_BGTK, v_BGTK), dim=1), 2, self.group)
         parts = both.chunk(2 * dist.get_world_size(self.group), dim=2)
-        # Process 0 has the first and the last part, process 1 the second and the last but one ...
+        # Process 0 has the first and the last part, process 1 the second and the second to last ...
         k, v = torch.cat((*parts[0::2], *reversed(parts[1::2])), dim=2).split(groups, dim=1)
         return q_BHTK, k, v
 
@@ -74,14 +74,14 @@ class GatherKeys(_Group):
 
 @dataclass(frozen=True)
 class ExchangeHeads(_Group):
-    """Some heads over all tokens. Query heads must divide by the number of processes."""
+    """Some heads over all tokens. The number of query heads must be divisible by that of processes."""
 
     def stretches(self, segments: Sequence[Segment]) -> list[QuerySpan]:
         return [QuerySpan(number, 0, s.length) for number, s in enumerate(segments)]
 
     def enter(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         size, groups = dist.get_world_size(self.group), k_BGTK.shape[1]
-        if groups % size:  # fewer key-value heads than processes: each gets a copy of the one that it needs
+        if groups % size:  # fewer key-value heads than processes: each gets a copy of the head it needs
             times = (size if size % groups == 0 else q_BHTK.shape[1]) // groups
             k_BGTK, v_BGTK = (x.repeat_interleave(times, dim=1) for x in (k_BGTK, v_BGTK))
         q, k, v = (exchange(x, 1, 2, self.group) for x in (q_BHTK, k_BGTK, v_BGTK))
@@ -96,14 +96,14 @@ class ExchangeHeads(_Group):
 
 
 def parts_of_row(mesh: Mesh) -> int:
-    """What the length of a row must divide by."""
+    """The length of a row must be divisible by this."""
     layout = mesh.layout
     halves = 2 if layout.context > 1 and layout.context_by == "gather" else 1
     return layout.context * halves * (layout.tensor if layout.sequence else 1)
 
 
 def own_part(inputs: Inputs, mesh: Mesh) -> Inputs:
-    """This process' tokens of a packed row, and the predictions that are made from them."""
+    """This process' tokens of a packed row, and their targets."""
     group = mesh.groups["context"]
     if group is None:
         return inputs

@@ -1,8 +1,8 @@
-"""Arithmetic in which nothing is rounded to float32: ``train.precision: fp64``.
+"""Arithmetic without rounding to float32: ``train.precision: fp64``.
 
-Modelling code computes norms, softmaxes and rotary angles in float32 whatever its weights are. Two layouts of
-one model add the same numbers up in another order; a difference of 1e-16 before such a rounding can be one of
-1e-7 behind it. Within `in_float64` every request for float32 gives float64.
+Modelling code computes norms, softmaxes and rotary angles in float32 whatever its weights are. Two layouts of a model
+sum the same numbers in a different order; a difference of 1e-16 before such a rounding can become 1e-7. Within
+`in_float64` every request for float32 gives float64.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _GROUPED: tuple[Any, ...] = tuple(
     for function in (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
     if function is not None
 )
-_BITS = (Tensor.view, torch.frombuffer, torch.from_file)  # here a type says what is stored, as in a file of weights
+_BITS = (Tensor.view, torch.frombuffer, torch.from_file)  # here the type is that of stored bytes
 
 
 class _Float64(TorchFunctionMode):
-    """Reads float64 wherever a function of torch is asked for float32."""
+    """Replaces float32 by float64 in the arguments of torch's functions."""
 
     def __torch_function__(
         self,
@@ -50,21 +50,21 @@ class _Float64(TorchFunctionMode):
 
 
 def arithmetic_of(device: Device) -> AbstractContextManager[None]:
-    """What encloses all that a run computes on a device: `in_float64` where its precision is fp64."""
+    """The context of all computation on a device: `in_float64` where its precision is fp64."""
     return in_float64() if device.precision == "fp64" else nullcontext()
 
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Within it float32 is never asked for; new tensors of floating point are float64 unless told otherwise.
+    """Replaces float32 by float64 within the block, also in the backward pass and as the default type.
 
-    Holds in the backward pass as well. What exists in float32 already stays as it is.
+    Existing float32 tensors do not change.
     """
     before = torch.get_default_dtype()
     engine = torch.autograd._engine_run_backward
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        # Tensor.backward is itself a function of torch, and while one runs the mode is off; recompute needs it.
+        # Tensor.backward is itself a function of torch, which disables the mode; recompute needs it.
         with _Float64():
             return engine(*args, **kwargs)
 
@@ -88,6 +88,6 @@ def _grouped_product(x: Tensor, weights: Tensor, *, offs: Tensor, **_: Any) -> T
     """
     ends = offs.tolist()
     parts = [x[start:end] @ weights[i] for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
-    # Rows beyond the last group belong to nobody: torch's own leaves them as they were in memory.
+    # torch's own leaves rows after the last group uninitialised.
     rest = x.new_full((x.shape[0] - ends[-1], weights.shape[-1]), torch.nan)
     return torch.cat([*parts, rest])

@@ -1,4 +1,4 @@
-"""What is done with gradients once a step: partial ones summed, ties joined, the norm taken over all processes."""
+"""Gradients after a step's last backward pass: partial ones summed, ties joined, their norm over all processes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from stoker.parallel.mesh import Axis, Mesh, sum_over
 
 @dataclass(frozen=True)
 class Trained:
-    """A parameter that is trained, and how its gradient is spread.
+    """A trained parameter, and how its gradient is distributed.
 
     Attributes:
         split: whether tensor processes hold different parts of it.
         partial: whether its gradient has to be summed over the tensor processes.
         copy: whether it is the last stage's copy of a tied embedding.
-        tied: whether another stage has, or this is, such a copy.
+        tied: whether it is such a copy, or another stage has one.
     """
 
     parameter: Parameter
@@ -38,13 +38,13 @@ class Gradients:
     def __init__(self, trained: Sequence[Trained], mesh: Mesh, *, reduce_batch: bool) -> None:
         """
         Args:
-            reduce_batch: whether gradients are still to be summed over the processes with the same weights; they
-                are where no wrapper does it.
+            reduce_batch: whether gradients have to be summed over the processes with the same weights, which no
+                wrapper does.
         """
         self._trained, self._mesh, self._reduce_batch = trained, mesh, reduce_batch
 
     def finish(self) -> None:
-        """Makes the gradients those of the whole step, after its last backward pass."""
+        """Completes the gradients after the step's last backward pass."""
         self._lay_out()
         if self._reduce_batch:
             self._sum([t.parameter for t in self._trained], "batch")
@@ -66,7 +66,7 @@ class Gradients:
         return total.sqrt()
 
     def clip(self, norm: Tensor, limit: float) -> None:
-        """Scales the gradients down to a norm of ``limit``; 0 leaves them."""
+        """Scales the gradients down to a norm of ``limit``; 0 disables it."""
         if limit:
             factor = (limit / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
             gradients = [_local(t.parameter.grad) for t in self._trained if t.parameter.grad is not None]
@@ -74,8 +74,8 @@ class Gradients:
                 gradient.mul_(factor.to(gradient.device, gradient.dtype))
 
     def _lay_out(self) -> None:
-        """Zero-bubble schedules leave gradients laid out in memory otherwise than their parameters, and fused
-        optimizers read both as they lie."""
+        """Gives gradients the strides of their parameters: zero-bubble schedules change them, and fused optimizers
+        require them."""
         for parameter in (t.parameter for t in self._trained):
             grad = parameter.grad
             if grad is not None and not isinstance(grad, DTensor) and grad.stride() != parameter.stride():
@@ -101,7 +101,7 @@ class Gradients:
             sum_over(group, *gradients)
 
     def _join_ties(self) -> None:
-        """The embedding's gradient is that of both of its uses: on the first stage and, as the head, on the last."""
+        """Sums the gradients of a tied embedding's two uses: on the first stage and, as the head, on the last."""
         tied = [t.parameter for t in self._trained if t.tied]
         if not tied or self._mesh.layout.pipeline == 1:
             return

@@ -1,4 +1,4 @@
-"""Which attention heads a tensor process computes."""
+"""The attention heads of a tensor process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ Range = tuple[int, int]
 class Heads:
     """A process' share of the attention heads, as ranges [start, stop).
 
-    Query heads go with the key-value head that they share, so a process has whole groups; where the groups do not
-    divide, some processes have one more. Where there are fewer groups than processes, several hold the same
-    key-value head, each with an equal part of its query heads.
-
-    Attributes:
-        queries, keys: of ``query_heads`` and ``key_heads`` in all.
+    A process has whole groups of query heads with their key-value head; some processes have one more where the number
+    of groups is not divisible. With fewer groups than processes, several hold the same key-value head, each with an
+    equal part of its query heads.
     """
 
     query_heads: int
@@ -36,12 +33,12 @@ class Heads:
         return (self.queries[1] - self.queries[0]) // (self.keys[1] - self.keys[0])
 
     def own(self, whole: int) -> int:
-        """This process' part of a number that counts query heads, or is a multiple of their count."""
+        """This process' part of the number of query heads, or of a multiple of it."""
         return whole * (self.queries[1] - self.queries[0]) // self.query_heads
 
 
 def share_heads(config: Any, processes: int, index: int) -> Heads | None:
-    """The share of one of several processes; None where the heads cannot be shared out."""
+    """The share of a process; None where the heads cannot be distributed."""
     query_heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or query_heads
     group = query_heads // key_heads

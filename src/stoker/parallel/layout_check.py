@@ -1,4 +1,4 @@
-"""Whether a model can be spread as a layout says, found before any process starts on it."""
+"""Whether a model can have a layout, checked before any process starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def layout_problem(model: Any, layout: Layout, loaded: LoadedJob) -> Problem | N
     """Why a causal language model cannot have a layout, at the key that asks for it; None where it can.
 
     Args:
-        model: without memory, its fused layers split, adapters inside or not.
+        model: on the meta device, its fused layers split.
     """
     axes = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context}
     asked = [axis for axis, size in axes.items() if size > 1]

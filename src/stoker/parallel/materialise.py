@@ -1,4 +1,4 @@
-"""From a model without memory to this process' part of its weights: each process reads only what it holds."""
+"""Allocates a meta model's parameters and reads this process' part of their values, and no more."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def materialise(
 ) -> None:
     """Gives the parameters on the meta device memory on a device, and reads this process' part of their values.
 
-    Comes after the model has been split, cut and sharded, and before it is wrapped for the sum of its gradients.
-    Parameters are new objects afterwards, except those of ``fully_shard``; shared ones stay shared.
+    Comes after splitting and sharding, and before DDP. Parameters are new objects afterwards, except those of
+    ``fully_shard``; shared ones stay shared.
 
     Args:
         source: by the names of the model's parameters.
-        placements: by the same names, which piece of the whole tensor a parameter is before ``fully_shard``;
-            whole where it has none.
-        offload: whether parameters stay in the host's memory, as ``fully_shard`` with offloading wants them.
+        placements: by the same names, the piece of the whole tensor that a parameter is before ``fully_shard``;
+            parameters without one are whole.
+        offload: whether parameters stay in host memory, as ``fully_shard`` with offloading requires.
 
     Raises:
         UserError: the weights cannot be read.
@@ -46,7 +46,7 @@ def rows_held(parameter: torch.Tensor, piece: Piece | None) -> Rows:
     """The part of the whole tensor that a parameter holds on this process.
 
     Args:
-        piece: the piece of the whole tensor that was given to ``fully_shard``, or is held as it is.
+        piece: of the whole tensor, before ``fully_shard``.
     """
     if piece is None:
         piece = Piece(None, 0, 0, tuple(parameter.shape))

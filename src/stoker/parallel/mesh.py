@@ -1,7 +1,7 @@
-"""The processes of a run as a grid: one axis for each way of spreading the work, one group for each line of it.
+"""The processes of a run as a grid: one axis for each kind of parallelism, one process group for each line.
 
-Ranks count the axis ``tensor`` fastest, as its processes talk most and should be neighbours; then ``context``,
-``shard``, ``replica``, and ``pipe``, whose processes talk least.
+Ranks count the axis ``tensor`` fastest, as its processes communicate most and should be neighbours; then ``context``,
+``shard``, ``replica``, and ``pipe``, whose processes communicate least.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ _LINES: dict[Axis, tuple[str, ...]] = {
 
 
 class Mesh:
-    """This process' place among all of a layout's, and its groups.
+    """This process' coordinates in a layout, and its groups.
 
-    The default process group must be initialised, with as many processes as the layout asks for.
+    The default process group must be initialised, with as many processes as the layout needs.
 
     Attributes:
-        groups: by axis; None where the group is this process alone.
-            ``pipe``: the stages of one pipeline. ``tensor``: who splits each matrix.
-            ``context``: who splits each row. ``batch``: who computes with the same weights on other tokens, over
-            which gradients are summed. ``ends``: the first and the last stage of a pipeline.
+        groups: by axis; None for a single process. ``pipe``: the stages of a pipeline. ``tensor``: processes that split
+            each matrix. ``context``: processes that split each row. ``batch``: processes with the same weights and
+            other tokens, over which gradients are summed. ``ends``: the first and the last stage of a pipeline.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -60,7 +59,7 @@ class Mesh:
         return self._new_group(last.reshape(-1, size), axis)
 
     def _new_group(self, lines: np.ndarray, axis: str) -> dist.ProcessGroup | None:
-        """The group of the line that this process is in; every process makes all of them, in the same order."""
+        """The group of this process' line; every process creates all groups, in the same order."""
         if lines.shape[1] == 1:
             return None
         mine = None
@@ -90,8 +89,8 @@ class Mesh:
 
     @cached_property
     def sharding(self) -> DeviceMesh:
-        """What weights are sharded over, for ``fully_shard``: context processes hold the same weights, so they
-        share in it. Two-dimensional where there are replicas. Every process must ask for it."""
+        """The mesh for ``fully_shard``, which includes the context processes; two-dimensional with replicas. A
+        collective."""
         layout = self.layout
         sizes = (layout.pipeline, layout.replicas, layout.shard_size * layout.context, layout.tensor)
         whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=("pipe", "replica", "shard", "tensor"))
@@ -99,7 +98,7 @@ class Mesh:
 
 
 def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:
-    """Adds small tensors of one type up over a group, in one message, in place."""
+    """Sums small tensors of one type over a group, in one message, in place."""
     if group is None or not tensors:
         return
     flat = torch.cat([t.reshape(-1) for t in tensors])

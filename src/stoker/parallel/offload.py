@@ -1,4 +1,4 @@
-"""Optimizer states in the host's memory, and the step taken there (ZeRO-Offload: Ren et al., 2021)."""
+"""Optimizer states in host memory, and the step on the host (ZeRO-Offload: Ren et al., 2021)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Groups = list[dict[str, Any]]
 
 
 class HostOptimizer(Optimizer):
-    """An optimizer over copies of the parameters on the host; states exist there only.
+    """An optimizer over copies of the parameters on the host, where its states are.
 
     A step copies weights and gradients to the host, steps there, and copies the weights back.
 
     Args:
         groups: of the parameters on the device.
-        make: gives the optimizer that steps on the host, for the groups of the copies.
+        make: makes the optimizer on the host for the groups of the copies.
     """
 
     def __init__(self, groups: Groups, make: Callable[[Groups], Optimizer]) -> None:
@@ -33,7 +33,7 @@ class HostOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step. Parameters without a gradient stay as they are."""
+        """One step. Parameters without a gradient do not change."""
         for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
             inner["lr"], inner["weight_decay"] = outer["lr"], outer["weight_decay"]
         for parameter, copy in self._copies.items():
@@ -48,7 +48,7 @@ class HostOptimizer(Optimizer):
 
 
 class _States(MutableMapping[Tensor, dict[str, Any]]):
-    """The states on the host by the parameter on the device; what is put in is moved to the host."""
+    """The states on the host by the parameter on the device; inserted states are moved to the host."""
 
     def __init__(self, inner: Optimizer, copies: dict[Tensor, Parameter]) -> None:
         self._inner, self._copies = inner, copies

@@ -1,4 +1,4 @@
-"""Pipeline parallelism, second half: PyTorch's schedules run the stages of this process.
+"""Runs the pipeline stages of this process with PyTorch's schedules.
 
 GPipe (Huang et al., 2019), 1F1B and interleaved 1F1B (Narayanan et al., 2021), zero bubble and its V form (Qi et
 al., 2023).
@@ -40,12 +40,12 @@ SCHEDULES: dict[ScheduleName, Callable[..., Any]] = {
 
 @dataclass
 class Pipeline:
-    """The stages of this process and what runs them.
+    """The stages of this process and their schedules.
 
     Attributes:
-        stages: first to last.
+        stages: in order.
         width: of the hidden states.
-        dtype: in which they go from stage to stage.
+        dtype: of the hidden states that are sent between stages.
     """
 
     stages: Sequence[Stage]
@@ -93,7 +93,7 @@ class Pipeline:
 
     @torch.no_grad()
     def through(self, index: int, tokens: int) -> Tensor | None:
-        """Takes one row through all stages; gives what the last stage gave, where it is."""
+        """Runs one row through all stages; returns the last stage's output, where that is."""
         out: Tensor | None = None
         mine = dict(zip(stages_of_process(self.mesh.layout, self.mesh.at("pipe")), self.stages, strict=True))
         for number in range(self.mesh.layout.stage_count):
@@ -119,14 +119,14 @@ class Pipeline:
             stage.rows, stage.scale, stage.losses = list(rows), scale, {}
 
     def _tokens(self, row: Inputs) -> int:
-        """Tokens that go from stage to stage."""
+        """Tokens of the hidden states between stages."""
         return row.ids.shape[1] // (self.mesh.layout.tensor if self.mesh.layout.sequence else 1)
 
     def _last(self) -> Stage | None:
         return next((stage for stage in self.stages if stage.head is not None), None)
 
     def _schedule(self, micro_batches: int, tokens: int) -> Any:
-        """The schedule for rows of a length, which is fixed for it as its buffers are."""
+        """The schedule for rows of a length; its buffers have a fixed size."""
         key = (micro_batches, tokens)
         if key not in self._schedules:
             layout, device = self.mesh.layout, self.mesh.device
@@ -147,10 +147,10 @@ class Pipeline:
             chosen = SCHEDULES[layout.schedule]
             given = stages if layout.stages_per_process > 1 else stages[0]
             schedule = chosen(given, n_microbatches=micro_batches, loss_fn=_its_output, scale_grads=False)
-            self._schedules = {key: schedule}  # of the length at hand; others would keep their buffers
+            self._schedules = {key: schedule}  # of the current length only; others would keep their buffers
         return self._schedules[key]
 
 
 def _its_output(loss: Tensor, _: Tensor) -> Tensor:
-    """The last stage gives the loss already."""
+    """The last stage's output is the loss."""
     return loss.sum()

@@ -1,4 +1,4 @@
-"""Pipeline parallelism, first half: a model cut into stretches of blocks, which keep their names."""
+"""Cuts a model into pipeline stages, whose blocks keep their names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.models.families.facts import Family
 
 
 class BlockRange(nn.ModuleList):
-    """Some of a list's blocks, in their order, by the numbers that they have in the whole list."""
+    """Some of a list's blocks, in order, named by their numbers in the whole list."""
 
     def __init__(self, blocks: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -26,21 +26,21 @@ class BlockRange(nn.ModuleList):
 
 
 class _Zero(nn.Module):
-    """Stands for vectors that have been added on an earlier stage."""
+    """Replaces vectors that an earlier stage has added."""
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.zeros((), device=x.device)
 
 
 class _Same(nn.Module):
-    """Stands for what an earlier or a later stage does."""
+    """Replaces a module of an earlier or a later stage."""
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
         return x
 
 
 def blocks_of_stages(layout: Layout, blocks: int) -> list[range]:
-    """Which blocks each stage has: as the layout says, else evenly, the first stages getting what is left over."""
+    """The blocks of each stage: from the layout, else evenly, with the remainder on the first stages."""
     count = layout.stage_count
     sizes = layout.stages or tuple(blocks // count + (i < blocks % count) for i in range(count))
     assert sum(sizes) == blocks and len(sizes) == count
@@ -49,7 +49,7 @@ def blocks_of_stages(layout: Layout, blocks: int) -> list[range]:
 
 
 def stages_of_process(layout: Layout, pipe: int) -> list[int]:
-    """Which stages a process of the pipeline has: one; with looped schedules every n-th; in a V, one from each end."""
+    """The stages of a process of the pipeline: one; every n-th in looped schedules; one from each end in a V."""
     if layout.stages_per_process == 1:
         return [pipe]
     if layout.schedule == "zbv":
@@ -58,10 +58,10 @@ def stages_of_process(layout: Layout, pipe: int) -> list[int]:
 
 
 def cut(model: Any, family: Family, blocks: range, *, first: bool, last: bool) -> None:
-    """Leaves a causal language model only the given blocks, in place.
+    """Removes all other blocks from a causal language model, in place.
 
     Args:
-        first, last: whether the stage has what comes before the blocks, and after them.
+        first, last: whether the stage has the modules before the blocks, and those after them.
     """
     whole = model.get_submodule(family.blocks)
     named = dict(whole.named_children())

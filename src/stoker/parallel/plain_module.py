@@ -1,4 +1,4 @@
-"""Any module under the layouts that ask nothing of its inside: replicated or sharded data parallelism."""
+"""Data parallelism, replicated or sharded, for any module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.parallel.shard import shard
 
 
 def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torch.dtype | None) -> ParallelModel:
-    """Spreads a module that every process has whole, with the same weights; a collective.
+    """Parallelizes a module that every process has whole, with the same weights; a collective.
 
     Args:
         compiled: whether its blocks are compiled.

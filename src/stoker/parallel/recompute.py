@@ -1,4 +1,4 @@
-"""Recompute: keep a block's input only, compute the rest again in the backward pass (Chen et al., 2016)."""
+"""Recompute (activation checkpointing): keeps a block's input only (Chen et al., 2016)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PARTS: dict[Recompute, int] = {"selective": -1}
 
 
 def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family | None = None) -> int:
-    """Makes every block recompute, with the same random numbers (dropout); says how many there are.
+    """Makes every block recompute, with the same random numbers (dropout); returns their number.
 
     Args:
-        which: ``full`` computes whole blocks again; ``selective`` their feed-forward part only, whose activations
-            are the widest, and keeps what attention has computed.
-        family: says where the feed-forward part is.
+        which: ``full`` recomputes whole blocks; ``selective`` only their feed-forward part, whose activations are the
+            widest.
+        family: gives the path of the feed-forward part.
 
     Raises:
-        UserError: the model has no list of blocks, or what to select in them is not known.
+        UserError: the model has no list of blocks, or their feed-forward part is not known.
     """
     modules = blocks_of(model)
     if not modules:
@@ -45,8 +45,8 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
 
 
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """What encloses the first and the second computation: the second sees the row of the first, whichever is
-    at hand by then (pipelines have several micro-batches in work)."""
+    """The contexts of the first and the second computation: the second gets the row of the first, as pipelines have
+    several micro-batches at a time."""
     return nullcontext(), _both(packed_attention.same_again(), router_balance.same_again())
 
 

@@ -1,4 +1,4 @@
-"""Plain data parallelism with PyTorch's DistributedDataParallel, whose gradients are summed."""
+"""Data parallelism with PyTorch's DistributedDataParallel, with summed gradients."""
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
 import torch
@@ -10,10 +10,10 @@ from stoker.parallel.mesh import Mesh
 
 
 def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> DistributedDataParallel:
-    """Sums gradients over all processes that have the same weights, while the backward pass goes on.
+    """Sums gradients over all processes with the same weights, during the backward pass.
 
     Args:
-        may_be_unused: whether a forward pass may leave trained parameters out.
+        may_be_unused: whether a forward pass may leave out trained parameters.
     """
     group = mesh.groups["batch"]
     replicated = DistributedDataParallel(

@@ -1,6 +1,6 @@
 """Sharded data parallelism (ZeRO: Rajbhandari et al., 2020) with PyTorch's ``fully_shard``.
 
-zero1 and zero2 gather the weights once a step and keep them; zero3 lets them go after each block. zero2 and
+zero1 and zero2 gather the weights once a step and keep them; zero3 frees them after each block. zero2 and
 zero3 reduce the gradients of each micro-batch to shards; zero1 keeps them whole until the last one.
 """
 
@@ -25,12 +25,12 @@ def shard(
     *,
     whole: set[nn.Parameter] | None = None,
 ) -> None:
-    """Shards each block, and what is outside of them with the root. Works on the meta device.
+    """Shards each block, and everything else with the root. Works on the meta device.
 
     Args:
-        root: is called for the forward pass.
-        compute: type that gathered weights are cast to; None for the type they are kept in.
-        whole: parameters that every process keeps as they are.
+        root: the module that is called for the forward pass.
+        compute: type that gathered weights are cast to; None for their own.
+        whole: parameters that are not sharded.
     """
     layout = mesh.layout
     offload = OffloadPolicy()
@@ -60,9 +60,9 @@ def sharded_modules(root: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reshard(root: nn.Module | None) -> None:
-    """Lets go of the weights that stay gathered after a forward pass that no backward pass follows.
+    """Frees the weights that stay gathered after a forward pass without a backward pass.
 
-    While they are gathered, the model's parameters are not those that the optimizer steps and has states for.
+    While they are gathered, the model's parameters are not those of the optimizer.
     """
     for module in sharded_modules(root) if root is not None else ():
         module.reshard()
@@ -70,14 +70,14 @@ def reshard(root: nn.Module | None) -> None:
 
 @contextmanager
 def micro_batch(root: FSDPModule, layout: Layout, *, last: bool) -> Iterator[None]:
-    """Encloses the forward and the backward pass of a micro-batch.
+    """The context of the forward and the backward pass of a micro-batch.
 
     Args:
         last: whether it is the last one of the step, after which gradients must be complete.
     """
     root.set_is_last_backward(last)
     root.set_requires_gradient_sync(last or layout.shard != "zero1")
-    root.set_requires_all_reduce(last)  # over replicas, of shards that are summed up so far
+    root.set_requires_all_reduce(last)  # over replicas, of the accumulated shards
     if layout.shard != "zero3":
         root.set_reshard_after_backward(last)
     yield

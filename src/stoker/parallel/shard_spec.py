@@ -1,4 +1,4 @@
-"""Which part of a whole tensor a process holds."""
+"""A process' part of a whole tensor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Piece:
     """Indices [start, stop) of one dimension of a whole tensor.
 
     Attributes:
-        dim: the dimension that is split; None for a tensor that is held whole.
+        dim: the dimension that is split; None for a whole tensor.
         shape: of the whole tensor.
     """
 
@@ -27,9 +27,9 @@ class Piece:
 
 
 def chunk(size: int, parts: int, index: int) -> tuple[int, int]:
-    """The range of the ``index``-th of ``parts`` parts of a dimension, as ``torch.chunk`` cuts it.
+    """The range of the ``index``-th of ``parts`` parts of a dimension, as in ``torch.chunk``.
 
-    All parts but the last ones have the same size, rounded up; the last may be smaller or empty.
+    Parts have the same size, rounded up; the last ones may be smaller or empty.
     """
     step = -(-size // parts)
     return min(size, index * step), min(size, (index + 1) * step)

@@ -1,4 +1,4 @@
-"""What is sharded, replicated or pipelined: a model, or a stretch of its blocks, together with its loss."""
+"""The modules that are sharded, replicated or pipelined: a model, or some of its blocks, with its loss."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.parallel.mesh import Mesh
 class Whole(nn.Module):
     """A causal language model whose forward pass ends in the loss.
 
-    The loss is inside, since the head's weights are gathered and let go with the forward pass they are used in.
+    The loss is inside, as the head's weights are gathered for this forward pass only.
     """
 
     def __init__(self, language: LanguageModel, mesh: Mesh, objective: Objective) -> None:
@@ -32,7 +32,7 @@ class Whole(nn.Module):
         """The `Loss` of this process' targets.
 
         Args:
-            choose: gives (the most likely tokens) instead.
+            choose: returns (the most likely tokens) instead.
         """
         language, mesh = self.language, self.mesh
         if language.head is None or not language.packs:
@@ -46,10 +46,9 @@ class Whole(nn.Module):
 
 
 class Stage(nn.Module):
-    """Some of a model's blocks; with the embedding if it is the first stage, with head and loss if the last.
+    """Some of a model's blocks; with the embedding on the first stage, with head and loss on the last.
 
-    Micro-batches differ in more than the tensors that a schedule moves, so a schedule moves their numbers, and
-    `rows` has the rest.
+    A schedule passes only the numbers of micro-batches; their inputs are in `rows`.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """The hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
 
-        Where the stage ``chooses``, it gives the most likely tokens instead of the loss.
+        If it ``chooses``, the most likely tokens instead of the loss.
 
         Args:
             x: hidden states; not used by the first stage.
@@ -98,16 +97,16 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     """The last hidden states of this process' tokens, shape (1, T, D).
 
     Args:
-        x: what an earlier stage gave; None begins with the tokens.
+        x: output of the previous stage; None on the first.
     """
-    if x is None and mesh.layout.sequence:  # some bodies (GPT-2's) give as many hidden states as they got tokens
+    if x is None and mesh.layout.sequence:  # some bodies (GPT-2's) reshape hidden states to the shape of the ids
         x = model.get_input_embeddings()(inputs.ids)
     start = {"input_ids": inputs.ids} if x is None else {"inputs_embeds": x}
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
 def head_loss(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh, objective: Objective) -> Loss:
-    """The loss of hidden states; with tensor processes, each computes with its own words."""
+    """The loss of hidden states; each tensor process computes its own part of the vocabulary."""
     return objective(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict], inputs, head)
 
 
@@ -117,6 +116,6 @@ def likeliest(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> Ten
 
 
 def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:
-    """Hidden states where the head begins: all tokens, on every tensor process."""
+    """The input of the head: the hidden states of all tokens, on every tensor process."""
     group = mesh.groups["tensor"]
     return gather_parts(hidden_BTD, 1, group) if mesh.layout.sequence else copy_to(hidden_BTD, group)

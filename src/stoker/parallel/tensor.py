@@ -2,11 +2,11 @@
 
 A column layer computes this process' outputs (its heads, its neurons), the row layer after it takes them as
 inputs, and the outputs of the row layers are summed: two sums a block in the forward pass, two in the backward.
-With sequence parallelism (Korthikanti et al., 2022) what lies between such regions is split along the
-sequence: tokens are gathered where a region begins, and its sum is scattered where it ends.
+With sequence parallelism (Korthikanti et al., 2022) activations between such regions are split along the
+sequence: tokens are gathered at the start of a region, and its sum is scattered at the end.
 
-A split parameter is an ordinary parameter that holds this process' part; which part is recorded by name. The
-model's own code runs unchanged on fewer heads and neurons.
+A split parameter is an ordinary parameter with this process' part, which is recorded by name. The model's own code
+runs unchanged on fewer heads and neurons.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from stoker.parallel.tensor_rng import Apart
 
 @dataclass
 class Placed:
-    """Where the parameters of a split model are.
+    """The parameters of a split model.
 
     Attributes:
         pieces: by name, of the parameters that are split over the tensor processes. All others are whole.
-        partial: names of whole parameters whose gradient on a process covers its own part of the work only,
-            so that the gradients are to be summed over the tensor processes.
+        partial: names of whole parameters whose gradients have to be summed over the tensor processes.
     """
 
     pieces: dict[str, Piece] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class Placed:
 
 
 def split_tensors(model: nn.Module, family: Family, mesh: Mesh) -> Placed:
-    """Splits the blocks of a causal language model (or of a stage of one), on the meta device or any other.
+    """Splits the blocks of a causal language model or a stage, on any device.
 
     The embedding and the head are split in `stoker.parallel.vocabulary_parallel`.
     """
@@ -73,10 +72,8 @@ def blocks_by_path(model: nn.Module, family: Family) -> Iterator[tuple[str, nn.M
 
 
 def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
-    """This process' tokens of vectors that were made for all of the row, shape (B, T, D) or (T, D).
-
-    On later pipeline stages a number, 0-d, stands for them.
-    """
+    """This process' tokens of vectors for the whole row, shape (B, T, D) or (T, D); later pipeline stages have a 0-d
+    tensor instead."""
     size = mesh.layout.tensor
     return out if out.dim() == 0 else out.chunk(size, dim=-2)[mesh.at("tensor")]
 
@@ -112,10 +109,8 @@ class _Splitter:
         if region.column and region.row:
             self.apart.around(block.get_submodule(region.column[-1]), block.get_submodule(region.row[-1]))
 
-    # -- one layer -----------------------------------------------------------------------------------------
-
     def _share(self, region: Region, *, keys: bool) -> Callable[[int], tuple[int, int]]:
-        """From the size of a dimension to this process' range of it."""
+        """Maps the size of a dimension to this process' range of it."""
         if not region.heads:
             return lambda size: chunk(size, self.size, self.index)
         count = self.heads.key_heads if keys else self.heads.query_heads
@@ -159,7 +154,7 @@ class _Splitter:
             layer.register_forward_hook(partial(_leave_row, self.group, self.sequence, bias))
 
     def _repeat(self, name: str, layer: nn.Module) -> None:
-        """Several processes need the same key-value head: each holds the layer whole and computes that head only."""
+        """Splits a key or value layer whose heads several processes need: each holds it whole and computes its head."""
         head, heads = self.heads.keys[0], self.heads.key_heads
         for inner, linear, side in _linears(layer):
             keys = ("weight", "bias") if linear.bias is not None else ("weight",)
@@ -182,7 +177,7 @@ class _Splitter:
             if whole.shape[0] == experts.num_experts:
                 self._split(inside, experts, key, 0, lambda _: (start, stop))
         experts.num_experts = stop - start
-        experts._is_expert_parallel = True  # rows of no expert are left as they were in memory, and masked
+        experts._is_expert_parallel = True  # rows without an expert are left uninitialised, and masked
         for wrapper in wrappers:
             wrapper.get_delta_factors = partial(_factors_of_own, wrapper, slice(start, stop))
         outermost.register_forward_pre_hook(partial(_own_experts, start, stop))
@@ -194,7 +189,7 @@ class _Splitter:
 
 
 def _linears(layer: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """(name below the layer, linear, side) of a layer and of LoRA's around it; the side is "", "A" or "B"."""
+    """(name below the layer, linear, side) of a layer and its LoRA; the side is "", "A" or "B"."""
     if not hasattr(layer, "base_layer"):
         yield "", layer, ""
         return
@@ -241,20 +236,20 @@ def _some_outputs(linear: nn.Linear, rows: slice, x: Tensor) -> Tensor:
 
 
 def _own_experts(start: int, stop: int, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers this process' experts from 0; others get the number that stands for no expert."""
+    """Numbers this process' experts from 0; others get the number after the last."""
     hidden, index, *rest = args
     own = (index >= start) & (index < stop)
     return (hidden, (index - start).masked_fill(~own, stop - start), *rest)
 
 
 def _factors_of_own(wrapper: Any, own: slice, adapter: str) -> tuple[Tensor, Tensor, float]:
-    """The LoRA factors of this process' experts; every process holds those of all."""
+    """The LoRA factors of this process' experts; every process holds all factors."""
     left, right, scaling = type(wrapper).get_delta_factors(wrapper, adapter)
     return left[own], right[own], scaling
 
 
 def _change(block: nn.Module, path: str, change: Callable[[Any], Any]) -> None:
-    """Replaces an attribute of a module in the block, where there is such a module."""
+    """Replaces an attribute of a module in the block, where there is one."""
     holder, _, key = path.rpartition(".")
     module = find(block, holder)
     if module is not None and hasattr(module, key):

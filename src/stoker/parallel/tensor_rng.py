@@ -1,9 +1,9 @@
-"""Random numbers under tensor parallelism: alike where processes compute the same, apart where they do not.
+"""Random numbers under tensor parallelism: the same for replicated activations, different for split ones.
 
-The default generator is in the same state on all tensor processes, so that dropout on what they all have drops
-the same. Between the column and the row layers of a region each has other heads or neurons: there, numbers come
-from a state derived from the default one and the process' index. Recompute begins at a block with the default
-state that the block began with, so it derives the same.
+The default generator has the same state on all tensor processes, so that dropout on replicated activations agrees.
+Between the column and the row layers of a region each process has other heads or neurons: there the state is derived
+from the default one and the process' index. Recompute restores the default state at the start of a block, and so
+derives the same one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.models.language_model import drops
 
 
 class Apart:
-    """Hooks that let a region's inside draw other numbers on each process."""
+    """Hooks that make each process draw different random numbers inside a region."""
 
     def __init__(self, model: nn.Module, index: int, device: torch.device) -> None:
         self._index, self._device = index, device
@@ -25,7 +25,7 @@ class Apart:
         self.needed = drops(model)
 
     def around(self, last_column: nn.Module, row: nn.Module) -> None:
-        """From the end of a region's last column layer to the end of its row layer."""
+        """Registers the hooks from the end of a region's last column layer to the end of its row layer."""
         if self.needed:
             last_column.register_forward_hook(self._begin)
             row.register_forward_hook(self._end)
@@ -33,7 +33,7 @@ class Apart:
     def _begin(self, module: nn.Module, *_: Any) -> None:
         if not module.training:
             return
-        seed = int(torch.randint(2**62, ())) + self._index  # alike on all, but for the index
+        seed = int(torch.randint(2**62, ())) + self._index  # the same on all but for the index
         cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
         self._before.append((torch.get_rng_state(), cuda))
         torch.manual_seed(seed)

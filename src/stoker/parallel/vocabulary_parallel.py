@@ -1,4 +1,4 @@
-"""The embedding and the head split by vocabulary, and a cross entropy that never gathers the logits.
+"""The embedding and the head split by vocabulary; the cross entropy never gathers the logits.
 
 Shapes: C positions of a chunk.
 """
@@ -22,12 +22,7 @@ from stoker.parallel.tensor import Placed
 
 @dataclass
 class VocabularyGroup:
-    """The processes that each have some words of the vocabulary, as the chunked cross entropy asks them.
-
-    Attributes:
-        start: the first word of this process.
-        widest: words of the process that has most, so that all cut the same chunks.
-    """
+    """The processes that share the vocabulary; see `stoker.models.chunked_head.VocabularySplit`."""
 
     group: dist.ProcessGroup
     start: int
@@ -43,11 +38,7 @@ class VocabularyGroup:
 
 
 def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup | None:
-    """Splits embedding and head where the model (or stage) has them; a tied head stays tied.
-
-    Returns:
-        What the head's cross entropy needs; None without tensor processes.
-    """
+    """Splits embedding and head where the model (or stage) has them; a tied head stays tied."""
     group = mesh.groups["tensor"]
     if group is None:
         return None
@@ -90,7 +81,7 @@ def _split_rows(
 
 
 def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh: Mesh, ids_BT: Tensor) -> Tensor:
-    """The vectors of this process' words, zeros for others', summed over the processes; shape (B, T, D)."""
+    """The embeddings of this process' part of the vocabulary, summed over the processes; shape (B, T, D)."""
     own = (ids_BT >= start) & (ids_BT < stop)
     vectors: Tensor = forward(embedding, torch.where(own, ids_BT - start, 0))  # type: ignore[operator]
     vectors = vectors * own[..., None]
