@@ -86,3 +86,11 @@ def test_the_upper_bound_is_above() -> None:
     memory = stage_memory(_setting("llama-10m", 512, 4, 4), 0)
     assert memory.upper > memory.peak
     assert replace(memory, parts={}).peak == 0
+
+
+@pytest.mark.parametrize("layout", [{}, {"data": 2, "shard": "zero3", "shard_size": 2}], ids=["alone", "zero3"])
+def test_frozen_copies_lie_where_the_weights_do_and_have_no_gradients(layout: dict[str, Any]) -> None:
+    setting = _setting("llama-10m", 512, 4, 4, **layout)
+    copies = replace(setting, work=replace(setting.work, resident=2))
+    before, after = stage_memory(setting, 0).parts, stage_memory(copies, 0).parts
+    assert after == {**before, "frozen copies": 2 * before["weights"]}

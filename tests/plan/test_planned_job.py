@@ -17,6 +17,7 @@ from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.schema import ModelBlock
 from stoker.job.scratch_sizes import SCRATCH
+from stoker.job.task import TASKS
 from stoker.models.load_model import meta_model
 from stoker.plan.planned_job import parallel_block, setting_of_job, shape_of_name, software_of_job, work_of
 from stoker.plan.search import search
@@ -130,3 +131,12 @@ def test_every_plan_of_a_search_can_be_written_as_a_job(tmp_path: Path) -> None:
 
 def test_one_process_has_the_plainest_layout(tmp_path: Path) -> None:
     assert layout_of(job(tmp_path, parallel=parallel_block(Layout())).job) == Layout()
+
+
+def test_a_task_says_how_many_copies_of_the_model_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = job(tmp_path)
+    assert work_of(loaded, base=tmp_path).resident == 0
+    referring = replace(TASKS["sft"], resident=lambda job: 1 if job.tune.method == "full" else 0)
+    monkeypatch.setitem(TASKS, "sft", referring)
+    assert work_of(loaded, base=tmp_path).resident == 1
+    assert work_of(job(tmp_path, tune="lora"), base=tmp_path).resident == 0
