@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Literal
 
@@ -12,13 +13,14 @@ import numpy as np
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
 from stoker.data.mix import pattern_counts, proportional, temperature_shares, weighted
 from stoker.data.order import permute
-from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, hold_out
+from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length, hold_out
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
+from stoker.job.task import task_of
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
 STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
@@ -44,7 +46,8 @@ class Corpus:
         held_out: of each training source, the mask of rows that are held out; empty masks where none are.
         evaluation: the sources of ``evaluate.data``.
         sequences: the training sequences in order.
-        evaluated: how many sequences an evaluation uses; None for all.
+        evaluated: how many sequences, or pairs of them, an evaluation uses; None for all.
+        together: sequences that belong together: 2 where a row is a pair of answers.
     """
 
     sources: tuple[TokenisedSource, ...]
@@ -52,6 +55,7 @@ class Corpus:
     evaluation: tuple[TokenisedSource, ...]
     sequences: Sequences
     evaluated: int | None = None
+    together: int = 1
 
     def evaluation_documents(self) -> list[Document]:
         """The held-out rows that an evaluation uses, always the same; longest last, for even batches."""
@@ -65,9 +69,11 @@ class Corpus:
             for i, source in enumerate(self.evaluation)
             for row in range(source.cache.rows)
         ]
-        if self.evaluated is not None and len(documents) > self.evaluated:
-            documents = [documents[i] for i in permute(np.arange(self.evaluated), len(documents), 0)]
-        return sorted(documents, key=lambda d: len(d.row.ids))
+        units, size = len(documents) // self.together, self.together
+        if self.evaluated is not None and units > self.evaluated:
+            chosen = permute(np.arange(self.evaluated), units, 0)
+            documents = [d for i in chosen for d in documents[i * size : (i + 1) * size]]
+        return by_length(documents, size)
 
     def close(self) -> None:
         """Ends the builds that still run behind."""
@@ -114,11 +120,13 @@ def open_corpus(
             source.cache.close()
         raise UserError(*problems)
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
-    held_out = _held_out(sources, job.evaluate.fraction)
-    capacity = seq_len if job.train.pack else None
-    sequences = _sequences(job, sources, held_out, capacity)
+    pairs = task_of(job).pairs and all(source.format == "preference" for source in opened)  # else the audit refuses
+    together = 2 if pairs else 1
+    held_out = _held_out(sources, job.evaluate.fraction, together)
+    capacity = seq_len * together if job.train.pack else None
+    sequences = _sequences(job, sources, held_out, capacity, together)
     rows = job.evaluate.rows
-    return Corpus(sources, held_out, evaluation, sequences, rows if isinstance(rows, int) else None)
+    return Corpus(sources, held_out, evaluation, sequences, rows if isinstance(rows, int) else None, together)
 
 
 def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
@@ -130,11 +138,12 @@ def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
     return loaded.problem(key, problem.message, problem.suggestion)
 
 
-def _held_out(sources: Sequence[TokenisedSource], fraction: float) -> tuple[np.ndarray, ...]:
+def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int) -> tuple[np.ndarray, ...]:
     """Of each source, the mask of held-out rows: some of its own, and what equals one of another source."""
     masks, digests = [], []
     for source in sources:
-        digests.append(source.cache.column("digest"))
+        one, *others = source.cache.column("digest").reshape(-1, together).T
+        digests.append(reduce(np.bitwise_xor, others, one))
         # A stream is not held out from: what comes later cannot be compared with what has been trained on.
         masks.append(np.zeros(len(digests[-1]), bool) if source.streams else hold_out(digests[-1], fraction))
     if len(sources) > 1 and fraction > 0:
@@ -143,7 +152,7 @@ def _held_out(sources: Sequence[TokenisedSource], fraction: float) -> tuple[np.n
             too = np.isin(digests[i], chosen)
             if not source.streams and not too.all():
                 masks[i] |= too
-    return tuple(masks)
+    return tuple(np.repeat(mask, together) for mask in masks)
 
 
 def tokenise_source(
@@ -161,8 +170,8 @@ def tokenise_source(
     found = find_format(source, block.columns) if block.format == "auto" else block.format
     columns = tuple(sorted(block.columns.items()))
     settings = RowSettings(found, columns, block.train_on, block.too_long, seq_len, special_tokens_of(block, found))
-    wanted = source.size_bytes > STREAM_ABOVE if block.stream == "auto" else block.stream
-    streams = bool(wanted) and may_stream and job.steps is not None
+    large = source.size_bytes > STREAM_ABOVE and not task_of(job).pairs
+    streams = (large if block.stream == "auto" else block.stream) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
         raise UserError(
             Problem(
@@ -184,10 +193,14 @@ def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "kee
 
 
 def _sequences(
-    job: ResolvedJob, sources: Sequence[TokenisedSource], held_out: Sequence[np.ndarray], capacity: int | None
+    job: ResolvedJob,
+    sources: Sequence[TokenisedSource],
+    held_out: Sequence[np.ndarray],
+    capacity: int | None,
+    together: int,
 ) -> Sequences:
     rows = [
-        GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask))
+        GrowingSource(s.cache) if s.streams else Selection(s.cache, np.flatnonzero(~mask[::together]))
         for s, mask in zip(sources, held_out, strict=True)
     ]
     caches = [s.cache for s in sources]
@@ -209,7 +222,7 @@ def _sequences(
         mixture = proportional(rows, job.seed)
     else:
         mixture = weighted(rows, shares, job.seed, sum(sizes))
-    return Sequences(caches, mixture, capacity, endless=endless)
+    return Sequences(caches, mixture, capacity, endless=endless, together=together)
 
 
 def epochs_per_source(corpus: Corpus, sequences: int) -> list[tuple[str, int, float]]:

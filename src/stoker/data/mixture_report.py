@@ -39,7 +39,7 @@ def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
     """The parts of a resolved job's sources. Of packed rows it is not known beforehand how many fill a sequence:
     then as many as would without a gap."""
     kept = [
-        source.cache.column("length")[: len(mask)][~mask]
+        source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)
         for source, mask in zip(corpus.sources, corpus.held_out, strict=True)
     ]
     means = [float(lengths.mean()) if len(lengths) else 0.0 for lengths in kept]

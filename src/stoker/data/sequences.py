@@ -41,10 +41,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rows of a cache that are trained on: all but the held-out ones."""
+    """The rows of a cache that are trained on, all but the held-out ones; the pairs of them where rows are pairs."""
 
     cache: TokenCache
-    chosen: np.ndarray  # row numbers of the cache
+    chosen: np.ndarray
 
     @property
     def rows(self) -> int:
@@ -86,12 +86,20 @@ class Sequences:
         mixture: which row of which source is drawn when.
         capacity: tokens of a packed sequence; None where a sequence is one row.
         endless: whether the mixture has no epochs (streams).
+        together: rows of the cache that follow each other and are drawn as one.
     """
 
     def __init__(
-        self, caches: Sequence[TokenCache], mixture: Mixture, capacity: int | None, *, endless: bool = False
+        self,
+        caches: Sequence[TokenCache],
+        mixture: Mixture,
+        capacity: int | None,
+        *,
+        endless: bool = False,
+        together: int = 1,
     ) -> None:
         self.caches = tuple(caches)
+        self.together = together
         self.mixture = mixture
         self.capacity = capacity
         self.epoch_rows = None if endless else mixture.epoch
@@ -141,7 +149,7 @@ class Sequences:
 
     def _documents(self, draws: Draws, places: Sequence[int]) -> list[Document]:
         sources, rows = draws
-        found = [(int(sources[i]), int(rows[i])) for i in places]
+        found = [(int(sources[i]), int(rows[i]) * self.together + k) for i in places for k in range(self.together)]
         return [Document(self.caches[s][r], s, r) for s, r in found]
 
     def _make_block(self, number: int) -> Draws:
@@ -163,13 +171,20 @@ class Sequences:
         sources, rows = self.mixture.draws(np.arange(self._slots[number], self._slots[number + 1]))
         lengths = np.empty(len(rows), dtype=np.int64)
         for s, cache in enumerate(self.caches):
-            lengths[sources == s] = cache.lengths(rows[sources == s])
+            own = rows[sources == s] * self.together
+            lengths[sources == s] = sum(cache.lengths(own + k) for k in range(self.together))
         packed = pack_window(lengths.tolist(), self.capacity, stream_key(self.mixture.seed, 3, number))
         return (sources, rows), packed
 
     def origin(self, document: Document) -> tuple[str, int]:
         """(file, row number) of a document, for people."""
         return self.caches[document.source].origin(document.index)
+
+
+def by_length(documents: Sequence[Document], together: int = 1) -> list[Document]:
+    """Documents with the longest last; those that belong together stay so, in their order."""
+    units = [documents[i : i + together] for i in range(0, len(documents), together)]
+    return [d for unit in sorted(units, key=lambda unit: max(len(d.row.ids) for d in unit)) for d in unit]
 
 
 def hold_out(digests: np.ndarray, fraction: float) -> np.ndarray:

@@ -47,5 +47,16 @@ def _sources(view: View) -> Iterator[tuple[str, SourceBlock]]:
             yield f"{home}[{index}]", source
 
 
+def _pairs_whole(view: View) -> Iterator[Problem]:
+    """A pair is two sequences of one row, so a row cannot become more of them, nor be read as it comes."""
+    for key, source in _sources(view) if view.task.pairs else ():
+        if source.too_long == "split":
+            message = f"`too_long: split` would part the pairs of `task: {view.task.name}`"
+            yield from view.at_each([f"{key}.too_long"], message, "write cut or drop")
+        if source.stream is True:
+            message = f"`task: {view.task.name}` reads pairs, which are not streamed"
+            yield from view.at_each([f"{key}.stream"], message, "write `stream: false`")
+
+
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
-TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates)
+TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _pairs_whole)

@@ -16,7 +16,7 @@ from stoker.checkpoint.export import check_quantisable, quantised_run
 from stoker.checkpoint.load_run import TunedRun
 from stoker.data.build_cache import Report
 from stoker.data.corpus import open_corpus, tokenise_source
-from stoker.data.sequences import Document
+from stoker.data.sequences import Document, by_length
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedSource
@@ -134,7 +134,7 @@ def _documents(
         documents = corpus.evaluation_documents()
         if not documents:
             raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
-        return documents, len(documents), 0
+        return documents, len(documents) // corpus.together, 0
     return _documents_of(tuned, [_block(tuned, data, form)], base, report)
 
 
@@ -165,7 +165,7 @@ def _documents_of(
             raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
         documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
         used, dropped = used + read - lost, dropped + lost
-    return sorted(documents, key=lambda d: len(d.row.ids)), used, dropped
+    return by_length(documents, 1 + task_of(tuned.job).pairs), used, dropped
 
 
 def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used: int, dropped: int) -> MeasuredLoss:

@@ -49,7 +49,7 @@ class LanguageTask:
             root: gives the loss, where it is not the language model itself that does.
         """
         self.model, self.language = model, language
-        self.target, self.perplexity = spec.target, spec.perplexity
+        self.target, self.perplexity, self.together = spec.target, spec.perplexity, 1 + spec.pairs
         self._root = root or language.loss
         self._corpus = corpus
         self.device = device
@@ -75,11 +75,11 @@ class LanguageTask:
         rows = [(d.row.ids, d.row.trained) for d in documents]
         return [
             Part(inputs, targets=self._count(inputs), tokens=inputs.tokens)
-            for inputs in self.language.lay_out(rows, device or self.device, share=share)
+            for inputs in self.language.lay_out(rows, device or self.device, share=share, together=self.together)
         ]
 
     def _count(self, inputs: Inputs) -> int:
-        return len(inputs.targets) if self.target == "token" else inputs.rows
+        return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
 
     def around(self, part: Part) -> AbstractContextManager[None]:
         assert isinstance(part.inputs, Inputs)
@@ -101,11 +101,12 @@ class LanguageTask:
     def evaluation_parts(self, documents: Sequence[Document]) -> Iterator[Part]:
         """Held-out documents in forward passes of about ``evaluation_tokens``."""
         group: list[Document] = []
-        for document in documents:
-            if group and sum(len(d.row.ids) for d in group) + len(document.row.ids) > self.evaluation_tokens:
+        for first in range(0, len(documents), self.together):
+            unit = documents[first : first + self.together]
+            if group and sum(len(d.row.ids) for d in (*group, *unit)) > self.evaluation_tokens:
                 yield from self.lay_out(group)
                 group = []
-            group.append(document)
+            group += unit
         if group:
             yield from self.lay_out(group)
 

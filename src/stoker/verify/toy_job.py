@@ -19,7 +19,7 @@ from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import TASKS, task_of
+from stoker.job.task import TASKS, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.layout_cases import Cell
@@ -86,9 +86,9 @@ class Twin:
     facts: tuple[str, ...]
 
     @property
-    def chat(self) -> bool:
-        """Whether its rows are prompts and answers."""
-        return TASKS[self.base["task"]].chat
+    def task(self) -> TaskSpec:
+        """The job's task."""
+        return TASKS[self.base["task"]]
 
     def steps(self, cell: Cell) -> int:
         """Optimizer steps of each of its runs."""
@@ -163,7 +163,7 @@ class Twin:
         seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
         path = self.folder / f"rows-{epoch}-{seq_len}{'-packed' * packed}.jsonl"
         if not path.exists():
-            write_rows(path, rows_for(epoch, self.base["seed"], seq_len, chat=self.chat, packed=packed))
+            write_rows(path, rows_for(epoch, self.base["seed"], seq_len, self.task, packed=packed))
         return path
 
     def held_out(self, cell: Cell) -> Path:
@@ -171,7 +171,7 @@ class Twin:
         seq_len = self.seq_len(cell)
         path = self.folder / f"held-out-{seq_len}.jsonl"
         if not path.exists():
-            write_rows(path, rows_for(HELD_OUT, self.base["seed"] + 1, seq_len, chat=self.chat, packed=False))
+            write_rows(path, rows_for(HELD_OUT, self.base["seed"] + 1, seq_len, self.task, packed=False))
         return path
 
     def _epoch(self, cell: Cell) -> int:
@@ -182,8 +182,9 @@ class Twin:
         return total // 2 + 1
 
     def _source(self, path: Path) -> dict[str, str]:
-        form = {"format": "prompt", "template": "none"} if self.chat else {"format": "text"}
-        return {"path": str(path), **form}
+        if not self.task.chat:
+            return {"path": str(path), "format": "text"}
+        return {"path": str(path), "format": "preference" if self.task.pairs else "prompt", "template": "none"}
 
     def _model_for(self, cell: Cell, *, dropout: bool) -> Path:
         assert self.config is not None

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from stoker.data.pack import best_fit
+from stoker.job.task import TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser touches these
 TOKENS = 127  # fewer than the model's vocabulary, as often
@@ -29,7 +30,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
 
 
-def rows_of(seed: int, seq_len: int, *, chat: bool) -> Iterator[dict[str, str]]:
+def rows_of(seed: int, seq_len: int, task: TaskSpec) -> Iterator[dict[str, str]]:
     """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence."""
     generator = np.random.default_rng(seed)
     letters = list(CHARACTERS)
@@ -45,21 +46,25 @@ def rows_of(seed: int, seq_len: int, *, chat: bool) -> Iterator[dict[str, str]]:
         if number % 4 == 1:
             prompt = beginning
         if number % 8 == 3:  # cut behind the first token of the answer, or of the document
-            prompt, answer = (text(seq_len - 1), text(2)) if chat else (text(1), "")
+            prompt, answer = (text(seq_len - 1), text(2)) if task.chat else (text(1), "")
         if number % 8 == 6:
             prompt, answer = text(LONGEST_PROMPT), text(seq_len)
-        yield {"prompt": prompt, "completion": answer} if chat else {"text": prompt + answer}
+        if task.pairs:
+            yield {"prompt": prompt, "chosen": answer, "rejected": letters[0] + answer[::-1]}
+        else:
+            yield {"prompt": prompt, "completion": answer} if task.chat else {"text": prompt + answer}
         number += 1
 
 
-def rows_for(samples: int, seed: int, seq_len: int, *, chat: bool, packed: bool) -> list[dict[str, str]]:
+def rows_for(samples: int, seed: int, seq_len: int, task: TaskSpec, *, packed: bool) -> list[dict[str, str]]:
     """Rows that make so many samples, one each or several in one."""
     rows: list[dict[str, str]] = []
     lengths: list[int] = []
     made = 0
-    for row in rows_of(seed, seq_len, chat=chat):
+    capacity = seq_len * (1 + task.pairs)
+    for row in rows_of(seed, seq_len, task):
         more = [*lengths, *lengths_of(row, seq_len)]
-        would = len(best_fit(more, seq_len)) if packed else len(more)
+        would = len(best_fit(more, capacity)) if packed else len(more)
         if would <= samples:  # a long document makes two
             rows.append(row)
             lengths, made = more, would
@@ -69,7 +74,9 @@ def rows_for(samples: int, seed: int, seq_len: int, *, chat: bool, packed: bool)
 
 
 def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
-    """Tokens of the sequences that a row becomes: a document goes on in the next one, with a token in common."""
+    """Tokens of the samples that a row becomes: a document goes on in the next one, with a token in common."""
+    if "chosen" in row:
+        return [sum(min(len(row["prompt"]) + len(row[side]) + 1, seq_len) for side in ("chosen", "rejected"))]
     left = sum(map(len, row.values())) + 1
     if "text" not in row:
         return [min(left, seq_len)]
