@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.data.corpus import open_corpus
 from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.task import TASKS
 from stoker.models.text import open_text_side
 from stoker.parallel.head_split import share_heads
 from stoker.verify import plain_loop, plain_router_loss, plain_rows
@@ -75,6 +77,19 @@ def test_documents_are_as_uneven_as_they_come(task: str, tmp_path: Path) -> None
     assert min(lengths) <= 3 and max(lengths) == SEQ_LEN > 4 * WINDOW
     assert min(trained) == 1 and max(trained) > 8
     assert (sum(trained) == sum(lengths) - len(lengths)) == (task == "pretrain")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_of_pairs_make_the_samples_of_an_epoch(
+    packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TASKS, "sft", replace(TASKS["sft"], pairs=True))
+    twin, cell = twin_of(tmp_path), Cell("", {}, accumulation=16, train={"pack": packed})
+    loaded = load_job(twin.job_file(cell))
+    text = open_text_side(loaded, tmp_path)
+    corpus = open_corpus(loaded.job, text.codec, seq_len=text.seq_len, base=tmp_path, loaded=loaded)
+    assert corpus.together == 2 and loaded.job.epochs is not None
+    assert corpus.sequences.total(loaded.job.epochs) == sum(twin.samples(cell))
 
 
 HEAD_COUNTS = [
