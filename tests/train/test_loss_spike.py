@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stoker.train.loss_spike import is_spike, robust_z
+from stoker.train.anomaly_policy import is_spike, robust_z
 
 CALM = [2.0 + 0.05 * (-1) ** i + 0.01 * (i % 5) for i in range(64)]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from stoker.hardware.device import Device
 from stoker.job.schema import TrainBlock
 from stoker.train.engine import SingleProcess
-from stoker.train.nonfinite_guard import Guard, StepNumbers
 from stoker.train.optimizer import build_optimizer
+from stoker.train.step import Guard, StepNumbers
 
 BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "min_lr": 0.0}
 

@@ -11,13 +11,12 @@ from typing import Any
 from stoker.errors import CannotRun, RunFailed, UserError
 from stoker.launch.first_failure import Failure, Interrupted, error_of, first_of
 from stoker.launch.forkserver import start_server
-from stoker.launch.heartbeat_thread import has_nccl
 from stoker.launch.monitor import Watch, record
 from stoker.launch.processes import Processes
 from stoker.launch.restart_policy import Restarts
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.shrink import left_out, with_fewer
-from stoker.launch.worker_main import Entry
+from stoker.launch.worker_main import Entry, has_nccl
 from stoker.resilience.deadline import seconds_left
 from stoker.resilience.stop_signals import STOPPING, handled_by
 from stoker.runs.run_folder import RunFolder

@@ -20,12 +20,13 @@ from stoker.files import no_link
 from stoker.hardware.process import end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of
-from stoker.launch.heartbeat_thread import beating
 from stoker.launch.process_group import bind_to_loopback, seal_objects
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.resilience.deadline import SIGNAL_EXIT
-from stoker.resilience.stack_dumps import write_stacks_when_asked
+from stoker.resilience.heartbeat import Heart
+from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
 from stoker.resilience.stop_signals import STOPS
+from stoker.runs.shm_folder import shared_folder
 from stoker.train.progress import KeptConsole
 
 Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`
@@ -85,7 +86,7 @@ def _entry(pickled: bytes | None, work: RunSpec, place: RankInfo) -> Entry:
         return cast(Entry, pickle.loads(pickled))
     from stoker.launch.worker import train
 
-    return partial(train, heart=beating(work, place))
+    return partial(train, heart=_beating(work, place))
 
 
 def _stop(*_: Any) -> None:
@@ -103,3 +104,23 @@ def _keep_log(path: Path, place: RankInfo, work: RunSpec) -> Console | None:
     began = time.strftime("%Y-%m-%d %H:%M:%S")
     print(f"-- {began} rank {place.rank} of {place.world}, process {os.getpid()}: {work.layout.describe()}", flush=True)
     return console
+
+
+def _beating(work: RunSpec, place: RankInfo) -> Heart:
+    """Starts this process' heartbeat, and the flight recorder of a GPU's collectives."""
+    folder = shared_folder(work.output)
+    nccl = has_nccl()
+    if nccl:
+        record_collectives()
+        write_collectives_when_asked(folder, work.logs, place.rank)
+    # What a GPU computes and what it waits for cannot be told apart from outside: there its own time is that of
+    # reading samples, and the device's rate is what the tests before training and after a fault look at.
+    return Heart(folder, place.rank, device_seconds=(lambda: 0.0) if nccl else None)
+
+
+def has_nccl() -> bool:
+    """Whether the processes talk through NCCL."""
+    import torch
+    import torch.distributed as dist
+
+    return torch.cuda.is_available() and dist.is_nccl_available()
