@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from typing import Any, TypeVar
 
 from stoker.errors import UserError
 from stoker.job.conflicts import has_effect
@@ -13,6 +14,7 @@ from stoker.job.schema import Job
 from stoker.job.yaml_document import parse_value
 
 INDENT = 2
+T = TypeVar("T")
 
 
 def scalar(value: Any) -> str:
@@ -52,26 +54,33 @@ def job_lines(job: Job) -> Iterator[tuple[str, KeyPath | None]]:
 
     What is not set (null) or has no effect in this job is left out: reading the lines gives the same job.
     """
-    opened: list[str | int] = []
+    shown = (
+        (path, value)
+        for path, value in leaves(job)
+        if value is not None
+        and has_effect(job, path)
+        and not (value == [] and block_at(path) is None and path[-1] == "data")
+    )
+    for start, path, value in nested(shown):
+        yield (f"{start}:", None) if value is None else (f"{start}: {scalar(value)}", path)
+
+
+def nested(items: Iterable[tuple[KeyPath, T]]) -> Iterator[tuple[str, KeyPath, T | None]]:
+    """The indented keys of a YAML file with these leaves, and those of the blocks around them, which have None.
+
+    Each comes with its path and its value; the first leaf of a list's item has a dash before it.
+    """
+    opened: KeyPath = ()
     dash = False
-    for path, value in leaves(job):
-        if (
-            value is None
-            or not has_effect(job, path)
-            or (value == [] and block_at(path) is None and path[-1] == "data")
-        ):
-            continue
-        common = 0
-        while common < len(path) - 1 and common < len(opened) and opened[common] == path[common]:
-            common += 1
+    for path, value in items:
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(opened, path[:-1], strict=False)))
         for depth in range(common, len(path) - 1):
-            part = path[depth]
-            if isinstance(part, int):
+            if isinstance(path[depth], int):
                 dash = True
             else:
-                yield f"{_indent(path[:depth], False)}{part}:", None
-        opened = list(path[:-1])
-        yield f"{_indent(path[:-1], dash)}{path[-1]}: {scalar(value)}", path
+                yield f"{_indent(path[:depth], False)}{path[depth]}", path[: depth + 1], None
+        opened = path[:-1]
+        yield f"{_indent(opened, dash)}{path[-1]}", path, value
         dash = False
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from stoker.job.importers.deepspeed import AUTO, STAGES, carry_offload
-from stoker.job.importers.engine_files import read_into
-from stoker.job.importers.foreign_file import find_beside, read_source
-from stoker.job.importers.foreign_names import read_fsdp
+from stoker.job.importers.deepspeed import AUTO, carry_offload, carry_stage
+from stoker.job.importers.engine_files import read_named
+from stoker.job.importers.foreign_names import drop_experts, read_fsdp
 from stoker.job.importers.ledger import Ledger
 from stoker.job.yaml_document import JobDocument
 
@@ -40,20 +39,21 @@ LOST = {
     "SageMaker's": "ec2_instance_type iam_role_name image_uri profile region base_job_name sagemaker_inputs_file "
     "sagemaker_metrics_file additional_args pytorch_version transformers_version py_version",
 }
-TYPES = ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_MLU", "MULTI_HPU", "TP")
+TYPES = (
+    "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_XPU", "MULTI_MLU", "MULTI_HPU", "TP", "FSDP", "DEEPSPEED",
+    "MEGATRON_LM",
+)  # fmt: skip
 
 
 def read_accelerate(document: JobDocument) -> Ledger:
     """Reads an Accelerate file. A DeepSpeed file that it names is read with it."""
     ledger = Ledger(document, "Accelerate", engine=True)
     kind = (ledger.text("distributed_type") or "NO").upper()
-    known = (*TYPES, "FSDP", "DEEPSPEED", "MEGATRON_LM")
-    if kind in known:
-        if ledger.value("distributed_type") is not None:
-            why = {"NO": "one process", "MULTI_GPU": "data parallel: `data`"}.get(kind, "its block says how")
-            ledger.drop("distributed_type", why)
-    elif ledger.value("distributed_type") is not None:
-        ledger.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(known)}")
+    if kind in TYPES:
+        why = {"NO": "one process", "MULTI_GPU": "data parallel: `data`"}.get(kind, "its block says how")
+        ledger.drop("distributed_type", why)
+    else:
+        ledger.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
     _processes(ledger, kind)
     _precision(ledger)
     read_fsdp(ledger, "fsdp_config", asked=kind == "FSDP")
@@ -63,7 +63,7 @@ def read_accelerate(document: JobDocument) -> Ledger:
     backend = ledger.text("dynamo_config.dynamo_backend")
     if backend is not None:
         ledger.carry("dynamo_config.dynamo_backend", "train.compile", backend.upper() != "NO")
-    ledger.sweep(FREE, matters=LOST)
+    ledger.sweep([FREE], [LOST])
     return ledger
 
 
@@ -73,11 +73,8 @@ def _processes(ledger: Ledger, kind: str) -> None:
         ledger.processes = number if number > 0 and kind != "NO" else None
         ledger.drop("num_processes", "`data` x tensor x pipeline x context" if kind != "NO" else "one process")
     machines = ledger.whole("num_machines")
-    if machines is not None:
-        what = (
-            "one machine" if machines == 1 else f"start Stoker on {machines} machines with a launcher (torchrun, Slurm)"
-        )
-        ledger.drop("num_machines", what, matters=machines > 1)
+    what = f"start Stoker on {machines} machines with a launcher (torchrun, Slurm)" if machines != 1 else "one machine"
+    ledger.drop("num_machines", what, matters=(machines or 0) > 1)
     devices = ledger.text("gpu_ids") or (",".join(ledger.words("gpu_ids")) or None)
     if devices is None or devices.lower() == "all":
         if devices is not None:
@@ -114,103 +111,60 @@ def _deepspeed(ledger: Ledger, kind: str) -> None:
     block = "deepspeed_config"
     if not _is_used(ledger, block, kind, "DEEPSPEED"):
         return
-    name = _deepspeed_file(ledger, f"{block}.deepspeed_config_file")
-    stage = ledger.whole(f"{block}.zero_stage")
-    if stage is not None and stage in STAGES:
-        ledger.carry(f"{block}.zero_stage", "parallel.shard", STAGES[stage])
-    elif stage is not None:
-        ledger.problem(f"{block}.zero_stage", f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
-    elif name is None:
+    name = read_named(ledger, f"{block}.deepspeed_config_file")
+    if carry_stage(ledger, f"{block}.zero_stage") is None and name is None:
         ledger.default("parallel.shard", "zero2")
     for part in ("param", "optimizer"):
         carry_offload(ledger, f"{block}.offload_{part}_device", part)
-    accumulation, clip = f"{block}.gradient_accumulation_steps", f"{block}.gradient_clipping"
-    for key in (accumulation, clip):
-        if ledger.value(key) == "auto":
-            ledger.drop(key, AUTO)
-    if not ledger.handled(accumulation):
-        ledger.whole_to(accumulation, "train.accumulation")
-    if not ledger.handled(clip):
-        ledger.number_to(clip, "train.clip")
-
-
-def _deepspeed_file(ledger: Ledger, key: str) -> str | None:
-    """Reads the DeepSpeed file that is named, if any; returns its name."""
-    name = ledger.text(key)
-    if name is None:
-        return None
-    found = find_beside(name, ledger.document)
-    if found is None:
-        ledger.drop(key, "there is no such file here: give it as a FILE", matters=True)
-    else:
-        read_into(ledger, read_source(found))
-        ledger.drop(key, f"read with this file: {found}")
-    return name
+    for key, target in (("gradient_accumulation_steps", "train.accumulation"), ("gradient_clipping", "train.clip")):
+        if ledger.value(f"{block}.{key}") == "auto":
+            ledger.drop(f"{block}.{key}", AUTO)
+        else:
+            ledger.take(f"{block}.{key}", target)
 
 
 def _megatron(ledger: Ledger, kind: str) -> None:
-    block = "megatron_lm_config"
-    if not _is_used(ledger, block, kind, "MEGATRON_LM"):
+    if not _is_used(ledger, "megatron_lm_config", kind, "MEGATRON_LM"):
         return
-    sizes: tuple[tuple[str, str], ...] = (
-        ("tp_degree", "tensor"), ("pp_degree", "pipeline"), ("context_parallel_size", "context"),
-    )  # fmt: skip
-    for key, axis in sizes:
-        size = ledger.whole(f"{block}.megatron_lm_{key}")
+    block = "megatron_lm_config.megatron_lm_"
+    for key, axis in (("tp_degree", "tensor"), ("pp_degree", "pipeline"), ("context_parallel_size", "context")):
+        size = ledger.whole(block + key)
         if size is not None:
-            ledger.carry(f"{block}.megatron_lm_{key}", f"parallel.{axis}", max(1, size))
-    experts = ledger.whole(f"{block}.megatron_lm_expert_model_parallel_size")
-    if experts is not None:
-        ledger.drop(
-            f"{block}.megatron_lm_expert_model_parallel_size", "experts are spread as `tensor`", matters=experts > 1
-        )
-    ledger.whole_to(f"{block}.megatron_lm_num_micro_batches", "train.accumulation")
-    ledger.number_to(f"{block}.megatron_lm_gradient_clipping", "train.clip")
-    tensor = ledger.whole(f"{block}.megatron_lm_tp_degree") or 1
-    granularity = ledger.text(f"{block}.megatron_lm_recompute_granularity")
+            ledger.carry(block + key, f"parallel.{axis}", max(1, size))
+    drop_experts(ledger, f"{block}expert_model_parallel_size")
+    ledger.take(f"{block}num_micro_batches", "train.accumulation")
+    ledger.take(f"{block}gradient_clipping", "train.clip")
+    granularity = ledger.text(f"{block}recompute_granularity")
     if granularity in ("full", "selective"):
-        ledger.carry(f"{block}.megatron_lm_recompute_granularity", "parallel.recompute", granularity)
-    for key, target, value in (
-        ("sequence_parallelism", "parallel.sequence", True),
-        ("recompute_activations", "parallel.recompute", "selective"),
-        ("use_distributed_optimizer", "parallel.shard", "zero1"),
-        ("optimizer_cpu_offload", "parallel.offload", "optimizer"),
-    ):
-        name = f"{block}.megatron_lm_{key}"
-        asked = ledger.flag(name)
-        if asked and not (key == "sequence_parallelism" and tensor == 1):
-            ledger.carry(name, target, value)
-        elif asked is not None:
-            ledger.drop(name, "idle: one process of `tensor`" if asked else "off")
+        ledger.carry(f"{block}recompute_granularity", "parallel.recompute", granularity)
+    if (ledger.whole(f"{block}tp_degree") or 1) == 1 and ledger.flag(f"{block}sequence_parallelism"):
+        ledger.drop(f"{block}sequence_parallelism", "idle: one process of `tensor`")
+    else:
+        ledger.switch(f"{block}sequence_parallelism", "parallel.sequence", True)
+    ledger.switch(f"{block}recompute_activations", "parallel.recompute", "selective")
+    ledger.switch(f"{block}use_distributed_optimizer", "parallel.shard", "zero1")
+    ledger.switch(f"{block}optimizer_cpu_offload", "parallel.offload", "optimizer")
 
 
 def _axes(ledger: Ledger) -> None:
-    block = "parallelism_config"
-    if not isinstance(ledger.value(block), dict):
+    if not isinstance(ledger.value("parallelism_config"), dict):
         return
-    sizes = {
-        name: ledger.whole(f"{block}.parallelism_config_{name}_size") or 1
-        for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")
-    }
-    keys = {name: f"{block}.parallelism_config_{name}_size" for name in sizes}
-    written = [name for name in sizes if ledger.value(keys[name]) is not None]
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in names}
+    sizes = {name: ledger.whole(key) or 1 for name, key in keys.items()}
     for name, axis in (("tp", "tensor"), ("cp", "context"), ("sp", "context")):
-        if name in written and (sizes[name] > 1 or name != "sp"):
-            ledger.carry(keys[name], f"parallel.{axis}", sizes[name])
-            if name == "sp" and sizes["sp"] > 1:
-                ledger.also("parallel.context_by", "ulysses")
-        elif name in written:
+        if name == "sp" and sizes["sp"] <= 1:
             ledger.drop(keys[name], "one process")
-    if "dp_replicate" in written or "dp_shard" in written:
+        elif ledger.value(keys[name]) is not None:
+            ledger.carry(keys[name], f"parallel.{axis}", sizes[name])
+            if name == "sp":
+                ledger.also("parallel.context_by", "ulysses")
+    first = "dp_replicate" if ledger.value(keys["dp_shard"]) is None else "dp_shard"
+    if ledger.value(keys[first]) is not None:
         data = sizes["dp_replicate"] * sizes["dp_shard"]
-        first = "dp_shard" if "dp_shard" in written else "dp_replicate"
         ledger.carry(keys[first], "parallel.data", data, "dp_replicate x dp_shard")
         if sizes["dp_shard"] > 1:
             ledger.also("parallel.shard_size", sizes["dp_shard"])
-        if len({"dp_replicate", "dp_shard"} & set(written)) == 2:
-            ledger.drop(keys["dp_replicate"], "`data` holds it: dp_replicate x dp_shard")
-    strategy = ledger.text(f"{block}.parallelism_config_cp_comm_strategy")
-    if strategy is not None:
-        ledger.drop(
-            f"{block}.parallelism_config_cp_comm_strategy", "keys and values are gathered (`context_by: gather`)"
-        )
+        ledger.idle("`data` holds it: dp_replicate x dp_shard", keys["dp_replicate"])
+    strategy = "parallelism_config.parallelism_config_cp_comm_strategy"
+    ledger.drop(strategy, "keys and values are gathered (`context_by: gather`)")

@@ -14,18 +14,22 @@ PATTERNS = "a regular expression: write names or patterns under `targets`, such 
 
 @dataclass(frozen=True)
 class AdapterKeys:
-    """A tool's names for what LoRA has; empty for what it has not.
+    """A tool's names for the settings of LoRA; empty for those it does not have.
 
     Attributes:
         targets: names of layers.
         every: a word among the targets that means all linear layers.
-        parameters: names of parameters that are no layers, stacked experts.
         modules: what is trained whole.
+        parameters: names of parameters that are no layers, stacked experts.
         loraplus: the ratio of the learning rates.
         layers: numbers of the blocks.
         others: further keys of adapters, which the tool's own file reads.
+        defaults: the tool's rank, alpha and dropout; None where they are Stoker's.
     """
 
+    rank: str
+    rslora: str
+    dora: str
     targets: str
     every: str
     modules: str
@@ -33,29 +37,48 @@ class AdapterKeys:
     loraplus: str = ""
     layers: str = ""
     others: str = ""
+    defaults: tuple[int | None, float | None, float | None] = (None, None, None)
 
     @property
     def all(self) -> list[str]:
-        """Every key, to be told idle where there is no adapter."""
-        names = (self.targets, self.modules, self.parameters, self.loraplus, self.layers)
-        return [*self.others.split(), *(name for name in names if name)]
+        """Every key, to be dropped where there is no adapter."""
+        names = (self.rank, "lora_alpha", "lora_dropout", self.rslora, self.dora, *self.others.split())
+        return [*names, *filter(None, (self.targets, self.modules, self.parameters, self.loraplus, self.layers))]
 
 
-def read_adapter(ledger: Ledger, keys: AdapterKeys, *, linear: bool = False, default: str = "") -> None:
-    """Carries what an adapter is put on and what is trained beside it.
+def read_adapter(ledger: Ledger, keys: AdapterKeys, *, all_linear: str = "", default: str = "") -> None:
+    """Carries an adapter's numbers, what it is put on, and what is trained beside it.
 
     Args:
-        linear: whether another key asked for all linear layers.
+        all_linear: a flag of the tool that asks for all linear layers.
         default: what the tool does where no target is written, for people; all linear layers are taken.
     """
+    rank, alpha, dropout = keys.defaults
+    taken = ledger.take(keys.rank, "tune.rank", rank)
+    if rank and alpha is None:
+        alpha, note = 2.0 * (taken or rank), "" if ledger.value("lora_alpha") else "twice the rank"
+        ledger.take("lora_alpha", "tune.alpha", alpha, note)
+    else:
+        ledger.take("lora_alpha", "tune.alpha", alpha)
+    ledger.take("lora_dropout", "tune.dropout", dropout)
+    ledger.take_all((keys.rslora, "tune.rslora"), (keys.dora, "tune.dora"))
+    linear = bool(all_linear and ledger.switch(all_linear, "tune.targets", "all-linear"))
     _targets(ledger, keys, linear, default)
     modules = ledger.words(keys.modules)
     if modules:
         ledger.carry(keys.modules, "tune.modules_to_save", modules)
     if keys.loraplus:
-        ledger.number_to(keys.loraplus, "tune.loraplus_ratio")
+        ledger.take(keys.loraplus, "tune.loraplus_ratio")
     if keys.layers:
         _layers(ledger, keys.layers)
+
+
+def carry_bits(ledger: Ledger, *, four: bool | None, eight: bool | None) -> None:
+    """Carries ``load_in_8bit``, and drops what the tuning method says already."""
+    if eight:
+        ledger.carry("load_in_8bit", "model.quantise", "8bit")
+    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
+    ledger.idle("off", "load_in_8bit")
 
 
 def _targets(ledger: Ledger, keys: AdapterKeys, linear: bool, default: str) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
+from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_schedule, task_of, tuning_of
+from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_of, tuning_of
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.tokens import carry_stop, carry_tokens
+from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
-from stoker.job.importers.trainer_arguments import leave_trust, read_optimizer
 from stoker.job.importers.trl import PEFT_TARGETS
 from stoker.job.yaml_document import JobDocument
 
-OF_EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 FREE = {
     "transformers finds the classes": "model_type tokenizer_type processor_type base_model_config cls_model_config "
     "is_falcon_derived_model is_llama_derived_model is_mistral_derived_model is_qwen_derived_model tokenizer_use_fast "
@@ -84,13 +83,16 @@ LOST = {
 
 
 KEYS = AdapterKeys(
+    rank="lora_r",
+    rslora="peft_use_rslora",
+    dora="peft_use_dora",
     targets="lora_target_modules",
     every="all-linear",
     modules="lora_modules_to_save",
     parameters="lora_target_parameters",
     loraplus="loraplus_lr_ratio",
     layers="peft_layers_to_transform",
-    others="lora_r lora_alpha lora_dropout lora_target_linear peft_use_rslora peft_use_dora load_in_4bit load_in_8bit",
+    others="lora_target_linear load_in_4bit load_in_8bit",
 )
 
 
@@ -103,22 +105,24 @@ def read_axolotl(document: JobDocument) -> Ledger:
         if word is not None and word.lower() not in ("false", "no"):
             task_of(ledger, key, word if key == "rl" else "reward")
             refused = True
-    ledger.text_to("base_model", "model.name")
-    ledger.text_to("tokenizer_config", "model.tokenizer")
-    ledger.text_to("revision_of_model", "model.revision")
-    ledger.text_to("output_dir", "output")
+    ledger.take_all(
+        ("base_model", "model.name"),
+        ("tokenizer_config", "model.tokenizer"),
+        ("revision_of_model", "model.revision"),
+        ("output_dir", "output"),
+    )
     leave_trust(ledger)
     _tuning(ledger)
     carry_stop(ledger, "special_tokens.eos_token", "eot_tokens")
     for role in ("bos", "unk"):
-        ledger.text_to(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
+        ledger.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
     added = carry_tokens(ledger, "tokens", "special_tokens.additional_special_tokens")
     read_data(ledger, tell_task=not refused, added=added)
     _training(ledger)
     _precision(ledger)
     _saving(ledger)
     _layout(ledger)
-    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
     return ledger
 
 
@@ -129,39 +133,23 @@ def _tuning(ledger: Ledger) -> None:
         ledger.idle("idle without an adapter", *KEYS.all)
         return
     tuning_of(ledger, "adapter", "qlora" if adapter == "lora" and four else adapter)
-    if ledger.flag("load_in_8bit") and adapter != "qlora":
-        ledger.carry("load_in_8bit", "model.quantise", "8bit")
-    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
-    ledger.idle("off", "load_in_8bit")
-    ledger.whole_to("lora_r", "tune.rank")
-    ledger.number_to("lora_alpha", "tune.alpha")
-    ledger.number_to("lora_dropout", "tune.dropout")
-    ledger.flag_to("peft_use_rslora", "tune.rslora")
-    ledger.flag_to("peft_use_dora", "tune.dora")
-    linear = ledger.flag("lora_target_linear")
-    if linear:
-        ledger.carry("lora_target_linear", "tune.targets", "all-linear")
-    read_adapter(ledger, KEYS, linear=bool(linear), default=PEFT_TARGETS.replace("TRL", "Axolotl"))
-    ledger.idle("off", "lora_target_linear")
+    carry_bits(ledger, four=four, eight=ledger.flag("load_in_8bit") and adapter != "qlora")
+    read_adapter(ledger, KEYS, all_linear="lora_target_linear", default=PEFT_TARGETS.replace("TRL", "Axolotl"))
 
 
 def _training(ledger: Ledger) -> None:
-    lr = ledger.number_to("learning_rate", "train.lr")
-    batch = ledger.whole_to("batch_size", "train.batch")
-    ledger.whole_to("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
-    ledger.whole_to("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
-    if (ledger.whole("max_steps") or 0) > 0:
-        ledger.whole_to("max_steps", "steps")
-        ledger.idle("max_steps wins, there as here", "num_epochs")
-    else:
-        ledger.number_to("num_epochs", "epochs", 1.0)
+    lr = ledger.take("learning_rate", "train.lr")
+    batch = ledger.take("batch_size", "train.batch")
+    ledger.take("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
+    ledger.take("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
+    carry_length(ledger, "num_epochs", 1.0)
     carry_schedule(ledger, "lr_scheduler", lr=lr)
-    ledger.number_to("cosine_min_lr_ratio", "train.min_lr")
+    ledger.take("cosine_min_lr_ratio", "train.min_lr")
     ratio = ledger.number("warmup_ratio")
-    if ledger.whole_to("warmup_steps", "train.warmup") is not None:
+    if ledger.take("warmup_steps", "train.warmup") is not None:
         ledger.idle("warmup_steps wins, there as here", "warmup_ratio")
     elif ratio is not None:
-        ledger.carry("warmup_ratio", "train.warmup", float(ratio) if ratio else 0)
+        ledger.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
     else:
         ledger.default("train.warmup", 0.03, "at most 100 steps there")
     read_optimizer(ledger, "optimizer")
@@ -182,9 +170,7 @@ def _precision(ledger: Ledger) -> None:
     else:
         ledger.default("train.precision", "fp32", "neither bf16 nor fp16 is on")
         others = "off"
-    for key in ("bf16", "fp16", "bfloat16", "float16", "float32"):
-        if ledger.value(key) is not None and not ledger.handled(key):
-            ledger.drop(key, others)
+    ledger.idle(others, "bf16", "fp16", "bfloat16", "float16", "float32")
 
 
 def _saving(ledger: Ledger) -> None:
@@ -194,12 +180,11 @@ def _saving(ledger: Ledger) -> None:
             ledger.carry(f"{word}_steps", f"{home}.every", int(steps))
         elif steps is not None:
             ledger.drop(f"{word}_steps", "a share of all steps, which are known once the data is counted")
-        for key in (f"{word}s_per_epoch", f"{word}_strategy", "evaluation_strategy" * (word == "eval")):
-            if key and ledger.value(key) is not None:
-                ledger.drop(key, "said by its steps" if steps else f"{OF_EPOCH} {part}")
-    ledger.whole_to("save_total_limit", "checkpoint.keep", 4)
-    ledger.flag_to("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
-    ledger.flag_to("use_tensorboard", "train.tensorboard")
+        for key in (f"{word}s_per_epoch", f"{word}_strategy", *["evaluation_strategy"] * (word == "eval")):
+            ledger.drop(key, "said by its steps" if steps else f"{EPOCH} {part}")
+    ledger.take("save_total_limit", "checkpoint.keep", 4)
+    ledger.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+    ledger.take("use_tensorboard", "train.tensorboard")
 
 
 def _layout(ledger: Ledger) -> None:
@@ -211,18 +196,18 @@ def _layout(ledger: Ledger) -> None:
     if ledger.value("torch_compile") == "auto":
         ledger.carry("torch_compile", "train.compile", "auto")
     else:
-        ledger.flag_to("torch_compile", "train.compile")
-    ledger.whole_to("tensor_parallel_size", "parallel.tensor")
-    ledger.whole_to("context_parallel_size", "parallel.context")
-    ledger.whole_to("sequence_parallel_degree", "parallel.context")
-    if (experts := ledger.whole("expert_parallel_size")) is not None:
-        ledger.drop("expert_parallel_size", "experts are spread as `tensor`", matters=experts > 1)
+        ledger.take("torch_compile", "train.compile")
+    ledger.take_all(
+        ("tensor_parallel_size", "parallel.tensor"),
+        ("context_parallel_size", "parallel.context"),
+        ("sequence_parallel_degree", "parallel.context"),
+    )
+    drop_experts(ledger, "expert_parallel_size")
     shard, replicate = ledger.whole("dp_shard_size"), ledger.whole("dp_replicate_size")
     if shard is not None:
         ledger.carry("dp_shard_size", "parallel.data", shard * (replicate or 1), "dp_shard_size x dp_replicate_size")
         ledger.also("parallel.shard_size", shard)
-        if replicate is not None:
-            ledger.drop("dp_replicate_size", "`data` holds it")
-    elif replicate is not None:
-        ledger.carry("dp_replicate_size", "parallel.data", replicate)
+        ledger.drop("dp_replicate_size", "`data` holds it")
+    else:
+        ledger.take("dp_replicate_size", "parallel.data")
     read_engine_keys(ledger)

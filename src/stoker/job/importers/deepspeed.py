@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from stoker.job.importers.foreign_names import carry_optimizer
+from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
 from stoker.job.importers.ledger import Ledger
 from stoker.job.key_paths import KeyPath
 from stoker.job.schema_errors import shown
 from stoker.job.yaml_document import JobDocument
 
 AUTO = "auto: what the trainer's own file says"
+NOT_OFFLOADED = "nothing is offloaded, as by Stoker's default"
 WHY_ZERO = "Stoker cuts and overlaps its traffic by itself"
 FREE = {
     WHY_ZERO: "zero_optimization.contiguous_gradients zero_optimization.overlap_comm zero_optimization.reduce_scatter "
@@ -77,7 +78,7 @@ def read_deepspeed(document: JobDocument) -> Ledger:
     _optimizer(ledger)
     _scheduler(ledger)
     _axes(ledger)
-    ledger.sweep(FREE, matters=LOST)
+    ledger.sweep([FREE], [LOST])
     return ledger
 
 
@@ -89,34 +90,28 @@ def _drop_autos(ledger: Ledger, path: KeyPath, value: object) -> None:
             _drop_autos(ledger, (*path, key), inner)
 
 
-def _number(ledger: Ledger, key: str) -> float | None:
-    return None if ledger.handled(key) or isinstance(ledger.value(key), dict) else ledger.number(key)
-
-
-def _whole(ledger: Ledger, key: str) -> int | None:
-    return None if _number(ledger, key) is None else ledger.whole(key)
-
-
 def _zero(ledger: Ledger) -> None:
-    stage = _whole(ledger, "zero_optimization.stage")
-    if stage is not None and stage not in STAGES:
-        ledger.problem("zero_optimization.stage", f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
-    elif stage is not None:
-        ledger.carry("zero_optimization.stage", "parallel.shard", STAGES[stage])
+    block = "zero_optimization"
+    carry_stage(ledger, f"{block}.stage")
     for part in ("param", "optimizer"):
-        carry_offload(ledger, f"zero_optimization.offload_{part}.device", part)
+        carry_offload(ledger, f"{block}.offload_{part}.device", part)
     for key, target in (("cpu_offload_param", "params"), ("cpu_offload", "optimizer")):
-        if ledger.flag(f"zero_optimization.{key}"):
-            ledger.carry(f"zero_optimization.{key}", "parallel.offload", target)
-        elif ledger.value(f"zero_optimization.{key}") is not None:
-            ledger.drop(f"zero_optimization.{key}", "nothing is offloaded, as by Stoker's default")
-    size = _whole(ledger, "zero_optimization.mics_shard_size")
-    if size and size > 0:
-        ledger.carry("zero_optimization.mics_shard_size", "parallel.shard_size", size)
-    elif size is not None:
-        ledger.drop("zero_optimization.mics_shard_size", "-1: one copy over all")
-    if ledger.value("zero_optimization.mics_hierarchical_params_gather") is not None:
-        ledger.drop("zero_optimization.mics_hierarchical_params_gather", WHY_ZERO)
+        ledger.switch(f"{block}.{key}", "parallel.offload", target, off=NOT_OFFLOADED)
+    if (ledger.whole(f"{block}.mics_shard_size") or 0) > 0:
+        ledger.take(f"{block}.mics_shard_size", "parallel.shard_size")
+    else:
+        ledger.idle("-1: one copy over all", f"{block}.mics_shard_size")
+    ledger.drop(f"{block}.mics_hierarchical_params_gather", WHY_ZERO)
+
+
+def carry_stage(ledger: Ledger, key: str) -> int | None:
+    """Carries ZeRO's stage; returns it."""
+    stage = ledger.whole(key)
+    if stage is not None and stage not in STAGES:
+        ledger.problem(key, f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
+    elif stage is not None:
+        ledger.carry(key, "parallel.shard", STAGES[stage])
+    return stage
 
 
 def carry_offload(ledger: Ledger, key: str, part: str) -> None:
@@ -130,62 +125,37 @@ def carry_offload(ledger: Ledger, key: str, part: str) -> None:
     elif device == "nvme":
         ledger.drop(key, "Stoker offloads to the host's memory only", matters=True)
     elif device is not None:
-        ledger.drop(key, "nothing is offloaded, as by Stoker's default")
+        ledger.drop(key, NOT_OFFLOADED)
 
 
 def _batch(ledger: Ledger) -> None:
-    corners: dict[str, int] = {}
-    for key, target in (
-        ("train_batch_size", "train.batch"),
-        ("train_micro_batch_size_per_gpu", "train.micro_batch"),
-        ("gradient_accumulation_steps", "train.accumulation"),
-    ):
-        value = _whole(ledger, key)
-        if value is not None:
-            ledger.carry(key, target, value)
-            corners[key] = value
-    if len(corners) == 3:
-        batch, micro, accumulation = corners.values()
-        if batch % (micro * accumulation) == 0:
-            ledger.processes = batch // (micro * accumulation)
+    batch = ledger.take("train_batch_size", "train.batch")
+    micro = ledger.take("train_micro_batch_size_per_gpu", "train.micro_batch")
+    accumulation = ledger.take("gradient_accumulation_steps", "train.accumulation")
+    if batch and micro and accumulation and batch % (micro * accumulation) == 0:
+        ledger.processes = batch // (micro * accumulation)
 
 
 def _precision(ledger: Ledger) -> None:
     for block, precision in (("fp16", "fp16"), ("bf16", "bf16"), ("bfloat16", "bf16")):
-        key = f"{block}.enabled"
-        if ledger.value(block) is None or ledger.handled(key) or ledger.value(key) is None:
-            continue
-        if ledger.flag(key):
-            ledger.carry(key, "train.precision", precision)
-        else:
-            ledger.drop(key, "off")
+        ledger.switch(f"{block}.enabled", "train.precision", precision)
     if not any(ledger.value(block) for block in ("fp16", "bf16", "bfloat16", "torch_autocast")):
         ledger.default("train.precision", "fp32")
-    clip = _number(ledger, "gradient_clipping")
-    if clip is not None:
-        ledger.carry("gradient_clipping", "train.clip", float(clip))
-    elif ledger.value("gradient_clipping") is None:
+    if ledger.value("gradient_clipping") is None:
         ledger.default("train.clip", 0.0, "no clipping")
+    else:
+        ledger.take("gradient_clipping", "train.clip")
 
 
 def _optimizer(ledger: Ledger) -> None:
-    if not isinstance(ledger.value("optimizer"), dict):
-        return
     carry_optimizer(ledger, "optimizer.type")
     params = "optimizer.params"
-    for name, target in (("lr", "train.lr"), ("eps", "train.eps"), ("weight_decay", "train.weight_decay")):
-        value = _number(ledger, f"{params}.{name}")
-        if value is not None:
-            ledger.carry(f"{params}.{name}", target, float(value))
-    betas = ledger.value(f"{params}.betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas):
-        ledger.carry(f"{params}.betas", "train.beta1", float(betas[0]))
-        ledger.also("train.beta2", float(betas[1]))
-    elif betas not in (None, "auto"):
+    ledger.take_all(
+        (f"{params}.lr", "train.lr"), (f"{params}.eps", "train.eps"), (f"{params}.weight_decay", "train.weight_decay")
+    )
+    if not carry_betas(ledger, f"{params}.betas") and ledger.value(f"{params}.betas") not in (None, "auto"):
         ledger.problem(f"{params}.betas", "`betas` must be two numbers", "[0.9, 0.999]")
-    momentum = _number(ledger, f"{params}.momentum")
-    if momentum is not None:
-        ledger.carry(f"{params}.momentum", "train.beta1", float(momentum))
+    ledger.take(f"{params}.momentum", "train.beta1")
 
 
 def _scheduler(ledger: Ledger) -> None:
@@ -194,42 +164,25 @@ def _scheduler(ledger: Ledger) -> None:
         return
     if name not in SCHEDULERS:
         ledger.drop("scheduler.type", f"Stoker has {', '.join(SCHEDULERS.values())} and wsd", matters=True)
-        ledger.drop("scheduler.params", f"of {name}")
+        ledger.leave("scheduler.params", f"of {name}")
         return
     ledger.carry("scheduler.type", "train.schedule", SCHEDULERS[name])
     params = "scheduler.params"
-    warmup = _whole(ledger, f"{params}.warmup_num_steps")
-    if warmup is not None:
-        ledger.carry(f"{params}.warmup_num_steps", "train.warmup", warmup)
-    elif ledger.value(f"{params}.warmup_num_steps") is None:
-        ledger.default("train.warmup", 1000)
-    shape = ledger.value(f"{params}.warmup_type")
-    if shape == "linear":
+    ledger.take(f"{params}.warmup_num_steps", "train.warmup", 1000)
+    if ledger.value(f"{params}.warmup_type") == "linear":
         ledger.drop(f"{params}.warmup_type", "always linear here")
     else:
-        ledger.drop(f"{params}.warmup_type", "logarithmic there (its default), linear here", matters=True)
-    end = _number(ledger, f"{params}.cos_min_ratio")
-    if end is not None:
-        ledger.carry(f"{params}.cos_min_ratio", "train.min_lr", float(end))
-    elif name == "WarmupCosineLR" and ledger.value(f"{params}.cos_min_ratio") is None:
-        ledger.default("train.min_lr", 1e-4)
-    peak, total = _number(ledger, f"{params}.warmup_max_lr"), _whole(ledger, f"{params}.total_num_steps")
-    if peak is not None:
-        ledger.carry(f"{params}.warmup_max_lr", "train.lr", float(peak), "the scheduler's lr replaces the optimizer's")
-    if total is not None:
-        ledger.carry(f"{params}.total_num_steps", "steps", total)
+        ledger.leave(f"{params}.warmup_type", "logarithmic there (its default), linear here", matters=True)
+    ledger.take(f"{params}.cos_min_ratio", "train.min_lr", 1e-4 if name == "WarmupCosineLR" else None)
+    ledger.take(f"{params}.warmup_max_lr", "train.lr", note="the scheduler's lr replaces the optimizer's")
+    ledger.take(f"{params}.total_num_steps", "steps")
 
 
 def _axes(ledger: Ledger) -> None:
     for key in ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.tp_size"):
-        size = _whole(ledger, key)
+        size = ledger.whole(key)
         if size is not None:
             ledger.carry(key, "parallel.tensor", max(1, size))
-    size = _whole(ledger, "sequence_parallel_size")
-    if size is not None:
-        ledger.carry("sequence_parallel_size", "parallel.context", size)
-        if size > 1:
-            ledger.also("parallel.context_by", "ulysses")
-    stages = _whole(ledger, "pipeline.stages")
-    if stages is not None:
-        ledger.carry("pipeline.stages", "parallel.pipeline", stages)
+    if (ledger.take("sequence_parallel_size", "parallel.context") or 0) > 1:
+        ledger.also("parallel.context_by", "ulysses")
+    ledger.take("pipeline.stages", "parallel.pipeline")

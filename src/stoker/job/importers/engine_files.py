@@ -20,30 +20,30 @@ def _deepspeed(ledger: Ledger) -> None:
     value = ledger.value("deepspeed")
     if isinstance(value, dict):
         marks = {path[1:]: mark for path, mark in ledger.document.marks.items() if path[0] == "deepspeed" and path[1:]}
-        read_into(ledger, JobDocument(ledger.document.file, value, marks))
+        _read_into(ledger, JobDocument(ledger.document.file, value, marks))
         ledger.drop("deepspeed", "read as a DeepSpeed file")
-        return
-    name = ledger.text("deepspeed")
+    else:
+        read_named(ledger, "deepspeed")
+
+
+def read_named(ledger: Ledger, key: str) -> str | None:
+    """Reads the DeepSpeed file that is named at a key, if any; returns its name."""
+    name = ledger.text(key)
     if name is None:
-        return
+        return None
     found = find_beside(name, ledger.document)
     if found is None:
-        ledger.drop("deepspeed", "there is no such file here: give it as a second FILE", matters=True)
-        return
-    read_into(ledger, read_source(found))
-    ledger.drop("deepspeed", f"read with this file: {found}")
+        ledger.drop(key, "there is no such file here: give it as a second FILE", matters=True)
+    else:
+        _read_into(ledger, read_source(found))
+        ledger.drop(key, f"read with this file: {found}")
+    return name
 
 
-def read_into(ledger: Ledger, document: JobDocument) -> None:
-    """Reads a DeepSpeed file or block into the ledger of the file that names it."""
+def _read_into(ledger: Ledger, document: JobDocument) -> None:
     if not isinstance(document.data, dict):
         raise UserError(f"{document.file}: a DeepSpeed file holds keys and values")
-    engine = read_deepspeed(document)
-    ledger.carried += engine.carried
-    ledger.dropped += engine.dropped
-    ledger.unknown += engine.unknown
-    ledger.problems += engine.problems
-    ledger.processes = ledger.processes or engine.processes
+    ledger.absorb(read_deepspeed(document))
 
 
 def _fsdp(ledger: Ledger) -> None:
@@ -58,11 +58,10 @@ def _fsdp(ledger: Ledger) -> None:
             ledger.also("parallel.offload", "params")
     elif asked:
         ledger.carry("fsdp", "parallel.shard", "zero3")
-    elif value is not None:
+    else:
         ledger.drop("fsdp", "off")
-    if ledger.value("fsdp_version") is not None:
-        asked = True
-        ledger.drop("fsdp_version", "fully_shard (FSDP2) is what Stoker uses")
+    asked = asked or ledger.value("fsdp_version") is not None
+    ledger.drop("fsdp_version", "fully_shard (FSDP2) is what Stoker uses")
     if isinstance(ledger.value("fsdp_config"), str):
         ledger.drop("fsdp_config", "a file of its own: write its `reshard_after_forward` as `shard`", matters=True)
     else:

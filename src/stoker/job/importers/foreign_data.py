@@ -11,8 +11,14 @@ from stoker.job.key_paths import KeyPath
 
 # Names of the `datasets` library's own loaders: the path is in `data_files`.
 LOADERS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
-# What other tools call the tokenizer's own template.
-OF_TOKENIZER = ("tokenizer_default", "auto", "default_tokenizer")
+SUBSET = "Stoker reads a hub data set whole: name the subset's files as `path`"
+# Names of templates elsewhere: the template here, and how it differs.
+TEMPLATES = {
+    **dict.fromkeys(("tokenizer_default", "auto", "default_tokenizer"), ("auto", "")),
+    **dict.fromkeys(("empty", "none"), ("none", "")),
+    "chatml": ("chatml", ""),
+    "alpaca": ("plain", "### Instruction: / ### Response:, without the sentence that Alpaca puts before them"),
+}
 
 
 @dataclass
@@ -32,21 +38,30 @@ class ForeignSource:
     notes: dict[str, str] = field(default_factory=dict)  # by the names above
     keys: dict[str, str | KeyPath] = field(default_factory=dict)  # the source's keys of them; else that of the path
 
+    def carry(self, ledger: Ledger, key: str | KeyPath, home: str) -> None:
+        """Carries the source into ``home``, as ``data[0]`` or ``evaluate.data[1]``; ``key`` is that of its path."""
+        for item in fields(self):
+            value: Any = getattr(self, item.name)
+            if item.name not in ("notes", "keys") and (value not in (None, {}) or item.name == "path"):
+                by_role = item.name == "template" and isinstance(value, dict)
+                parts = {f".{role}": text for role, text in value.items()} if by_role else {"": value}
+                for end, part in parts.items():
+                    note = self.notes.get(item.name, "")
+                    ledger.carry(self.keys.get(item.name, key), f"{home}.{item.name}{end}", part, note)
 
-def carry_source(ledger: Ledger, key: str | KeyPath, found: ForeignSource, home: str) -> None:
-    """Carries a source into ``home``, as ``data[0]`` or ``evaluate.data[1]``."""
-    ledger.carry(key, f"{home}.path", found.path, found.notes.get("path", ""))
-    for item in fields(found):
-        value: Any = getattr(found, item.name)
-        if item.name not in ("path", "notes", "keys") and value not in (None, {}):
-            other = found.keys.get(item.name, key)
-            texts = (
-                {f".{role}": text for role, text in value.items()}
-                if item.name == "template" and (isinstance(value, dict))
-                else {"": value}
-            )
-            for end, part in texts.items():
-                ledger.also(f"{home}.{item.name}{end}", part, found.notes.get(item.name, ""), key=other)
+    def set_template(self, name: str) -> None:
+        """Sets Stoker's template for another tool's, with a note where it is not the same."""
+        self.template, self.notes["template"] = TEMPLATES.get(name, ("auto", ""))
+        if name.endswith((".jinja", ".jinja2", ".j2")):
+            self.template = name
+        elif name not in TEMPLATES:
+            self.notes["template"] = f"the tokenizer's own takes the place of `{name}`: compare with `stoker data`"
+
+    def take_arguments(self, ledger: Ledger) -> None:
+        """Takes the template's variables, which Axolotl and TRL give for all sources at once."""
+        arguments = ledger.value("chat_template_kwargs")
+        if isinstance(arguments, dict) and arguments:
+            self.template_arguments, self.keys["template_arguments"] = arguments, "chat_template_kwargs"
 
 
 def from_here(path: Path) -> str:
@@ -63,6 +78,26 @@ def local(path: str, document_file: str) -> str:
     return str(beside)
 
 
+def take_first(source: Ledger, files: list[str]) -> str:
+    """The first of a source's files: a source has one path here."""
+    more = len(files) > 1
+    why = "Stoker takes one path or glob a source: the first is written" if more else "`path`"
+    source.drop("data_files", why, matters=more)
+    return files[0]
+
+
+def carry_share(ledger: Ledger, key: str) -> None:
+    """Carries the share of the rows that is held out; a number of rows is dropped."""
+    share = ledger.number(key)
+    if share and share >= 1:
+        why = f"{share:g} rows; Stoker holds out a share: write `fraction` under `evaluate:`"
+        ledger.drop(key, why, matters=True)
+        return
+    ledger.take(key, "evaluate.fraction", 0.0)
+    if share:
+        ledger.also("evaluate.rows", "all")
+
+
 def data_files(value: Any) -> list[str]:
     """The paths of a ``data_files`` key: one, a list, or lists by split, of which the training's are taken."""
     if isinstance(value, dict):
@@ -70,18 +105,3 @@ def data_files(value: Any) -> list[str]:
     if isinstance(value, list):
         return [str(item) for item in value]
     return [str(value)] if value not in (None, "") else []
-
-
-def template_of(name: str) -> tuple[str, str]:
-    """Stoker's template for another tool's, and a note where it is not the same."""
-    if name in OF_TOKENIZER:
-        return "auto", ""
-    if name == "chatml":
-        return "chatml", ""
-    if name == "alpaca":
-        return "plain", "### Instruction: / ### Response:, without the sentence that Alpaca puts before them"
-    if name in ("empty", "none"):
-        return "none", ""
-    if name.endswith((".jinja", ".jinja2", ".j2")):
-        return name, ""
-    return "auto", f"the tokenizer's own takes the place of `{name}`: compare with `stoker data`"

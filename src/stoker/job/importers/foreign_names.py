@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from stoker.job.importers.ledger import Ledger
-from stoker.job.key_paths import choices, field_at
-from stoker.job.schema import Job, TuneBlock
+from stoker.job.key_paths import choices, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
 
 EIGHT_BIT = "the tool keeps the optimizer's states in 8 bits, Stoker in the weights' precision: it takes more memory"
@@ -18,23 +17,27 @@ TASKS = {
 
 def task_of(ledger: Ledger, key: str, word: str) -> str | None:
     """Carries the task, or keeps the problem that Stoker has none such (yet); returns what was carried."""
-    task = TASKS.get(word.lower(), word.lower())
-    can = choices(Job.model_fields["task"].annotation)
-    if task in can:
-        ledger.carry(key, "task", task)
-        return task
-    ledger.problem(key, f"Stoker cannot train `{word}` yet", f"it can train {', '.join(can)}")
-    return None
+    return _one_of(ledger, key, "task", TASKS.get(word.lower(), word.lower()), f"train `{word}`", "train")
 
 
 def tuning_of(ledger: Ledger, key: str, word: str) -> str | None:
     """Carries the tuning method, or keeps the problem that Stoker has none such (yet)."""
-    can = choices(TuneBlock.model_fields["method"].annotation)
-    if word in can:
-        ledger.carry(key, "tune.method", word)
-        return word
-    ledger.problem(key, f"Stoker cannot tune by `{word}` yet", f"it can tune by {', '.join(can)}")
+    return _one_of(ledger, key, "tune.method", word, f"tune by `{word}`", "tune by")
+
+
+def _one_of(ledger: Ledger, key: str, target: str, value: str, asked: str, verb: str) -> str | None:
+    can = options_of(target)
+    if value in can:
+        ledger.carry(key, target, value)
+        return value
+    ledger.problem(key, f"Stoker cannot {asked} yet", f"it can {verb} {', '.join(can)}")
     return None
+
+
+def options_of(target: str) -> list[str]:
+    """The values that the job's key ``target`` takes by name."""
+    field = field_at(parse_key(target))[0]
+    return [] if field is None else choices(field.annotation)
 
 
 def carry_optimizer(ledger: Ledger, key: str) -> None:
@@ -51,8 +54,18 @@ def carry_optimizer(ledger: Ledger, key: str) -> None:
         small = any(bits in word for bits in ("8bit", "4bit", "fp8", "bnb", "paged"))
         ledger.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "")
     else:
-        can = ", ".join(choices(field_at(("train", "optimizer"))[0].annotation))  # type: ignore[union-attr]
+        can = ", ".join(options_of("train.optimizer"))
         ledger.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
+
+
+def carry_betas(ledger: Ledger, key: str) -> bool:
+    """Carries AdamW's two decays, if a list of two numbers was written; returns whether it was."""
+    betas = ledger.value(key)
+    is_pair = isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas)
+    if is_pair:
+        ledger.carry(key, "train.beta1", float(betas[0]))
+        ledger.also("train.beta2", float(betas[1]))
+    return is_pair
 
 
 SCHEDULES = {
@@ -68,24 +81,27 @@ SCHEDULES = {
 }
 
 
-def carry_schedule(ledger: Ledger, key: str, kwargs: str = "lr_scheduler_kwargs", lr: float | None = None) -> None:
+def carry_schedule(ledger: Ledger, key: str, lr: float | None = None) -> None:
     """Carries the schedule's name, and where its arguments say so, its end."""
     name = ledger.text(key)
     if name is None:
         return
     found = SCHEDULES.get(name.lower())
     if found is None:
-        can = ", ".join(choices(field_at(("train", "schedule"))[0].annotation))  # type: ignore[union-attr]
+        can = ", ".join(options_of("train.schedule"))
         ledger.drop(key, f"Stoker has {can}; without a line here it takes cosine", matters=True)
         return
     ledger.carry(key, "train.schedule", *found)
     if "min_lr" not in name.lower():
         return
-    rate, end = ledger.number(f"{kwargs}.min_lr_rate"), ledger.number(f"{kwargs}.min_lr")
-    if rate is not None:
-        ledger.carry(f"{kwargs}.min_lr_rate", "train.min_lr", float(rate))
-    elif end is not None and lr:
-        ledger.carry(f"{kwargs}.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
+    end = ledger.number("lr_scheduler_kwargs.min_lr")
+    if ledger.take("lr_scheduler_kwargs.min_lr_rate", "train.min_lr") is None and end is not None and lr:
+        ledger.carry("lr_scheduler_kwargs.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
+
+
+def drop_experts(ledger: Ledger, key: str) -> None:
+    """Drops the size of an axis for experts."""
+    ledger.drop(key, "experts are spread as `tensor`", matters=(ledger.whole(key) or 0) > 1)
 
 
 SHARDINGS = {
@@ -125,10 +141,8 @@ def read_fsdp(ledger: Ledger, block: str, *, asked: bool, stated: bool = False) 
         ("offload_params", "parallel.offload", "params"),
         ("activation_checkpointing", "parallel.recompute", "full"),
     ):
-        if name in names and ledger.flag(names[name]):
-            ledger.carry(names[name], target, value)
-        elif name in names:
-            ledger.idle("off, as by Stoker's default", names[name])
+        if name in names:
+            ledger.switch(names[name], target, value, off="off, as by Stoker's default")
     for why, free in FSDP_FREE.items():
         ledger.idle(why, *(names[name] for name in free.split() if name in names))
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown
 from stoker.job.yaml_document import JobDocument
 
 # Who wins where two files say the same key: the command line, the trainer's file, the engine's, then their defaults.
 OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
 NOT_SET = "not set"
+Reasons = Mapping[str, str]  # from a reason to the keys it applies to, separated by spaces; a key may end in ".*"
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Ledger:
         tool: the name of the tool, for people.
         engine: whether the file says how training is spread (DeepSpeed, Accelerate) rather than what is trained.
         processes: how many processes the file says there are.
-        asides: keys and values of the job that the file asks for but leaves incomplete; shown switched off.
+        within: the block that keys written as text are looked up in.
     """
 
     document: JobDocument
@@ -82,12 +83,21 @@ class Ledger:
     unknown: list[Unknown] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     processes: int | None = None
+    within: KeyPath = ()
     _done: set[KeyPath] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
 
+    def block(self, path: KeyPath) -> Ledger:
+        """The same ledger, with keys looked up in the block at ``path``."""
+        return replace(self, within=path)
+
+    def path(self, key: str | KeyPath) -> KeyPath:
+        """A key's path from the top of the file."""
+        return (*self.within, *parse_key(key)) if isinstance(key, str) else key
+
     def value(self, key: str | KeyPath) -> Any:
         """What was written at a key; None where nothing was."""
-        path = _path(key)
+        path = self.path(key)
         self._asked.add(_name(path))
         try:
             return self.document.at(path)
@@ -140,111 +150,128 @@ class Ledger:
         return []
 
     def carry(self, key: str | KeyPath, target: str, value: Any, note: str = "") -> None:
-        """The key's value goes to the job's key ``target`` as ``value``."""
-        path = _path(key)
+        """Carries a key to the job's key ``target`` as ``value``."""
+        path = self.path(key)
         self._done.add(path)
-        strength = ENGINE if self.engine else WRITTEN
-        given = self.document.at(path)
-        self.carried.append(
-            Carried(target, value, dotted(path), given, note, self.document.where(path), self.tool, strength)
+        self._add(target, value, (dotted(path), self.document.at(path), self.document.where(path)), note)
+
+    def also(self, target: str, value: Any, note: str = "") -> None:
+        """Adds a further value that the key carried last implies."""
+        last = self.carried[-1]
+        self._add(target, value, (last.key, last.given, last.where), note)
+
+    def default(self, target: str, value: Any, note: str = "") -> None:
+        """Adds what the tool does where its file says nothing and Stoker would do something else."""
+        self._add(target, value, ("", None, ""), note, by_default=True)
+
+    def _add(
+        self, target: str, value: Any, origin: tuple[str, Any, str], note: str, *, by_default: bool = False
+    ) -> None:
+        key, given, where = origin
+        strength = (ENGINE_DEFAULT if self.engine else DEFAULT) if by_default else ENGINE if self.engine else WRITTEN
+        self.carried.append(Carried(target, value, key, given, note, where, self.tool, strength))
+
+    def take(self, key: str | KeyPath, target: str, default: Any = None, note: str = "") -> Any:
+        """Carries a value, read as the type of ``target``, or else the tool's default; returns what was written."""
+        field = field_at(parse_key(target))[0]
+        assert field is not None, target
+        kind, read = next(
+            ((kind, read) for kind, read in _READERS if accepts(field.annotation, kind)), (str, Ledger.text)
         )
-
-    def number_to(self, key: str | KeyPath, target: str, default: float | None = None, note: str = "") -> float | None:
-        """Carries a number to a key of the job, or the tool's default where none was written; returns what was."""
-        return self._pass(key, target, self.number(key), default, note, float)
-
-    def whole_to(self, key: str | KeyPath, target: str, default: int | None = None, note: str = "") -> int | None:
-        """The same for a whole number."""
-        return self._pass(key, target, self.whole(key), default, note, int)
-
-    def flag_to(self, key: str | KeyPath, target: str, default: bool | None = None, note: str = "") -> bool | None:
-        """The same for true or false."""
-        return self._pass(key, target, self.flag(key), default, note, bool)
-
-    def text_to(self, key: str | KeyPath, target: str) -> str | None:
-        """The same for a text, without a default."""
-        return self._pass(key, target, self.text(key), None, "", str)
-
-    def _pass(self, key: str | KeyPath, target: str, value: Any, default: Any, note: str, kind: type) -> Any:
+        value = read(self, key)
         if value is not None:
             self.carry(key, target, kind(value), note)
         elif default is not None and self.value(key) is None:
             self.default(target, default, note)
         return value
 
-    def idle(self, why: str, *keys: str | KeyPath) -> None:
-        """Drops those of the keys that were written and not handled yet, without loss."""
-        for key in keys:
-            if self.value(key) is not None and not self.handled(key):
-                self.drop(key, why)
+    def take_all(self, *rows: tuple[str, str] | tuple[str, str, Any]) -> None:
+        """Takes rows of a key, its target and perhaps the tool's default."""
+        for row in rows:
+            self.take(*row)
 
-    def also(self, target: str, value: Any, note: str = "", *, key: str | KeyPath | None = None) -> None:
-        """A further value that the key carried last brings with it; or another key, which may do so repeatedly."""
-        last = self.carried[-1]
-        origin = (last.key, last.given, last.where)
-        if key is not None:
-            path = _path(key)
-            self._done.add(path)
-            origin = (dotted(path), self.document.at(path), self.document.where(path))
-        self.carried.append(
-            Carried(target, value, origin[0], origin[1], note, origin[2], self.tool, ENGINE if self.engine else WRITTEN)
-        )
-
-    def default(self, target: str, value: Any, note: str = "") -> None:
-        """What the tool does where its file says nothing, and Stoker would do otherwise."""
-        strength = ENGINE_DEFAULT if self.engine else DEFAULT
-        self.carried.append(Carried(target, value, "", None, note, "", self.tool, strength))
+    def switch(self, key: str | KeyPath, target: str, value: Any, note: str = "", *, off: str = "off") -> bool | None:
+        """Carries ``value`` where a flag is true and drops the flag where it is false; returns the flag."""
+        asked = self.flag(key)
+        if asked:
+            self.carry(key, target, value, note)
+        elif asked is not None:
+            self.drop(key, off)
+        return asked
 
     def drop(self, key: str | KeyPath, why: str, *, matters: bool = False) -> None:
-        """The key has no counterpart. A key that was not written stands for the tool's default."""
-        path = _path(key)
+        """Drops a key that has no counterpart, if it was written."""
+        if self.value(key) is not None:
+            self.leave(key, why, matters=matters)
+
+    def idle(self, why: str, *keys: str | KeyPath) -> None:
+        """Drops without loss those of the keys that were written and are not handled yet."""
+        for key in keys:
+            if not self.handled(key):
+                self.drop(key, why)
+
+    def leave(self, key: str | KeyPath, why: str, *, matters: bool = False) -> None:
+        """Drops a key whether or not it was written: one that was not means the tool's default."""
+        path = self.path(key)
         self._done.add(path)
-        value = self.value(path)
-        self.dropped.append(Dropped(dotted(path), value, why, self.document.where(path), matters))
+        self.dropped.append(Dropped(dotted(path), self.value(path), why, self.document.where(path), matters))
+
+    def drop_listed(self, free: Reasons, lost: Reasons) -> None:
+        """Drops the keys of this block for the reasons of two tables; a loss by the second matters."""
+        for table, matters in ((free, False), (lost, True)):
+            for why, names in table.items():
+                for name in names.split():
+                    if name in self.document.at(self.within) and not self.handled(name):
+                        is_set = self.value(name) not in (None, False, "", [], {})
+                        self.leave(name, why if is_set else NOT_SET, matters=matters and is_set)
 
     def handled(self, key: str | KeyPath) -> bool:
         """Whether a key was carried or dropped."""
-        return _path(key) in self._done
+        return self.path(key) in self._done
 
-    def sweep(self, *tables: Mapping[str, str], matters: Mapping[str, str] | None = None) -> None:
-        """Sorts what is left: keys of the tables are dropped for their reason, others are unknown.
+    def sweep(self, free: Sequence[Reasons], lost: Sequence[Reasons]) -> None:
+        """Sorts the keys that are left: those in a table are dropped for their reason, others are unknown.
 
         Args:
-            tables: from a reason to the names it applies to, parted by spaces; a name may end in ``.*``.
-            matters: the same for keys whose loss changes what is learnt, unless they are switched off.
+            lost: keys whose loss changes what is learnt, unless they are switched off.
         """
-        plain = {name: why for table in tables for why, names in table.items() for name in names.split()}
-        grave = {name: why for why, names in (matters or {}).items() for name in names.split()}
+        plain, grave = (
+            {name: why for table in tables for why, names in table.items() for name in names.split()}
+            for tables in (free, lost)
+        )
         known = sorted({name.removesuffix(".*").split(".")[-1] for name in (*self._asked, *plain, *grave)})
-        for path, value in self._left():
-            text = dotted(path)
+        for path, value in self._leaves((), self.document.data) if self.document.data else ():
             why, is_grave = _reason(path, plain), False
             if why is None and (why := _reason(path, grave)) is not None:
                 is_grave = value not in (None, False, 0, "", [], {}, "no", "none")
             if why is not None:
-                self.drop(path, why if value is not None else NOT_SET, matters=is_grave)
+                self.leave(path, why if value is not None else NOT_SET, matters=is_grave)
             elif _name(path) in self._asked:
-                self.drop(path, NOT_SET if value is None else "no effect beside the other keys")
+                self.leave(path, NOT_SET if value is None else "no effect beside the other keys")
             else:
                 near = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.75)
                 near = [name for name in near if name != path[-1]]
-                self.unknown.append(Unknown(text, value, near[0] if near else "", self.document.where(path)))
+                self.unknown.append(Unknown(dotted(path), value, near[0] if near else "", self.document.where(path)))
 
     def problem(self, key: str | KeyPath, message: str, suggestion: str = "") -> None:
         """Keeps a problem at the key's value; its key counts as handled."""
-        path = _path(key)
+        path = self.path(key)
         self._done.add(path)
         self.problems.append(self.document.problem(path, message, suggestion))
 
+    def absorb(self, other: Ledger) -> None:
+        """Adds what became of the keys of another file, which this one names."""
+        self.carried += other.carried
+        self.dropped += other.dropped
+        self.unknown += other.unknown
+        self.problems += other.problems
+        self.processes = self.processes or other.processes
+
     def _wrong(self, key: str | KeyPath, kind: str) -> Any:
-        path = _path(key)
+        path = self.path(key)
         if path not in self._done:
             self.problem(path, f"`{dotted(path)}` must be {kind}, not {shown(self.document.at(path))}")
         return None
-
-    def _left(self) -> Iterator[tuple[KeyPath, Any]]:
-        if self.document.data:
-            yield from self._leaves((), self.document.data)
 
     def _leaves(self, path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         if path in self._done:
@@ -261,22 +288,19 @@ class Ledger:
             yield from self._leaves((*path, key), inner)
 
 
-def _path(key: str | KeyPath) -> KeyPath:
-    return parse_key(key) if isinstance(key, str) else key
-
-
 def _name(path: KeyPath) -> str:
     """The path without the numbers of lists."""
     return ".".join(part for part in path if isinstance(part, str))
 
 
-def _reason(path: KeyPath, reasons: Mapping[str, str]) -> str | None:
-    """The reason of a key: its own, or that of a block it stands in."""
+def _reason(path: KeyPath, reasons: Reasons) -> str | None:
+    """The reason of a key: its own, or that of a block around it."""
     parts = _name(path).split(".")
-    for end in range(len(parts), 0, -1):
-        block = ".".join(parts[:end])
-        if block in reasons:
-            return reasons[block]
-        if f"{block}.*" in reasons:
-            return reasons[f"{block}.*"]
-    return None
+    blocks = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((reasons[name] for block in blocks for name in (block, f"{block}.*") if name in reasons), None)
+
+
+# How a value is read, by the type of its target; int before float, for a count of steps that may be a share of them.
+_READERS: tuple[tuple[type, Callable[[Ledger, str | KeyPath], Any]], ...] = (
+    (int, Ledger.whole), (float, Ledger.number), (bool, Ledger.flag),
+)  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
 from stoker.job.importers.dataset_info import as_text, find_register, source_of
-from stoker.job.importers.foreign_data import ForeignSource, carry_source, template_of
+from stoker.job.importers.foreign_data import ForeignSource, carry_share
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import task_of, tuning_of
 from stoker.job.importers.ledger import Ledger
@@ -82,11 +82,14 @@ LOST = {
 
 
 KEYS = AdapterKeys(
+    rank="lora_rank",
+    rslora="use_rslora",
+    dora="use_dora",
     targets="lora_target",
     every="all",
     modules="additional_target",
     loraplus="loraplus_lr_ratio",
-    others="lora_rank lora_alpha lora_dropout use_rslora use_dora",
+    defaults=(8, None, None),
 )
 
 
@@ -97,24 +100,19 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> L
         data_info: the register of its data sets, or the folder it lies in; by default looked for.
     """
     ledger = Ledger(document, "LLaMA-Factory")
-    task = "sft"
-    if stage := ledger.text("stage"):
+    stage, task = ledger.text("stage"), "sft"
+    if stage:
         task = task_of(ledger, "stage", stage) or ""
     else:
         ledger.default("task", "sft")
     read_model(ledger)
     _tuning(ledger)
     _data(ledger, data_info, chat=task not in TASKS or TASKS[task].chat)
-    if disabled := ledger.flag("disable_gradient_checkpointing"):
-        ledger.carry("disable_gradient_checkpointing", "parallel.recompute", "none")
-    elif disabled is not None:
-        ledger.drop("disable_gradient_checkpointing", "off: recomputation is on by LLaMA-Factory's default")
+    off = "off: recomputation is on by LLaMA-Factory's default"
+    disabled = ledger.switch("disable_gradient_checkpointing", "parallel.recompute", "none", off=off)
     read_trainer_arguments(ledger, TrainerDefaults(recompute=not disabled))
-    if ledger.flag("pure_bf16"):
-        ledger.carry("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
-    elif ledger.value("pure_bf16") is not None:
-        ledger.drop("pure_bf16", "off")
-    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    ledger.switch("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
+    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
     return ledger
 
 
@@ -132,40 +130,29 @@ def _tuning(ledger: Ledger) -> None:
         tuned = tuning_of(ledger, "finetuning_type", method)
     if bits in (4, 8) and not ledger.handled("quantization_bit"):
         ledger.carry("quantization_bit", "model.quantise", f"{bits}bit")
-    ledger.number_to("moe_aux_loss_coef", "train.router_aux_loss")
+    ledger.take("moe_aux_loss_coef", "train.router_aux_loss")
     if tuned != "lora":
         ledger.idle("idle: finetuning_type is not lora", *KEYS.all)
         return
-    rank = ledger.whole_to("lora_rank", "tune.rank", 8) or 8
-    ledger.number_to("lora_alpha", "tune.alpha", 2.0 * rank, "" if ledger.value("lora_alpha") else "twice the rank")
-    ledger.number_to("lora_dropout", "tune.dropout")
     read_adapter(ledger, KEYS)
-    ledger.flag_to("use_rslora", "tune.rslora")
-    ledger.flag_to("use_dora", "tune.dora")
 
 
 def _data(ledger: Ledger, data_info: str | None, *, chat: bool) -> None:
-    ledger.whole_to("cutoff_len", "train.seq_len", 2048)
+    ledger.take("cutoff_len", "train.seq_len", 2048)
     if ledger.flag("neat_packing"):
         ledger.carry("neat_packing", "train.pack", True)
         ledger.idle("neat_packing says it", "packing")
     else:
         note = "documents see each other there, never here" if ledger.flag("packing") else ""
-        ledger.flag_to("packing", "train.pack", not chat, note)
+        ledger.take("packing", "train.pack", not chat, note)
         ledger.idle("packed documents never see each other here", "neat_packing")
     added = _tokens(ledger)
     _sources(ledger, "dataset", "data", data_info, added, chat=chat)
     _sources(ledger, "eval_dataset", "evaluate.data", data_info, added, chat=chat)
-    held = ledger.number("val_size")
     if ledger.value("eval_dataset"):
         ledger.idle("eval_dataset says it", "val_size")
-    elif held and held >= 1:
-        why = f"{held:g} rows; Stoker holds out a share: write `fraction` under `evaluate:`"
-        ledger.drop("val_size", why, matters=True)
     else:
-        ledger.number_to("val_size", "evaluate.fraction", 0.0)
-        if held:
-            ledger.also("evaluate.rows", "all")
+        carry_share(ledger, "val_size")
 
 
 def _tokens(ledger: Ledger) -> str | KeyPath | None:
@@ -201,14 +188,14 @@ def _sources(
         _of_all(ledger, found, added, chat=chat)
         if weights:
             found.weight, found.keys["weight"] = weights[index], "interleave_probs"
-        carry_source(ledger, key, found, f"{home}[{index}]")
+        found.carry(ledger, key, f"{home}[{index}]")
 
 
 def _of_all(ledger: Ledger, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
     """What the file says of all its data sets at once."""
     template, limit = ledger.text("template"), ledger.whole("max_samples")
     if template is not None and chat:
-        found.template, found.notes["template"] = template_of(template)
+        found.set_template(template)
         found.keys["template"] = "template"
     if limit is not None:
         found.split, found.keys["split"] = f"{found.split or ''}[:{limit}]", "max_samples"
@@ -231,12 +218,9 @@ def _weights(ledger: Ledger, count: int) -> list[float]:
         except ValueError:
             ledger.problem("interleave_probs", "`interleave_probs` must be numbers with commas")
             return []
-        if ledger.value("mix_strategy") is not None:
-            ledger.drop("mix_strategy", "sources with a `weight` are interleaved")
+        ledger.drop("mix_strategy", "sources with a `weight` are interleaved")
         return weights
-    if ledger.value("mix_strategy") is not None:
-        why = "sources are mixed in proportion to their rows"
-        ledger.drop("mix_strategy", why, matters=strategy != "concat")
+    ledger.drop("mix_strategy", "sources are mixed in proportion to their rows", matters=strategy != "concat")
     if written:
         ledger.drop("interleave_probs", "idle: mix_strategy is concat" if strategy == "concat" else "not one a source")
     return []

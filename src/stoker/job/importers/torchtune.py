@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.importers.foreign_names import carry_optimizer, task_of
+from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_of
 from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.torchtune_data import read_sources
 from stoker.job.yaml_document import JobDocument
@@ -53,18 +53,16 @@ def read_torchtune(document: JobDocument) -> Ledger:
     ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
     formats = read_sources(ledger)
     mode = ledger.text("tokenizer.truncation_type")
-    if mode is not None:
-        ledger.drop("tokenizer.truncation_type", "a row keeps its beginning", matters=mode != "right")
+    ledger.drop("tokenizer.truncation_type", "a row keeps its beginning", matters=mode != "right")
     _task(ledger, formats)
     _model(ledger)
     _training(ledger)
     _optimizer(ledger)
     _layout(ledger)
-    if output := ledger.text("output_dir"):
-        ledger.carry("output_dir", "output", output)
+    ledger.take("output_dir", "output")
     if "TensorBoard" in str(ledger.value(("metric_logger", COMPONENT))):
         ledger.carry(("metric_logger", COMPONENT), "train.tensorboard", True)
-    ledger.sweep(FREE, matters=LOST)
+    ledger.sweep([FREE], [LOST])
     return ledger
 
 
@@ -102,7 +100,7 @@ def _task(ledger: Ledger, formats: list[str]) -> None:
 
 
 def _model(ledger: Ledger) -> None:
-    ledger.text_to("checkpointer.checkpoint_dir", "model.name")
+    ledger.take("checkpointer.checkpoint_dir", "model.name")
     path, component = ("model", COMPONENT), str(ledger.value(("model", COMPONENT)) or "")
     name = component.rsplit(".", maxsplit=1)[-1]
     method = "lora" if name.startswith("lora") else "full"
@@ -113,15 +111,14 @@ def _model(ledger: Ledger) -> None:
     note = "the weights are read from the folder; the name tells the method only"
     ledger.carry(path, "tune.method", method, note)
     ledger.idle("`tune: qlora` holds it" if method == "qlora" else "off", "model.quantize_base")
-    if method != "full":
-        _adapter(ledger)
-
-
-def _adapter(ledger: Ledger) -> None:
-    ledger.whole_to("model.lora_rank", "tune.rank", 8)
-    ledger.number_to("model.lora_alpha", "tune.alpha", 16.0)
-    ledger.number_to("model.lora_dropout", "tune.dropout")
-    ledger.flag_to("model.use_dora", "tune.dora")
+    if method == "full":
+        return
+    ledger.take_all(
+        ("model.lora_rank", "tune.rank", 8),
+        ("model.lora_alpha", "tune.alpha", 16.0),
+        ("model.lora_dropout", "tune.dropout"),
+        ("model.use_dora", "tune.dora"),
+    )
     modules = ledger.words("model.lora_attn_modules")
     targets = list(dict.fromkeys(ATTENTION.get(module, module) for module in modules))
     if ledger.flag("model.apply_lora_to_mlp"):
@@ -129,25 +126,24 @@ def _adapter(ledger: Ledger) -> None:
     if modules:
         ledger.carry("model.lora_attn_modules", "tune.targets", targets, "in transformers' names")
     ledger.idle("`targets`", "model.apply_lora_to_mlp")
-    head = ledger.flag("model.apply_lora_to_output")
-    if head is not None:
-        ledger.drop("model.apply_lora_to_output", "no adapter on the head" if head else "off", matters=head)
+    head = bool(ledger.flag("model.apply_lora_to_output"))
+    ledger.drop("model.apply_lora_to_output", "no adapter on the head" if head else "off", matters=head)
 
 
 def _training(ledger: Ledger) -> None:
-    if ledger.whole_to("tokenizer.max_seq_len", "train.seq_len") is None:
-        ledger.drop("tokenizer.max_seq_len", "no limit there; Stoker cuts at 1024: write `seq_len`", matters=True)
-    ledger.whole_to("batch_size", "train.micro_batch")
-    ledger.whole_to("gradient_accumulation_steps", "train.accumulation")
-    if ledger.whole_to("seed", "seed") is None:
-        ledger.drop("seed", "a new one every time there, 0 here")
+    if ledger.take("tokenizer.max_seq_len", "train.seq_len") is None:
+        ledger.leave("tokenizer.max_seq_len", "no limit there; Stoker cuts at 1024: write `seq_len`", matters=True)
+    ledger.take("batch_size", "train.micro_batch")
+    ledger.take("gradient_accumulation_steps", "train.accumulation")
+    if ledger.take("seed", "seed") is None:
+        ledger.leave("seed", "a new one every time there, 0 here")
     limit = ledger.whole("max_steps_per_epoch")
     if limit:
         steps = max(1, round(limit * (ledger.number("epochs") or 1)))
         ledger.carry("max_steps_per_epoch", "steps", steps, "times the epochs, at most")
         ledger.idle("`steps` holds them", "epochs")
     else:
-        ledger.number_to("epochs", "epochs")
+        ledger.take("epochs", "epochs")
     precision = ledger.text("dtype")
     if precision in ("bf16", "fp32", "fp16"):
         note = "the weights that are trained stay in fp32; there they are bf16 too" if precision == "bf16" else ""
@@ -158,38 +154,36 @@ def _training(ledger: Ledger) -> None:
     if isinstance(compiled, dict):
         ledger.carry("compile", "train.compile", any(map(bool, compiled.values())))
     else:
-        ledger.flag_to("compile", "train.compile")
-    ledger.whole_to("run_val_every_n_steps", "evaluate.every")
-    ledger.whole_to("save_every_n_steps", "checkpoint.every")
-    ledger.whole_to("keep_last_n_checkpoints", "checkpoint.keep")
-    ledger.whole_to("checkpointer.keep_last_n_checkpoints", "checkpoint.keep")
+        ledger.take("compile", "train.compile")
+    ledger.take_all(
+        ("run_val_every_n_steps", "evaluate.every"),
+        ("save_every_n_steps", "checkpoint.every"),
+        ("keep_last_n_checkpoints", "checkpoint.keep"),
+        ("checkpointer.keep_last_n_checkpoints", "checkpoint.keep"),
+    )
 
 
 def _optimizer(ledger: Ledger) -> None:
     component = ledger.text(f"optimizer.{COMPONENT}")
     if component is not None:
         carry_optimizer(ledger, f"optimizer.{COMPONENT}")
-        ledger.number_to("optimizer.lr", "train.lr", 1e-3)
+        ledger.take("optimizer.lr", "train.lr", 1e-3)
         decay = 0.01 if component.endswith("AdamW") else 0.0  # as in PyTorch
-        ledger.number_to("optimizer.weight_decay", "train.weight_decay", decay)
-    betas = ledger.value("optimizer.betas")
-    if isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas):
-        ledger.carry("optimizer.betas", "train.beta1", float(betas[0]))
-        ledger.also("train.beta2", float(betas[1]))
-    elif component is not None:
+        ledger.take("optimizer.weight_decay", "train.weight_decay", decay)
+    if not carry_betas(ledger, "optimizer.betas") and component is not None:
         ledger.default("train.beta2", 0.999)
-    ledger.number_to("optimizer.eps", "train.eps")
-    ledger.number_to("optimizer.momentum", "train.beta1")
+    ledger.take("optimizer.eps", "train.eps")
+    ledger.take("optimizer.momentum", "train.beta1")
     schedule = ledger.text(f"lr_scheduler.{COMPONENT}")
     if schedule is None:
         ledger.default("train.schedule", "constant")
         ledger.default("train.warmup", 0)
     elif schedule.endswith("cosine_schedule_with_warmup"):
         ledger.carry(f"lr_scheduler.{COMPONENT}", "train.schedule", "cosine")
-        ledger.whole_to("lr_scheduler.num_warmup_steps", "train.warmup")
+        ledger.take("lr_scheduler.num_warmup_steps", "train.warmup")
     else:
         ledger.drop(f"lr_scheduler.{COMPONENT}", "Stoker has linear, cosine, wsd and constant", matters=True)
-    ledger.number_to("clip_grad_norm", "train.clip", 0.0)
+    ledger.take("clip_grad_norm", "train.clip", 0.0)
 
 
 def _layout(ledger: Ledger) -> None:
@@ -200,10 +194,9 @@ def _layout(ledger: Ledger) -> None:
     elif recompute is not None:
         ledger.carry("enable_activation_checkpointing", "parallel.recompute", "full" if recompute else "none")
     ledger.idle("enable_activation_checkpointing says it", "ac_mode")
-    if ledger.value("ac_option") is not None:
-        ledger.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
-    ledger.whole_to("tensor_parallel_dim", "parallel.tensor")
-    ledger.whole_to("context_parallel_dim", "parallel.context")
+    ledger.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
+    ledger.take("tensor_parallel_dim", "parallel.tensor")
+    ledger.take("context_parallel_dim", "parallel.context")
     ledger.idle("the model's family says which matrix is split how", "tensor_parallel_plan")
     if any(ledger.value(key) is not None for key in DISTRIBUTED):
         _sharding(ledger)
@@ -215,15 +208,11 @@ def _sharding(ledger: Ledger) -> None:
         ledger.carry("fsdp_reshard_after_forward", "parallel.shard", "zero3" if reshard else "zero2")
     else:
         ledger.default("parallel.shard", "zero3", "the distributed recipes shard by FSDP")
-    offload = ledger.flag("fsdp_cpu_offload")
-    if offload:
-        ledger.carry("fsdp_cpu_offload", "parallel.offload", "params", "optimizer states too")
-    ledger.idle("off", "fsdp_cpu_offload")
+    ledger.switch("fsdp_cpu_offload", "parallel.offload", "params", "optimizer states too")
     shard, replicate = ledger.whole("data_parallel_shard_dim"), ledger.whole("data_parallel_replicate_dim")
     if shard is not None and shard > 0:
         ledger.carry("data_parallel_shard_dim", "parallel.data", shard * max(1, replicate or 1), "shard x replicate")
         ledger.also("parallel.shard_size", shard)
-    elif shard is not None:
+    else:
         ledger.drop("data_parallel_shard_dim", "-1: what the other axes leave of all processes")
-    if replicate is not None:
-        ledger.drop("data_parallel_replicate_dim", "`data` holds it" if shard and shard > 0 else "over all processes")
+    ledger.drop("data_parallel_replicate_dim", "`data` holds it" if shard and shard > 0 else "over all processes")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.job.importers.foreign_data import LOADERS, ForeignSource, carry_source, data_files, local, template_of
+from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, data_files, local, take_first
 from stoker.job.importers.ledger import Ledger
 from stoker.job.key_paths import KeyPath
 from stoker.job.template import TURNS
 
 COMPONENT = "_component_"
 # Builders: Stoker's format, the hub data set they read by default, their columns, whether prompts are trained too.
-BUILDERS: dict[str, tuple[str, str, dict[str, str], bool]] = {
+BUILDERS: dict[str, tuple[str | None, str, dict[str, str], bool]] = {
     "alpaca_dataset": ("instruction", "tatsu-lab/alpaca", {}, True),
     "alpaca_cleaned_dataset": ("instruction", "yahma/alpaca-cleaned", {}, True),
     "instruct_dataset": ("instruction", "", {"instruction": "input"}, False),
@@ -25,6 +25,17 @@ BUILDERS: dict[str, tuple[str, str, dict[str, str], bool]] = {
     "preference_dataset": ("preference", "", {}, False),
     "stack_exchange_paired_dataset": ("preference", "lvwerra/stack-exchange-paired", {}, False),
     "hh_rlhf_helpful_dataset": ("preference", "RLHFlow/HH-RLHF-Helpful-standard", {}, False),
+}
+FREE = {
+    "a document ends with the stop token, always": "add_eos",
+    "packed documents are whole, or split at seq_len": "split_across_pack",
+    "as in training": "packed",
+}
+LOST = {
+    "no system message is added": "new_system_prompt",
+    "rows are not filtered": "filter_fn",
+    "write `seq_len` under `train:`": "max_seq_len",
+    SUBSET: "name",
 }
 MASKS = {"train_on_all": "everything", "train_on_assistant": "all", "train_on_last": "last"}
 
@@ -40,69 +51,62 @@ def read_sources(ledger: Ledger) -> list[str]:
 
 def _list(ledger: Ledger, key: str, home: str) -> list[str]:
     value = ledger.value(key)
-    prefix: KeyPath = (key,)
+    path: KeyPath = (key,)
     if isinstance(value, dict) and isinstance(value.get("datasets"), list):  # ConcatDataset
-        value, prefix = value["datasets"], (key, "datasets")
-        ledger.drop((key, COMPONENT), "sources follow each other")
-    entries: list[tuple[KeyPath, Any]] = (
-        [((*prefix, i), item) for i, item in enumerate(value)]
-        if isinstance(value, list)
-        else [((key,), value)] * (value is not None)
-    )
+        value, path = value["datasets"], (key, "datasets")
+        ledger.leave((key, COMPONENT), "sources follow each other")
+    entries: list[tuple[KeyPath, Any]] = [(path, value)] * (value is not None)
+    if isinstance(value, list):
+        entries = [((*path, index), item) for index, item in enumerate(value)]
     formats = []
-    for index, (path, entry) in enumerate(entries):
+    for index, (place, entry) in enumerate(entries):
         if not isinstance(entry, dict) or COMPONENT not in entry:
-            ledger.problem(path, "a data set without `_component_`", "write `_component_: torchtune.datasets....`")
-            continue
-        formats.append(_source(ledger, path, entry, f"{home}[{index}]"))
+            ledger.problem(place, "a data set without `_component_`", "write `_component_: torchtune.datasets....`")
+        else:
+            formats.append(_source(ledger, ledger.block(place), entry, f"{home}[{index}]"))
     return formats
 
 
-def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str) -> str:
+def _source(ledger: Ledger, block: Ledger, entry: dict[str, Any], home: str) -> str:
     name = str(entry[COMPONENT]).rsplit(".", maxsplit=1)[-1]
-    format, default, columns, on_input = BUILDERS.get(name, ("auto", "", {}, False))
+    format, default, columns, on_input = BUILDERS.get(name, (None, "", {}, False))
     source, files = str(entry.get("source") or default), data_files(entry.get("data_files"))
     if name not in BUILDERS:
-        ledger.drop(
-            (*path, COMPONENT), "a builder that Stoker does not know: the columns tell the format", matters=True
-        )
+        block.leave(COMPONENT, "a builder that Stoker does not know: the columns tell the format", matters=True)
     if source in LOADERS and files:
-        source = files[0]
-        more = len(files) > 1
-        ledger.drop((*path, "data_files"), "Stoker takes one path or glob a source" if more else "`path`", matters=more)
+        source = take_first(block, files)
     if not source:
-        ledger.problem(path, f"`{name}` names no `source`", "write `source: org/name`, or json and `data_files`")
-        return format
-    found = ForeignSource(local(source, ledger.document.file), format if format != "auto" else None, dict(columns))
-    _details(ledger, path, entry, found, name)
-    _trained(ledger, path, entry, found, on_input=on_input)
+        hint = "write `source: org/name`, or json and `data_files`"
+        ledger.problem(block.within, f"`{name}` names no `source`", hint)
+        return format or "auto"
+    found = ForeignSource(local(source, ledger.document.file), format, dict(columns))
+    _details(block, entry, found, name)
+    _trained(block, entry, found, on_input=on_input)
     _prompt_template(ledger, found)
-    key: KeyPath = (*path, "source") if "source" in entry else (*path, COMPONENT)
-    carry_source(ledger, key, found, home)
-    if not ledger.handled((*path, COMPONENT)):
-        ledger.carry((*path, COMPONENT), f"{home}.format", found.format)
+    found.carry(ledger, block.path("source" if "source" in entry else COMPONENT), home)
+    if not block.handled(COMPONENT):
+        block.carry(COMPONENT, f"{home}.format", found.format)
     if entry.get("split") not in (None, "train"):
-        ledger.carry((*path, "split"), f"{home}.split", str(entry["split"]))
+        block.carry("split", f"{home}.split", str(entry["split"]))
     elif "split" in entry:
-        ledger.drop((*path, "split"), "train is the default")
+        block.leave("split", "train is the default")
     return found.format or "auto"
 
 
-def _trained(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
+def _trained(block: Ledger, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
     """Which turns of a data set are trained."""
     strategy = entry.get("masking_strategy")
     if strategy in MASKS:
-        found.train_on, found.keys["train_on"] = MASKS[str(strategy)], (*path, "masking_strategy")
-        ledger.idle("masking_strategy says it", (*path, "train_on_input"))
+        found.train_on, found.keys["train_on"] = MASKS[str(strategy)], block.path("masking_strategy")
+        block.idle("masking_strategy says it", "train_on_input")
         return
-    trained = ledger.flag((*path, "train_on_input"))
-    if trained or (trained is None and on_input):
-        found.train_on = "everything"
-        found.notes["train_on"] = "torchtune's default for this builder" if trained is None else ""
-        if trained is not None:
-            found.keys["train_on"] = (*path, "train_on_input")
-    elif trained is not None:
-        ledger.drop((*path, "train_on_input"), "only answers are trained, by default")
+    trained = block.flag("train_on_input")
+    if trained:
+        found.train_on, found.keys["train_on"] = "everything", block.path("train_on_input")
+    elif trained is None and on_input:
+        found.train_on, found.notes["train_on"] = "everything", "torchtune's default for this builder"
+    else:
+        block.drop("train_on_input", "only answers are trained, by default")
 
 
 def _prompt_template(ledger: Ledger, found: ForeignSource) -> None:
@@ -123,43 +127,30 @@ def _prompt_template(ledger: Ledger, found: ForeignSource) -> None:
     found.template, found.keys["template"] = {"system": "{content}", "user": "{content}"} | texts, key
 
 
-def _details(ledger: Ledger, path: KeyPath, entry: dict[str, Any], found: ForeignSource, name: str) -> None:
+def _details(block: Ledger, entry: dict[str, Any], found: ForeignSource, name: str) -> None:
     style = str(entry.get("conversation_style") or "")
     if style:
         found.format = "sharegpt" if style == "sharegpt" else "messages"
-        ledger.drop((*path, "conversation_style"), "`format`")
-    column = entry.get("conversation_column")
-    if column is not None:
-        usual = "conversations" if found.format == "sharegpt" else "messages"
-        if column != usual:
-            found.columns[usual] = str(column)
-        ledger.drop((*path, "conversation_column"), "`columns`" if column != usual else "Stoker's name as well")
-    if entry.get("column") is not None:
-        if entry["column"] != "text":
-            found.columns = {"text": str(entry["column"])}
-        ledger.drop((*path, "column"), "`columns`")
+        block.drop("conversation_style", "`format`")
+    column, usual = entry.get("conversation_column"), "conversations" if found.format == "sharegpt" else "messages"
+    if column not in (None, usual):
+        found.columns[usual] = str(column)
+    block.drop("conversation_column", "`columns`" if column != usual else "Stoker's name as well")
+    if entry.get("column") not in (None, "text"):
+        found.columns = {"text": str(entry["column"])}
+    block.drop("column", "`columns`")
     mapping = entry.get("column_map")
     if isinstance(mapping, dict):
         # instruct_dataset calls the question `input`; alpaca's builders have Stoker's own names.
         names = {"input": "instruction"} if name == "instruct_dataset" else {}
         found.columns |= {names.get(str(ours), str(ours)): str(theirs) for ours, theirs in mapping.items()}
         found.columns = {ours: theirs for ours, theirs in found.columns.items() if ours != theirs}
-        ledger.drop((*path, "column_map"), "`columns`")
-    if name.startswith("alpaca") and found.template is None:
-        found.template, found.notes["template"] = template_of("alpaca")
-    packed = ledger.flag((*path, "packed"))
-    if packed is not None and path[0] == "dataset":
-        ledger.carry((*path, "packed"), "train.pack", packed)
-    elif path[0] == "dataset":
-        ledger.default("train.pack", False)
-    for key, why, matters in (
-        ("new_system_prompt", "no system message is added", True), ("filter_fn", "rows are not filtered", True),
-        ("add_eos", "a document ends with the stop token, always", False),
-        ("split_across_pack", "packed documents are whole, or split at seq_len", False),
-        ("max_seq_len", "write `seq_len` under `train:`", True), ("packed", "as in training", False),
-        ("name", "Stoker reads a hub data set whole: name the subset's files as `path`", True),
-        ("source", "`path`", False),
-    ):  # fmt: skip
-        if key in entry and key != "source" and not ledger.handled((*path, key)):
-            set_here = entry[key] not in (None, False)
-            ledger.drop((*path, key), why if set_here else "not set", matters=matters and set_here)
+        block.drop("column_map", "`columns`")
+    if name.startswith("alpaca"):
+        found.set_template("alpaca")
+    packed = block.flag("packed")
+    if block.within[0] == "dataset" and packed is not None:
+        block.carry("packed", "train.pack", packed)
+    elif block.within[0] == "dataset":
+        block.default("train.pack", False)
+    block.drop_listed(FREE, LOST)

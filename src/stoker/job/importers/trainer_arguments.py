@@ -13,6 +13,17 @@ from stoker.job.importers.ledger import Ledger
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
+# Why a strategy of evaluations, and one of checkpoints, needs no line.
+EVALUATES = {
+    "steps": "held-out data is evaluated every so many steps, always",
+    "epoch": f"{EPOCH} a tenth of all",
+    "": "`fraction: 0` says it",
+}
+SAVES = {
+    "steps": "a checkpoint is saved every so many steps, always",
+    "epoch": f"{EPOCH} a fifth, at most 500",
+    "": "Stoker always saves, or it could not go on",
+}
 
 
 @dataclass(frozen=True)
@@ -76,36 +87,44 @@ LOST = {
 
 def read_model(ledger: Ledger) -> None:
     """Reads which model is trained."""
-    ledger.text_to("model_name_or_path", "model.name")
-    revision = ledger.text("model_revision")
-    if revision not in (None, "main"):
-        ledger.carry("model_revision", "model.revision", revision)
-    elif revision is not None:
+    ledger.take("model_name_or_path", "model.name")
+    if ledger.text("model_revision") == "main":
         ledger.drop("model_revision", "main is the default")
+    else:
+        ledger.take("model_revision", "model.revision")
     leave_trust(ledger)
 
 
 def leave_trust(ledger: Ledger) -> None:
     """Whether a model's own code may run is for whoever runs the job to say, not for whoever wrote the file."""
-    if (trusted := ledger.flag("trust_remote_code")) is not None:
-        why = "add `model.trust_remote_code=true` if you trust the model" if trusted else "the default"
-        ledger.drop("trust_remote_code", why, matters=trusted)
+    trusted = ledger.flag("trust_remote_code") or False
+    why = "add `model.trust_remote_code=true` if you trust the model" if trusted else "the default"
+    ledger.drop("trust_remote_code", why, matters=trusted)
 
 
 def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
     """Reads every key of the trainer, with the tool's defaults for those that were not written."""
-    lr = ledger.number_to("learning_rate", "train.lr", defaults.lr)
-    ledger.whole_to("per_device_train_batch_size", "train.micro_batch", 8)
-    ledger.whole_to("gradient_accumulation_steps", "train.accumulation", 1)
-    _length(ledger)
+    lr = ledger.take("learning_rate", "train.lr", defaults.lr)
+    ledger.take("per_device_train_batch_size", "train.micro_batch", 8)
+    ledger.take("gradient_accumulation_steps", "train.accumulation", 1)
+    if (ledger.whole("max_steps") or 0) <= 0:
+        ledger.drop("max_steps", "-1 leaves the length to the epochs")
+    carry_length(ledger, "num_train_epochs", 3.0)
     _schedule(ledger, lr or defaults.lr)
     read_optimizer(ledger, "optim")
     _precision(ledger, defaults.precision)
-    _evaluation(ledger)
-    _checkpoints(ledger)
-    recompute = next(
-        (key for key in ("gradient_checkpointing", "activation_checkpointing") if ledger.value(key) is not None), ""
-    )
+    old = ledger.value("eval_strategy") is None and ledger.value("evaluation_strategy") is not None
+    key = "evaluation_strategy" if old else "eval_strategy"
+    _interval(ledger, key, "eval_steps", "evaluate.every", None, EVALUATES)
+    _interval(ledger, "save_strategy", "save_steps", "checkpoint.every", 500, SAVES)
+    if ledger.value("save_total_limit") is None:
+        why = "by default all checkpoints stay there, here the newest 2: `keep` says how many"
+        ledger.leave("save_total_limit", why)
+    elif ledger.whole("save_total_limit"):
+        ledger.take("save_total_limit", "checkpoint.keep")
+    ledger.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+    keys = ("gradient_checkpointing", "activation_checkpointing")
+    recompute = next((key for key in keys if ledger.value(key) is not None), "")
     if recompute:
         ledger.carry(recompute, "parallel.recompute", "full" if ledger.flag(recompute) else "none")
     elif defaults.recompute:
@@ -117,42 +136,34 @@ def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
         ledger.carry("report_to", "train.tensorboard", True)
     elif trackers:
         ledger.drop("report_to", TRACKER)
-    ledger.text_to("output_dir", "output")
+    ledger.take("output_dir", "output")
     read_engine_keys(ledger)
 
 
-def _length(ledger: Ledger) -> None:
-    steps = ledger.whole("max_steps")
-    if steps is not None and steps > 0:
-        ledger.carry("max_steps", "steps", steps)
-        ledger.idle("max_steps wins, there as here", "num_train_epochs")
-        return
-    if steps is not None:
-        ledger.drop("max_steps", "-1 leaves the length to the epochs")
-    ledger.number_to("num_train_epochs", "epochs", 3.0)
+def carry_length(ledger: Ledger, epochs: str, default: float) -> None:
+    """Carries `max_steps` where it is positive, else the number of epochs at the key ``epochs``."""
+    if (ledger.whole("max_steps") or 0) > 0:
+        ledger.take("max_steps", "steps")
+        ledger.idle("max_steps wins, there as here", epochs)
+    else:
+        ledger.take(epochs, "epochs", default)
 
 
 def _schedule(ledger: Ledger, lr: float) -> None:
     carry_schedule(ledger, "lr_scheduler_type", lr=lr)
-    name = (ledger.text("lr_scheduler_type") or "linear").lower()
     if ledger.value("lr_scheduler_type") is None:
         ledger.default("train.schedule", "linear")
     steps, ratio = ledger.number("warmup_steps"), ledger.number("warmup_ratio")
-    if name == "constant":
+    if (ledger.text("lr_scheduler_type") or "").lower() == "constant":
         for key in ("warmup_steps", "warmup_ratio"):
-            if ledger.value(key) is not None:
-                ledger.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
+            ledger.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
         ledger.default("train.warmup", 0, "`constant` begins at lr")
-    elif steps:
-        ledger.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps))
-        if ratio is not None:
-            ledger.drop("warmup_ratio", "warmup_steps wins, there as here")
+    elif steps or (steps is not None and ratio is None):
+        ledger.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps) or 0)
+        ledger.drop("warmup_ratio", "warmup_steps wins, there as here")
     elif ratio is not None:
-        ledger.carry("warmup_ratio", "train.warmup", float(ratio) if ratio else 0)
-        if steps is not None:
-            ledger.drop("warmup_steps", "warmup_ratio says it")
-    elif steps is not None:
-        ledger.carry("warmup_steps", "train.warmup", 0)
+        ledger.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
+        ledger.drop("warmup_steps", "warmup_ratio says it")
     else:
         ledger.default("train.warmup", 0)
 
@@ -160,74 +171,48 @@ def _schedule(ledger: Ledger, lr: float) -> None:
 def read_optimizer(ledger: Ledger, key: str) -> None:
     """Reads the optimizer, named at ``key``, with its numbers, and the seed."""
     carry_optimizer(ledger, key)
-    ledger.number_to("weight_decay", "train.weight_decay", 0.0)
-    ledger.number_to("adam_beta1", "train.beta1")
-    ledger.number_to("adam_beta2", "train.beta2", 0.999)
-    ledger.number_to("adam_epsilon", "train.eps")
-    ledger.number_to("max_grad_norm", "train.clip")
-    ledger.whole_to("seed", "seed", 42)
+    ledger.take_all(
+        ("weight_decay", "train.weight_decay", 0.0),
+        ("adam_beta1", "train.beta1"),
+        ("adam_beta2", "train.beta2", 0.999),
+        ("adam_epsilon", "train.eps"),
+        ("max_grad_norm", "train.clip"),
+        ("seed", "seed", 42),
+    )
 
 
 def _precision(ledger: Ledger, default: str) -> None:
     bf16, fp16 = ledger.flag("bf16"), ledger.flag("fp16")
     chosen = "bf16" if bf16 else "fp16" if fp16 else ""
-    for key, value in (("bf16", bf16), ("fp16", fp16)):
-        if value is None:
-            continue
-        if value and key == chosen:
-            ledger.carry(key, "train.precision", key)
-        elif not chosen and key == "bf16":
-            ledger.carry(key, "train.precision", "fp32", "neither bf16 nor fp16")
-        else:
-            ledger.drop(key, f"off: {chosen} is on" if chosen else "off")
-    if not chosen and bf16 is None:
+    if chosen:
+        ledger.carry(chosen, "train.precision", chosen)
+    elif bf16 is not None:
+        ledger.carry("bf16", "train.precision", "fp32", "neither bf16 nor fp16")
+    else:
         ledger.default("train.precision", default)
+    ledger.idle(f"off: {chosen} is on" if chosen else "off", "bf16", "fp16")
 
 
-def _evaluation(ledger: Ledger) -> None:
-    keys = ("eval_strategy", "evaluation_strategy")
-    key = next((key for key in keys if ledger.value(key) is not None), "eval_strategy")
-    strategy = (ledger.text(key) or "no").lower()
-    strategy = "no" if strategy == "false" else strategy
-    every = ledger.number("eval_steps")
-    if strategy == "steps" and every is not None and every >= 1:
-        ledger.carry("eval_steps", "evaluate.every", int(every))
-    elif every is not None:
-        _fraction_of_steps(ledger, "eval_steps", "evaluate.every", every, f"idle: {key} is {strategy}", strategy)
-    if ledger.value(key) is not None:
-        why = {"steps": "held-out data is evaluated every so many steps, always", "epoch": f"{EPOCH} a tenth of all"}
-        ledger.drop(key, why.get(strategy, "`fraction: 0` says it"))
+def _interval(
+    ledger: Ledger, strategy_key: str, key: str, target: str, default: int | None, reasons: dict[str, str]
+) -> None:
+    """Carries the steps between evaluations or checkpoints, which the tool gives as a strategy and a number.
 
-
-def _checkpoints(ledger: Ledger) -> None:
-    strategy, every = (ledger.text("save_strategy") or "steps").lower(), ledger.number("save_steps")
-    if strategy == "steps" and (every is None or every >= 1):
-        if every is None:
-            ledger.default("checkpoint.every", 500)
-        else:
-            ledger.carry("save_steps", "checkpoint.every", int(every))
-    elif every is not None:
-        _fraction_of_steps(
-            ledger, "save_steps", "checkpoint.every", every, f"idle: save_strategy is {strategy}", strategy
-        )
-    if ledger.value("save_strategy") is not None:
-        why = {"steps": "a checkpoint is saved every so many steps, always", "epoch": f"{EPOCH} a fifth, at most 500"}
-        ledger.drop("save_strategy", why.get(strategy, "Stoker always saves, or it could not go on"))
-    keep = ledger.whole("save_total_limit")
-    if keep:
-        ledger.carry("save_total_limit", "checkpoint.keep", keep)
-    elif keep is None and ledger.value("save_total_limit") is None:
-        ledger.drop(
-            "save_total_limit", "by default all checkpoints stay there, here the newest 2: `keep` says how many"
-        )
-    ledger.flag_to("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
-
-
-def _fraction_of_steps(ledger: Ledger, key: str, target: str, share: float, idle: str, strategy: str) -> None:
-    steps = ledger.whole("max_steps")
-    if strategy != "steps":
-        ledger.drop(key, idle)
-    elif steps and steps > 0:
-        ledger.carry(key, target, max(1, round(share * steps)), f"{share:g} of {steps} steps")
+    Args:
+        default: the steps where the file gives neither; None where the strategy is "no" then.
+        reasons: why a strategy needs no line; the empty one is for all others.
+    """
+    strategy = (ledger.text(strategy_key) or ("no" if default is None else "steps")).lower()
+    strategy = "no" if strategy == "false" and default is None else strategy
+    every, steps = ledger.number(key), ledger.whole("max_steps")
+    if every is None and strategy == "steps" and default is not None:
+        ledger.default(target, default)
+    elif every is not None and strategy != "steps":
+        ledger.drop(key, f"idle: {strategy_key} is {strategy}")
+    elif every is not None and every >= 1:
+        ledger.carry(key, target, int(every))
+    elif every is not None and steps and steps > 0:
+        ledger.carry(key, target, max(1, round(every * steps)), f"{every:g} of {steps} steps")
     else:
         ledger.drop(key, "a share of all steps, which are known once the data is counted; `auto` is one as well")
+    ledger.drop(strategy_key, reasons.get(strategy, reasons[""]))

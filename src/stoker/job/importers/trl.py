@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
-from stoker.job.importers.foreign_data import LOADERS, ForeignSource, carry_source, data_files, local
+from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
+from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.importers.foreign_names import task_of
 from stoker.job.importers.ledger import Ledger
@@ -20,7 +20,6 @@ PEFT_TARGETS = (
     "TRL leaves them to peft, which takes them by the model's kind: write [q_proj, v_proj] for the same in Llama, "
     "Mistral, Qwen"
 )
-SUBSET = "Stoker reads a hub data set whole: name the subset's files as `path`"
 FREE = {
     "Stoker tokenises ahead and in parallel by itself": "dataset_batch_size "
     "dataset_kwargs.* padding_free eval_packing max_seq_len_pad",
@@ -48,11 +47,15 @@ LOST = {
 
 
 KEYS = AdapterKeys(
+    rank="lora_r",
+    rslora="use_rslora",
+    dora="use_dora",
     targets="lora_target_modules",
     every="all-linear",
     modules="lora_modules_to_save",
     parameters="lora_target_parameters",
-    others="lora_r lora_alpha lora_dropout use_rslora use_dora load_in_4bit load_in_8bit",
+    others="load_in_4bit load_in_8bit",
+    defaults=(16, 32.0, 0.05),
 )
 
 
@@ -63,14 +66,17 @@ def read_trl(document: JobDocument) -> Ledger:
         task_of(ledger, SUBCOMMAND, str(ledger.value(SUBCOMMAND)))
     else:
         _task_by_keys(ledger)
-    _model(ledger)
-    ledger.number_to("router_aux_loss_coef", "train.router_aux_loss")
+    read_model(ledger)
+    ledger.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
+    ledger.take("router_aux_loss_coef", "train.router_aux_loss")
     _tuning(ledger)
-    _sequences(ledger)
+    old = ledger.value("max_length") is None and ledger.value("max_seq_length") is not None
+    ledger.take("max_seq_length" if old else "max_length", "train.seq_len", 1024)
+    ledger.take("packing", "train.pack", False)
     carry_stop(ledger, "eos_token")
     _data(ledger)
     read_trainer_arguments(ledger, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
-    ledger.sweep(FREE, TRAINER_FREE, matters={**LOST, **TRAINER_LOST})
+    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
     return ledger
 
 
@@ -85,18 +91,10 @@ _OF_TASKS = {
 
 def _task_by_keys(ledger: Ledger) -> None:
     for task, keys in _OF_TASKS.items():
-        for key in keys.split():
-            if key in ledger.document.data:
-                task_of(ledger, key, task)
-                return
+        if written := [key for key in keys.split() if key in ledger.document.data]:
+            task_of(ledger, written[0], task)
+            return
     ledger.default("task", "sft", "the file does not name its trainer")
-
-
-def _model(ledger: Ledger) -> None:
-    read_model(ledger)
-    implementation = ledger.value("model_init_kwargs.attn_implementation")
-    if implementation is not None:
-        ledger.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
 
 
 def _tuning(ledger: Ledger) -> None:
@@ -109,22 +107,8 @@ def _tuning(ledger: Ledger) -> None:
         ledger.idle("idle: use_peft is off", *KEYS.all)
         return
     ledger.carry("use_peft", "tune.method", "qlora" if four else "lora")
-    if eight:
-        ledger.carry("load_in_8bit", "model.quantise", "8bit")
-    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
-    ledger.idle("off", "load_in_8bit")
-    ledger.whole_to("lora_r", "tune.rank", 16)
-    ledger.number_to("lora_alpha", "tune.alpha", 32.0)
-    ledger.number_to("lora_dropout", "tune.dropout", 0.05)
-    ledger.flag_to("use_rslora", "tune.rslora")
-    ledger.flag_to("use_dora", "tune.dora")
+    carry_bits(ledger, four=four, eight=eight)
     read_adapter(ledger, KEYS, default=PEFT_TARGETS)
-
-
-def _sequences(ledger: Ledger) -> None:
-    old = ledger.value("max_length") is None and ledger.value("max_seq_length") is not None
-    ledger.whole_to("max_seq_length" if old else "max_length", "train.seq_len", 1024)
-    ledger.flag_to("packing", "train.pack", False)
 
 
 def _data(ledger: Ledger) -> None:
@@ -135,23 +119,19 @@ def _data(ledger: Ledger) -> None:
         for index, entry in enumerate(mixture):
             _of_mixture(ledger, index, entry, common)
     elif name := ledger.text("dataset_name"):
-        found = _with(common, local(name, ledger.document.file))
-        carry_source(ledger, "dataset_name", found, "data[0]")
-        ledger.text_to("dataset_train_split", "data[0].split")
-        if ledger.value("dataset_config") is not None:
-            ledger.drop("dataset_config", SUBSET, matters=True)
+        replace(common, path=local(name, ledger.document.file)).carry(ledger, "dataset_name", "data[0]")
+        ledger.take("dataset_train_split", "data[0].split")
+        ledger.drop("dataset_config", SUBSET, matters=True)
     ledger.idle("`text` is the default", "dataset_text_field")
     _held_out(ledger, common)
-    if (mode := ledger.text("truncation_mode")) is not None:
-        ledger.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
+    mode = ledger.text("truncation_mode")
+    ledger.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
 def _common(ledger: Ledger) -> ForeignSource:
     """What the file says of all its data sets."""
     common = _loss(ledger)
-    arguments = ledger.value("chat_template_kwargs")
-    if isinstance(arguments, dict) and arguments:
-        common.template_arguments, common.keys["template_arguments"] = arguments, "chat_template_kwargs"
+    common.take_arguments(ledger)
     template, column = ledger.text("chat_template_path"), ledger.text("dataset_text_field")
     if template is not None and template.endswith((".jinja", ".jinja2")):
         common.template = local(template, ledger.document.file)
@@ -163,48 +143,29 @@ def _common(ledger: Ledger) -> ForeignSource:
     return common
 
 
-def _with(common: ForeignSource, path: str) -> ForeignSource:
-    return replace(common, path=path)
-
-
 def _of_mixture(ledger: Ledger, index: int, entry: Any, common: ForeignSource) -> None:
-    home = ("datasets", index)
+    source, home = ledger.block(("datasets", index)), f"data[{index}]"
     if not isinstance(entry, dict) or not entry.get("path"):
-        ledger.problem(home, f"`datasets[{index}]` names no path", "write `path: org/name`")
+        ledger.problem(source.within, f"`datasets[{index}]` names no path", "write `path: org/name`")
         return
     path, files = str(entry["path"]), data_files(entry.get("data_files"))
     if path in LOADERS and files:
-        path = files[0]
-        if len(files) > 1:
-            ledger.drop(
-                (*home, "data_files"), "Stoker takes one path or glob a source: the first is written", matters=True
-            )
-        else:
-            ledger.drop((*home, "data_files"), "`path`")
+        path = take_first(source, files)
     elif files:
-        ledger.drop((*home, "data_files"), "a hub data set is read by its splits: `split`", matters=True)
-    found = _with(common, local(path, ledger.document.file))
-    carry_source(ledger, (*home, "path"), found, f"data[{index}]")
-    for key, value in entry.items():
-        if key == "split" and value is not None:
-            ledger.carry((*home, key), f"data[{index}].split", str(value))
-        elif key == "fraction" and value is not None:
-            share = ledger.number((*home, key))
-            ledger.carry((*home, key), f"data[{index}].weight", share, "Stoker may repeat a source; TRL cuts them all")
-        elif key in ("name", "data_dir", "columns"):
-            why = "Stoker takes the columns it needs" if key == "columns" else SUBSET
-            ledger.drop((*home, key), why, matters=key != "columns")
+        source.drop("data_files", "a hub data set is read by its splits: `split`", matters=True)
+    replace(common, path=local(path, ledger.document.file)).carry(ledger, source.path("path"), home)
+    if entry.get("split") is not None:
+        source.carry("split", f"{home}.split", str(entry["split"]))
+    if entry.get("fraction") is not None:
+        note = "Stoker may repeat a source; TRL cuts them all"
+        source.carry("fraction", f"{home}.weight", source.number("fraction"), note)
+    source.drop_listed({"Stoker takes the columns it needs": "columns"}, {SUBSET: "name data_dir"})
 
 
 def _held_out(ledger: Ledger, common: ForeignSource) -> None:
-    share, strategy = ledger.number("test_split_size"), ledger.text("eval_strategy") or "no"
-    if share and share < 1:
-        ledger.carry("test_split_size", "evaluate.fraction", float(share))
-        ledger.also("evaluate.rows", "all")
-    elif share:
-        ledger.drop(
-            "test_split_size", "rows; Stoker holds out a share: write `fraction` under `evaluate:`", matters=True
-        )
+    strategy = ledger.text("eval_strategy") or "no"
+    if ledger.number("test_split_size"):
+        carry_share(ledger, "test_split_size")
     elif strategy in ("steps", "epoch") and (name := ledger.text("dataset_name")):
         split = ledger.text("dataset_test_split") or "test"
         ledger.carry("eval_strategy", "evaluate.data[0].path", local(name, ledger.document.file), "TRL's test split")
@@ -219,8 +180,7 @@ def _loss(ledger: Ledger) -> ForeignSource:
     """Which tokens are trained, for all data sets."""
     found = ForeignSource()
     assistant, completion = ledger.flag("assistant_only_loss"), ledger.flag("completion_only_loss")
-    plain = ledger.text("loss_type") in ("nll", None)
-    if ledger.value("loss_type") is not None and plain:
+    if ledger.text("loss_type") in ("nll", None):
         ledger.drop("loss_type", "plain cross entropy")
     for key, value in (("assistant_only_loss", assistant), ("completion_only_loss", completion)):
         if value:
@@ -229,10 +189,10 @@ def _loss(ledger: Ledger) -> ForeignSource:
         ledger.idle("the other key says it", "assistant_only_loss", "completion_only_loss")
         return found
     found.train_on = "everything"
-    for key, value in (("completion_only_loss", completion), ("assistant_only_loss", assistant)):
-        if value is not None and "train_on" not in found.keys:
+    for key in ("completion_only_loss", "assistant_only_loss"):
+        if ledger.value(key) is not None and "train_on" not in found.keys:
             found.keys["train_on"] = key
-        elif value is not None:
+        else:
             ledger.drop(key, "`train_on`")
     if completion is None:
         found.notes["train_on"] = "TRL trains conversations whole; rows of prompt and completion: write all"

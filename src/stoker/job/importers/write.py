@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from stoker.job.block import Block
 from stoker.job.importers.foreign_layout import Aside
 from stoker.job.importers.ledger import DEFAULT, ENGINE_DEFAULT, NOT_SET, OVERRIDE, Carried, Dropped, Unknown
-from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.job.job_to_yaml import nested, scalar
 from stoker.job.key_paths import KeyPath, block_of, parse_key
 from stoker.job.schema import SCHEMA_VERSION, Job
 
 WIDTH = 118
-Nested = dict[str | int, Any]  # blocks by name, sources by number; a Carried or an Aside at the ends
+T = TypeVar("T")
 
 
 def write_job(
@@ -26,23 +26,26 @@ def write_job(
     title: str,
 ) -> str:
     """The job's text. ``missing`` are the keys whose values are examples, for no file says them."""
-    tree: Nested = {}
-    for target, entry in values.items():
-        _put(tree, parse_key(target), entry)
-    for aside in asides:
-        _put(tree, parse_key(aside.target), aside)
-    lines = list(_report(title, dropped, unknown, missing))
-    lines += ["", f"version: {SCHEMA_VERSION}"]
-    lines += _block(Job, tree, 0, missing)
+    entries: dict[str, Carried | Aside] = {**values, **{aside.target: aside for aside in asides}}
+    lines = [*_report(title, dropped, unknown, missing), "", f"version: {SCHEMA_VERSION}"]
+    for start, path, entry in nested(_in_order(entries)):
+        example = len(path) == 1 and path[0] in missing
+        if entry is None:
+            lines.append(f"{start}:" + "  # an example: write your own" * example)
+        else:
+            lines += _leaf(start, entry, example=example)
     return "\n".join(lines) + "\n"
 
 
 def plain(values: Mapping[str, Carried]) -> dict[str, Any]:
     """The job's values as nested blocks and lists, in the schema's order."""
-    tree: Nested = {}
-    for target, entry in values.items():
-        _put(tree, parse_key(target), entry.value)
-    return {"version": SCHEMA_VERSION, **_listed(_ordered(tree, Job))}
+    tree: dict[str | int, Any] = {"version": SCHEMA_VERSION}
+    for path, entry in _in_order(values):
+        block = tree
+        for part in path[:-1]:
+            block = block.setdefault(part, {})
+        block[path[-1]] = entry.value
+    return {str(key): _listed(value) for key, value in tree.items()}
 
 
 def origin(entry: Carried) -> str:
@@ -57,24 +60,21 @@ def origin(entry: Carried) -> str:
     return "; ".join(part for part in (text, note) if part)
 
 
-def _put(tree: Nested, path: KeyPath, value: Any) -> None:
-    for part in path[:-1]:
-        tree = tree.setdefault(part, {})
-    tree[path[-1]] = value
+def _in_order(entries: Mapping[str, T]) -> list[tuple[KeyPath, T]]:
+    return sorted(((parse_key(target), entry) for target, entry in entries.items()), key=lambda item: _rank(item[0]))
 
 
-def _ordered(tree: Nested, block: type[Block]) -> Nested:
-    result: Nested = {}
-    for name, field in block.model_fields.items():
-        if name not in tree:
-            continue
-        inner, is_list = block_of(field.annotation)
-        value = tree[name]
-        if inner is not None and is_list:
-            result[name] = {index: _ordered(value[index], inner) for index in sorted(value)}
+def _rank(path: KeyPath) -> list[int]:
+    """Where a key comes in the schema's order."""
+    ranks: list[int] = []
+    block: type[Block] = Job
+    for part in path:
+        if isinstance(part, str):
+            ranks.append(list(block.model_fields).index(part))
+            block = block_of(block.model_fields[part].annotation)[0] or block
         else:
-            result[name] = _ordered(value, inner) if inner is not None and isinstance(value, dict) else value
-    return result
+            ranks.append(part)
+    return ranks
 
 
 def _listed(value: Any) -> Any:
@@ -129,48 +129,18 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _block(block: type[Block], tree: Nested, depth: int, missing: Sequence[str]) -> Iterator[str]:
-    for name, field in block.model_fields.items():
-        if name not in tree:
-            continue
-        inner, is_list = block_of(field.annotation)
-        indent = " " * (INDENT * depth)
-        if inner is None or not isinstance(tree[name], dict):  # a block may have a text in its place
-            yield from _leaf(indent, name, tree[name], name in missing)
-            continue
-        yield f"{indent}{name}:" + ("  # an example: write your own" if name in missing else "")
-        items = [tree[name][index] for index in sorted(tree[name])] if is_list else [tree[name]]
-        for item in items:
-            lines = list(_block(inner, item, depth + 1 + is_list, missing))
-            yield from _with_dash(lines, depth) if is_list else lines
-
-
-def _leaf(indent: str, name: str, entry: Carried | Aside, example: bool) -> Iterator[str]:
+def _leaf(start: str, entry: Carried | Aside, *, example: bool) -> list[str]:
+    """The line of a value with where it is from; a long note is a comment above it."""
+    key = start.lstrip(" -")
+    indent = " " * (len(start) - len(key))
+    line = f"{start}: {scalar(entry.value)}"
     if isinstance(entry, Aside):
-        yield from _noted(f"{indent}# {name}: {scalar(entry.value)}", entry.why, indent)
-        return
-    note = "an example: write your own" if example else origin(entry)
-    yield from _noted(f"{indent}{name}: {scalar(entry.value)}", note, indent)
-
-
-def _noted(line: str, note: str, indent: str) -> Iterator[str]:
-    if not note:
-        yield line
-    elif len(line) + len(note) + 4 <= WIDTH:
-        yield f"{line}  # {note}"
+        line, note = f"{indent}# {key}: {scalar(entry.value)}", entry.why
     else:
-        lead = f"{indent}# "
-        yield from textwrap.wrap(note, WIDTH, initial_indent=lead, subsequent_indent=lead, break_on_hyphens=False)
-        yield line
-
-
-def _with_dash(lines: list[str], depth: int) -> Iterator[str]:
-    """The lines of a list's item, with a dash before its first key; comments before it move ahead of the dash."""
-    at = INDENT * (depth + 1)
-    begun = False
-    for line in lines:
-        if not begun and not line.lstrip().startswith("#"):
-            begun = True
-            yield line[:at] + "- " + line[at + INDENT :]
-        else:
-            yield line
+        note = "an example: write your own" if example else origin(entry)
+    if not note:
+        return [line]
+    if len(line) + len(note) + 4 <= WIDTH:
+        return [f"{line}  # {note}"]
+    lead = f"{indent}# "
+    return [*textwrap.wrap(note, WIDTH, initial_indent=lead, subsequent_indent=lead, break_on_hyphens=False), line]
