@@ -1,4 +1,4 @@
-"""The loop: samples -> parts -> gradients -> step -> metrics, evaluation, checkpoints. One for every task."""
+"""The training loop, the same for every task: step, metrics, evaluation, checkpoint."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LoopOutcome:
 
 
 class Loop:
-    """A run of a task; `run` goes on from the newest checkpoint where there is one."""
+    """Trains a task from the state that `resume` restores, or from the start."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Loop:
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases)
-        # Where the run ends with a step that is not finite, what it did to the buffers is of no account.
+        # A run that ends with a step that is not finite need not put its buffers back.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         batch, micro_batch = self.plan.batch, self.plan.micro_batch
         self.batches = Batches(task, passes, device.torch, batch=batch, micro_batch=micro_batch)
@@ -110,15 +110,15 @@ class Loop:
         self.resumed_from: Where | None = None
 
     def derive_plan(self) -> tuple[RunSchedule, Schedule]:
-        """What remains to be done, from what has been."""
+        """Derives the remaining steps and their learning rates from the progress so far."""
         self.plan, self.schedule = self._replan(self.progress)
         self.display.steps = self.plan.steps
         return self.plan, self.schedule
 
     def resume(self) -> int:
-        """Restores the newest state, in memory or on the disk; says from which step the run goes on (0: the start).
+        """Restores the newest state, from memory or from the disk; returns its step, 0 where there is none.
 
-        A damaged one is put aside, and the one before it is taken.
+        A damaged checkpoint is put aside, and the one before it is restored.
 
         Raises:
             RunFailed: none of the checkpoints can be read, or all have been removed.
@@ -135,7 +135,7 @@ class Loop:
                 self.saver.finish(self._state(), self._keep())
 
     def _restore(self, before: int | None = None) -> bool:
-        """Restores the newest state, of a step before another; says whether there was one."""
+        """Restores the newest state before a step; returns whether there was one."""
         restored = self.saver.restore_newest(self.state.places, before=before)
         if restored is None:
             return False
@@ -180,10 +180,10 @@ class Loop:
     # -- one step ------------------------------------------------------------------------------------------
 
     def _step(self, step: int) -> StepMetrics | None:
-        """One step; None where it went wrong, and training has gone back."""
+        """One step; None where it went wrong and training went back to an earlier state."""
         taken = self._take(step)
         answer = self.trouble.answer(taken, self.progress.recent)
-        if answer == "again":  # nothing has changed since: are the samples bad, or was it a fault that has passed?
+        if answer == "again":  # the weights have not changed: are the samples bad, or was it a transient fault?
             self._event("not_finite", **in_event(taken), rows=self._rows(taken))
             taken = self._take(step)
             answer = self.trouble.answer(taken, self.progress.recent, again=True)
@@ -224,7 +224,7 @@ class Loop:
         return taken
 
     def _span(self, first: int) -> Span:
-        """The samples of the step that begins with ``first``, or behind it where that is skipped."""
+        """The samples of the step that begins at ``first``, or after it where samples are skipped."""
         first, last = next_span(first, self.plan.batch, self.progress.passed)
         return first, min(last, self.plan.samples)
 
@@ -240,10 +240,10 @@ class Loop:
         done.recent = self.trouble.remembered(done.recent, taken)
 
     def _go_back(self, taken: Taken) -> None:
-        """To the newest state before a step that went wrong; from there on its samples are passed over.
+        """Restores the newest state before a step that went wrong; its samples are skipped from then on.
 
-        Where that does not help it goes back further, and passes over all samples since. Where there is no state, the
-        weights are as they were: no such step has touched them.
+        If that does not help, the next time it goes back further and skips all samples since. Where there is no state,
+        the weights are kept: no such step has changed them.
         """
         begin = time.perf_counter()
         why, before = self.trouble.why(taken, self.progress.recent), self.trouble.goes_back_before(taken.step)
@@ -346,7 +346,7 @@ class Loop:
             if self._signal is not None:
                 raise KeyboardInterrupt
             self._signal = number
-            if not self.heart.watched:  # whoever started this process tells the user and keeps the time otherwise
+            if not self.heart.watched:  # else the supervisor prints that and enforces the deadline
                 self.display.note(STOPPING)
                 if number == signal.SIGTERM:
                     timers.append(end_in_time(self.faults))

@@ -1,4 +1,4 @@
-"""From what a job has been prepared to, to a run in its folder."""
+"""Runs a prepared job in its folder: optimizer, saver, hooks, loop, and the records of its start and end."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def start(
     heart: Heart | None = None,
     began: float | None = None,
 ) -> tuple[LoopOutcome, Loop]:
-    """Runs the loop in a folder that the caller holds; goes on where an earlier run of it stopped.
+    """Trains in a folder that the caller has locked; resumes an earlier run in it.
 
     Args:
-        began: when this process began to prepare it, seconds since 1970; by default now.
+        began: when this process began to prepare the job, seconds since 1970; by default now.
     """
     job, task, heart, began = prepared.job, prepared.task, heart or Heart(), began or time.time()
     display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
@@ -178,7 +178,7 @@ def _record(
     where: str | None,
     began: float,
 ) -> None:
-    """What the folder tells of a run as it begins or goes on."""
+    """Writes the job, the environment and the first event of a run that starts or resumes."""
     job = prepared.job
     folder.write_job(dump_job(job))
     folder.write_environment(environment(prepared.device, facts, prepared.fingerprints))

@@ -26,13 +26,13 @@ Beat = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Taken:
-    """A step that has been taken, or left out because of its numbers.
+    """A step that was taken, or skipped because of its numbers.
 
     Attributes:
         span: its samples.
         loss: mean over its targets.
         grad_norm: L2 norm of the gradient before clipping.
-        wrong: whether it was left out for another reason than an overflow of float16, which the loss scale answers.
+        wrong: whether it was skipped for another reason than an overflow of float16, which the loss scale handles.
         asked: whether a process was asked to stop.
         data_seconds: spent on waiting for samples, of ``seconds`` in all.
     """
@@ -50,7 +50,7 @@ class Taken:
 
     @property
     def what_is_wrong(self) -> str:
-        """In words."""
+        """Which of its numbers is not finite."""
         if not math.isfinite(self.loss):
             return f"the loss is {self.loss}"
         return f"the gradient's norm is {self.grad_norm}"
@@ -90,8 +90,9 @@ class Stepper:
         begin = time.perf_counter()
         self._beat("data", step)
         self._seed(plan.seed, step)
+        waiting = time.perf_counter()
         parts = self._batches.take(span, following)
-        read = time.perf_counter()
+        data_seconds = time.perf_counter() - waiting
         for hook in self._hooks:
             hook.before_passes(step)
         self._beat("train", step)
@@ -116,7 +117,7 @@ class Stepper:
             lr,
             self._is_wrong(found),
             found.asked,
-            read - begin,
+            data_seconds,
             time.perf_counter() - begin,
         )
 
