@@ -6,19 +6,12 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.tokenise import TextCodec
 from stoker.launch.process_pool import Pool
-
-LEARNT_FROM = [
-    "What is the capital of France? The capital of France is Paris.",
-    "user\nassistant\nsystem\n### Instruction:\n### Response:\n",
-    "Write a poem about the sea, please. The sea is blue and the wind is cold.",
-    "How are you today? I am well, thank you. You are a helpful assistant.",
-] * 4
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
+from tiny_tokenizer import tiny_tokenizer
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -57,17 +50,7 @@ def pool(stoker_cache: None) -> Iterator[Pool]:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A byte-level BPE of 400 ids with the special tokens of ChatML."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(LEARNT_FROM, trainer)
-    return tokenizer
+    return tiny_tokenizer()
 
 
 CodecOf = Callable[..., TextCodec]

@@ -25,8 +25,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_replay import ask_llamacpp
-from stoker.checkpoint.gguf_writer import gguf_problem, write_gguf
+from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.replay import NEW_TOKENS, ReplayRequest, ReplayRow, answer_afresh
 from stoker.errors import RunFailed, UserError
 from stoker.models import pre_tokenizers as llama_cpp

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny_tokenizer import tiny_tokenizer
+
 QUESTIONS = ["What is the capital of France?", "How are you today?", "Write a poem about the sea.", "What is 3 + 4?"]
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>")
 SIZES = {
     "vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 48, "max_position_embeddings": 128, "eos_token_id": 2, "bos_token_id": None,
@@ -31,7 +34,6 @@ def write_data(folder: Path) -> None:
 def write_models(folder: Path) -> None:
     """Folders of a Llama, the same in two files with an index, a GPT-2, a mixture; the Llama as a GGUF file."""
     import torch
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import (
         GPT2Config,
         GPT2LMHeadModel,
@@ -45,17 +47,7 @@ def write_models(folder: Path) -> None:
     from stoker.checkpoint.gguf_writer import write_gguf
     from stoker.data.chat_template import BUILT_IN
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([*QUESTIONS, "user assistant system Paris well seven blue wind"] * 4, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tiny_tokenizer(), eos_token="<|im_end|>", pad_token="<pad>")
     fast.chat_template = BUILT_IN["chatml"]
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True))

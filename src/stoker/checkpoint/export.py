@@ -124,26 +124,22 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        written = _WRITERS[export.format](tuned, export, base, partial)
-    except OSError as error:
+        try:
+            written = _WRITERS[export.format](tuned, export, base, partial)
+        except OSError as error:
+            raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
+        try:
+            verify(written)
+        except RunFailed as error:
+            differs = export.to.with_name(f"{export.to.name}.differs")
+            shutil.rmtree(differs, ignore_errors=True)
+            partial.rename(differs)
+            raise RunFailed(f"{error}; the written files are in {differs}") from error
+        if export.to.exists():
+            export.to.rmdir()  # empty, as checked
+        partial.rename(export.to)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    try:
-        verify(written)
-    except RunFailed as error:
-        differs = export.to.with_name(f"{export.to.name}.differs")
-        shutil.rmtree(differs, ignore_errors=True)
-        partial.rename(differs)
-        raise RunFailed(f"{error}; what was written lies in {differs}") from error
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    if export.to.exists():
-        export.to.rmdir()  # empty, as checked
-    partial.rename(export.to)
     return export.to / written.relative_to(partial)
 
 

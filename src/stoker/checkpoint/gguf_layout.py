@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,21 @@ def expected_tensors(config: Any, family: GgufFamily) -> list[str]:
     block = [f"{name}.weight" for name in _BLOCK] + list(family.extra)
     blocks = [f"blk.{i}.{name}" for i in range(config.num_hidden_layers) for name in block]
     return ["token_embd.weight", *blocks, "output_norm.weight", *head]
+
+
+def tensor_name(config: Any, family: GgufFamily) -> Callable[[str], str | None]:
+    """Maps transformers' name of a tensor to that in a GGUF; None for an unknown one."""
+    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
+
+    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
+    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    return lambda name: names.get_name(name, try_suffixes=(".weight", ".bias"))
+
+
+def rotated_heads(name: str, config: Any, family: GgufFamily) -> int | None:
+    """The number of heads whose rows are reordered in a tensor of a GGUF; None where none are."""
+    heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
+    return heads.get(name.split(".", 2)[-1]) if family.permute else None
 
 
 def _problems(config: dict[str, Any]) -> Iterator[str]:

@@ -14,15 +14,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from stoker.checkpoint.gguf_layout import FAMILIES, GgufFamily, expected_tensors, gguf_problem, head_size
+from stoker.checkpoint.gguf_layout import (
+    FAMILIES,
+    GgufFamily,
+    expected_tensors,
+    gguf_problem,
+    head_size,
+    rotated_heads,
+    tensor_name,
+)
 from stoker.errors import Problem, RunFailed, UserError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from gguf import GGMLQuantizationType, GGUFWriter
-
-__all__ = ["Dtype", "gguf_problem", "write_gguf"]
 
 Dtype = Literal["f32", "f16", "q8_0"]
 
@@ -118,15 +124,13 @@ def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files:
     Raises:
         UserError: the folder lacks a tensor, or has one that is not in this architecture.
     """
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, get_tensor_name_map
     from safetensors import SafetensorError, safe_open
 
     whole = folder / "model.safetensors"
     paths = [whole] if whole.is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
     if not paths:
         raise UserError(Problem("no model.safetensors in the folder", file=str(folder)))
-    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
-    names = get_tensor_name_map(arch, config.num_hidden_layers)
+    name_of = tensor_name(config, family)
     found: dict[str, _Source] = {}
     for path in paths:
         try:
@@ -136,15 +140,14 @@ def _sources(folder: Path, config: Any, family: GgufFamily, dtype: Dtype, files:
         for key in handle.keys():  # noqa: SIM118  (the handle is no mapping)
             if key.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and key == "lm_head.weight"):
                 continue
-            name = names.get_name(key, try_suffixes=(".weight", ".bias"))
             shape = tuple(handle.get_slice(key).get_shape())
-            found[name or key] = _Source(handle, key, shape, _kind(shape, dtype))
+            found[name_of(key) or key] = _Source(handle, key, shape, _kind(shape, dtype))
     wanted = expected_tensors(config, family)
     missing, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
     if missing or unknown:
-        said = [f"lacks {len(missing)} tensors, as {missing[0]}"] if missing else []
-        said += [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
-        raise UserError(Problem(f"the model {' and '.join(said)}", file=str(folder)))
+        faults = [f"lacks {len(missing)} tensors, as {missing[0]}"] if missing else []
+        faults += [f"has {len(unknown)} tensors no {family.name} GGUF knows, as {unknown[0]}"] if unknown else []
+        raise UserError(Problem(f"the model {' and '.join(faults)}", file=str(folder)))
     if found["token_embd.weight"].shape != (config.vocab_size, config.hidden_size):
         shape = found["token_embd.weight"].shape
         message = f"the embedding is {shape}, config.json says {(config.vocab_size, config.hidden_size)}"
@@ -191,14 +194,13 @@ def _encoded(sources: dict[str, _Source], config: Any, family: GgufFamily) -> It
     from gguf.quants import quantize
 
     largest = torch.finfo(torch.float16).max
-    heads = {"attn_q.weight": config.num_attention_heads, "attn_k.weight": config.num_key_value_heads}
     for name, source in sources.items():
         weight = source.handle.get_tensor(source.key).to(torch.float32)
         if not torch.isfinite(weight).all():
             raise RunFailed(f"{source.key} holds values that are not finite; nothing was written")
         if source.kind.name == "F16" and weight.abs().max() > largest:
             raise RunFailed(f"{source.key} holds values beyond float16's {largest:g}; export as f32")
-        if family.permute and (n_heads := heads.get(name.split(".", 2)[-1])):
+        if n_heads := rotated_heads(name, config, family):
             weight = _neighbours(weight, n_heads)
         yield quantize(weight.contiguous().numpy(), source.kind)
 

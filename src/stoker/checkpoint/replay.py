@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from stoker.errors import RunFailed
@@ -148,9 +149,8 @@ def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAn
     """
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
-        said = Path(temporary) / "texts.json"
         named = _with_base(artifact, request.base, Path(temporary))
-        asked = asdict(request) | {"out": str(out), "said": str(said)}
+        asked = asdict(request) | {"out": str(out)}
         done = subprocess.run(
             [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
             input=json.dumps(asked),
@@ -160,12 +160,10 @@ def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAn
         )
         if done.returncode:
             raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
-        tensors = load_file(out)
-        answers = [
-            ReplayAnswer(tensors[f"logits.{i}"], tuple(tensors[f"tokens.{i}"].tolist()))
-            for i in range(len(request.questions))
-        ]
-        return answers, TextAnswers(**json.loads(said.read_text("utf-8")))
+        with safe_open(out, "pt") as file:
+            tokens = [tuple(file.get_tensor(f"tokens.{i}").tolist()) for i in range(len(request.questions))]
+            answers = [ReplayAnswer(file.get_tensor(f"logits.{i}"), ids) for i, ids in enumerate(tokens)]
+            return answers, TextAnswers(**json.loads(file.metadata()["texts"]))
 
 
 def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:
@@ -206,7 +204,6 @@ def _main(arguments: list[str]) -> None:
     for i, given in enumerate(answer(model, questions, asked["stop_ids"])):
         tensors[f"logits.{i}"] = given.logits.contiguous()
         tensors[f"tokens.{i}"] = torch.tensor(given.tokens, dtype=torch.int64)
-    save_file(tensors, asked["out"])
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust, **file)
     template = tokenizer.chat_template
     said = TextAnswers(
@@ -218,7 +215,7 @@ def _main(arguments: list[str]) -> None:
             for turns in asked["conversations"]
         ],
     )
-    Path(asked["said"]).write_text(json.dumps(asdict(said)), "utf-8")
+    save_file(tensors, asked["out"], metadata={"texts": json.dumps(asdict(said))})
 
 
 if __name__ == "__main__":

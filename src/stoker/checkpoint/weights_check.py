@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.checkpoint.gguf_layout import FAMILIES
+from stoker.checkpoint.gguf_layout import FAMILIES, rotated_heads, tensor_name
 from stoker.checkpoint.rounding import check_stored
 from stoker.errors import RunFailed
 from stoker.models.quantise import unpacker
@@ -65,20 +65,17 @@ def check_quantised_weights(trained: nn.Module, held: nn.Module, form: str, dtyp
 
 def stored_in_gguf(model: Any, file: Path) -> Stored:
     """The weights of a GGUF file, by transformers' names."""
-    from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
+    from gguf import GGUFReader
     from gguf.quants import dequantize
 
     family = FAMILIES[type(model).__name__]
-    arch = next(arch for arch in MODEL_ARCH if MODEL_ARCH_NAMES[arch] == family.name)
-    names = get_tensor_name_map(arch, model.config.num_hidden_layers)
-    ours = {str(names.get_name(name, try_suffixes=(".weight", ".bias"))): name for name, _ in model.named_parameters()}
-    heads = {"attn_q.weight": model.config.num_attention_heads, "attn_k.weight": model.config.num_key_value_heads}
+    name_of = tensor_name(model.config, family)
+    ours = {str(name_of(name)): name for name, _ in model.named_parameters()}
     for tensor in GGUFReader(file).tensors:
         if tensor.name == "rope_freqs.weight":  # of the configuration
             continue
         value = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        count = heads.get(tensor.name.split(".", 2)[-1])
-        if family.permute and count:
+        if count := rotated_heads(tensor.name, model.config, family):
             value = _halves(value, count)
         yield ours.get(tensor.name, tensor.name), value, GGUF_FORMS[tensor.tensor_type.name]
 

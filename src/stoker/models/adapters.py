@@ -49,7 +49,8 @@ def add_adapter(model: PreTrainedModel, tune: ResolvedTune) -> PeftModel:
         _train(model, whole)
         config: Any = adapted.peft_config["default"]
         config.modules_to_save = whole
-        config.ensure_weight_tying = len(_shared(model, whole)) > 0
+        trained = [id(p) for name in whole for p in model.get_submodule(name).parameters()]
+        config.ensure_weight_tying = len(set(trained)) < len(trained)
     return adapted
 
 
@@ -80,15 +81,6 @@ def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:
 
 def _in_type(dtype: torch.dtype, _: nn.Module, _arguments: Any, out: Any) -> Any:
     return out.to(dtype) if isinstance(out, torch.Tensor) and out.is_floating_point() else out
-
-
-def _shared(model: PreTrainedModel, whole: Sequence[str]) -> set[str]:
-    """Those of the modules that share a parameter with another."""
-    names: dict[int, list[str]] = {}
-    for name in whole:
-        for parameter in model.get_submodule(name).parameters():
-            names.setdefault(id(parameter), []).append(name)
-    return {name for group in names.values() if len(group) > 1 for name in group}
 
 
 def keep_originals(model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -198,5 +198,5 @@ def _written(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     tokens = tokenizer.get_vocab_size(with_added_tokens=True)
-    done = Made(folder, tokens, 0, (), tuple(measured))
-    return replace(done, new=len(made.tokens), scripts=made.scripts) if made else done
+    new, scripts = (len(made.tokens), made.scripts) if made else (0, ())
+    return Made(folder, tokens, new, scripts, tuple(measured))

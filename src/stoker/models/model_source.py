@@ -112,31 +112,21 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
         )
     path = absolute(name, base)
     there = exists(path)
+    files = "give a folder with safetensors weights, or a .gguf file"
     if there and path.is_dir():
-        return (
-            f"the folder {name} holds no config.json, so it is no model",
-            "give the folder that save_pretrained wrote",
-        )
+        return f"the folder {name} holds no config.json, so it is no model", "give the folder of save_pretrained"
     if there and path.is_file():
-        return (
-            f"{name} is no model file that Stoker loads",
-            "give a folder with safetensors weights, or a .gguf file",
-        )
+        return f"{name} is no model file that Stoker loads", files
     near = get_close_matches(name.lower(), offline_models.NAMES, 1, 0.6)
     folder = path.parent
     siblings = [p.name for p in folder.iterdir()] if exists(folder) and folder.is_dir() else []
     near = near or [str(Path(name).parent / n) for n in get_close_matches(path.name, siblings, 1, 0.6)]
+    hint = f"did you mean {near[0]!r}?" if near else None
     if name.startswith(PATH_STARTS):
-        what = f"there is no file or folder {name}"
-        return (
-            what,
-            f"did you mean {near[0]!r}?" if near else "give a folder with safetensors weights, or a .gguf file",
-        )
+        return f"there is no file or folder {name}", hint or files
     known = ", ".join(offline_models.NAMES)
-    return (
-        f"there is no model {name!r}: no folder, no file and no catalogue name",
-        f"did you mean {near[0]!r}?" if near else f"write a hub id (org/name), a path, or one of {known}",
-    )
+    what = f"there is no model {name!r}: no folder, no file and no catalogue name"
+    return what, hint or f"write a hub id (org/name), a path, or one of {known}"
 
 
 def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:

@@ -75,8 +75,10 @@ def join_fused(model: nn.Module, family: Family) -> None:
     for path, layer, _, transposed in _layers(model, family):
         if isinstance(layer, Conv1D):
             continue
-        weight, bias = _joined(layer)
-        model.set_submodule(path, _transposed(weight, bias) if transposed else _ordinary(weight, bias))
+        weight_OI, bias_O = _joined(layer)
+        with torch.device("meta"):
+            new: Any = Conv1D(*weight_OI.shape) if transposed else _meta_linear(weight_OI, bias_O)
+        model.set_submodule(path, _filled(new, weight_OI.T.contiguous() if transposed else weight_OI, bias_O))
 
 
 def saved_tensors(model: nn.Module, family: Family | None, path: str) -> dict[str, Tensor]:
@@ -129,26 +131,16 @@ def _linear(layer: Any, rows: tuple[int, int] | None, transposed: bool) -> nn.Li
     span = slice(None) if rows is None else slice(*rows)
     weight = layer.weight.detach().T if transposed else layer.weight.detach()
     bias = None if layer.bias is None else layer.bias.detach()[span].clone()
-    return _ordinary(
-        weight[span].clone(memory_format=torch.contiguous_format), bias, trained=layer.weight.requires_grad
-    )
+    weight_OI = weight[span].clone(memory_format=torch.contiguous_format)
+    return _filled(_meta_linear(weight_OI, bias), weight_OI, bias, trained=layer.weight.requires_grad)
 
 
-def _ordinary(weight_OI: Tensor, bias_O: Tensor | None, *, trained: bool = True) -> nn.Linear:
-    with torch.device("meta"):
-        linear = nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None)
-    _fill(linear, weight_OI, bias_O, trained)
-    return linear
+def _meta_linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
+    return nn.Linear(weight_OI.shape[1], weight_OI.shape[0], bias=bias_O is not None, device="meta")
 
 
-def _transposed(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Module:
-    with torch.device("meta"):
-        layer = Conv1D(*weight_OI.shape)
-    _fill(layer, weight_OI.T.contiguous(), bias_O, trained=True)
-    return layer
-
-
-def _fill(layer: Any, weight: Tensor, bias: Tensor | None, trained: bool) -> None:
+def _filled(layer: Any, weight: Tensor, bias: Tensor | None, *, trained: bool = True) -> Any:
     layer.weight = Parameter(weight.detach(), requires_grad=trained)
     if bias is not None:
         layer.bias = Parameter(bias.detach(), requires_grad=trained)
+    return layer

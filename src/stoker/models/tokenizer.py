@@ -133,16 +133,6 @@ def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def stop_ids(tokenizer: PreTrainedTokenizerFast, model_eos: object = None) -> frozenset[int]:
-    """Tokens that end an answer: the tokenizer's end token and those of the model's generation settings."""
-    ids = {tokenizer.eos_token_id} if tokenizer.eos_token_id is not None else set()
-    if isinstance(model_eos, int):
-        ids.add(model_eos)
-    elif isinstance(model_eos, (list, tuple)):
-        ids.update(int(i) for i in model_eos)
-    return frozenset(ids)
-
-
 def served_stop_ids(
     tokenizer: PreTrainedTokenizerFast, source: ModelSource | None, block: ModelBlock
 ) -> frozenset[int]:
@@ -150,10 +140,10 @@ def served_stop_ids(
     if named := stop_tokens(block):
         vocabulary = tokenizer.get_vocab()
         return frozenset(vocabulary[token] for token in named)
-    if source is None or source.kind not in ("folder", "hub"):
-        return stop_ids(tokenizer)
-    found = generation_config(source.where)
-    return stop_ids(tokenizer, found and found.eos_token_id)
+    found = generation_config(source.where) if source is not None and source.kind in ("folder", "hub") else None
+    ends = found.eos_token_id if found is not None else None
+    ends = [tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])]
+    return frozenset(end for end in ends if end is not None)
 
 
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> tuple[str, bool]:
