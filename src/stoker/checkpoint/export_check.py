@@ -174,7 +174,7 @@ def _verify_folder(
 ) -> Verified:
     own = replace(reference.request, base=None, dtype=None, quantisation=None)
     replayed, texts = answer_afresh(written, reference.request if export.format == "adapter" else own)
-    check_texts(reference.texts, texts, "transformers", (0,))
+    check_texts(reference, texts, "transformers", (0,))
     check_stops(reference.stop_ids, written)
     expected, before = (_same_width(answers, replayed) for answers in (expected, reference.answers))
     tolerance = EIGHT_BIT if "8bit" in (reference.quantise, export.quantise) else FLOAT32
@@ -202,7 +202,7 @@ def _verify_gguf(
         got = GgufAnswers([list(a.tokens) for a in replayed], scores, said.texts, said.rendered)
         program = "transformers (llama.cpp is not installed)"
     texts = texts_of_gguf(written, got.texts, got.rendered)
-    check_texts(reference.texts, texts, program, left_out(written, len(reference.texts.start)))
+    check_texts(reference, texts, program, left_out(written, len(reference.start)))
     known = [score is not None for scores in got.scores for score in scores]
     given = torch.tensor([score for scores in got.scores for score in scores if score is not None])
     trained, stored = (_scores(reference, answers)[known] for answers in (reference.answers, expected))

@@ -23,6 +23,11 @@ class Unsupported(Exception):
 
 
 class _SpecialIds(NamedTuple):
+    """Special ids, and at most two more that end a generation.
+
+    Without a bos llama.cpp assumes token 11, so a tokenizer without one gets its eos, which is then not added.
+    """
+
     bos: int
     eos: int
     more_stops: tuple[int, ...]
@@ -39,9 +44,6 @@ class GgufTokenizer:
         tokens: by id, for the model's whole vocabulary; ids without a token get ``[PADn]``.
         types: by id, as ``gguf.TokenType``.
         merges: in order of rank, each ``left right``.
-        bos, eos, pad, unk: ids. Without a bos llama.cpp assumes token 11, so a tokenizer without one gets its eos
-            there, which has no effect as `add_bos` is false.
-        more_stops: other ids that end a generation; at most two.
         add_bos, add_eos: whether encoding adds them.
         chat_templates: by name.
     """
@@ -50,11 +52,7 @@ class GgufTokenizer:
     tokens: tuple[str, ...]
     types: tuple[int, ...]
     merges: tuple[str, ...]
-    bos: int
-    eos: int
-    more_stops: tuple[int, ...]
-    pad: int | None
-    unk: int | None
+    special: _SpecialIds
     add_bos: bool
     add_eos: bool
     chat_templates: dict[str, str]
@@ -66,16 +64,17 @@ class GgufTokenizer:
         writer.add_token_list(list(self.tokens))
         writer.add_token_types(list(self.types))
         writer.add_token_merges(list(self.merges))
-        writer.add_bos_token_id(self.bos)
-        writer.add_eos_token_id(self.eos)
+        special = self.special
+        writer.add_bos_token_id(special.bos)
+        writer.add_eos_token_id(special.eos)
         slots = (writer.add_eot_token_id, writer.add_eom_token_id)
         # Without an end-of-turn token, llama.cpp would guess one from the names of the tokens.
-        for add_stop, stop in zip(slots, self.more_stops or (self.eos,), strict=False):
+        for add_stop, stop in zip(slots, special.more_stops or (special.eos,), strict=False):
             add_stop(stop)
-        if self.pad is not None:
-            writer.add_pad_token_id(self.pad)
-        if self.unk is not None:
-            writer.add_unk_token_id(self.unk)
+        if special.pad is not None:
+            writer.add_pad_token_id(special.pad)
+        if special.unk is not None:
+            writer.add_unk_token_id(special.unk)
         writer.add_add_bos_token(self.add_bos)
         writer.add_add_eos_token(self.add_eos)
         writer.add_add_space_prefix(False)
@@ -122,7 +121,7 @@ def _express(tokenizer: Any, *, vocab_size: int, stops: list[int]) -> GgufTokeni
         tokens=tokens,
         types=types,
         merges=tuple(_merge(m) for m in description["model"]["merges"]),
-        **special._asdict(),
+        special=special,
         add_bos=bool(before),
         add_eos=bool(after),
         chat_templates={"default": templates} if isinstance(templates, str) else dict(templates),

@@ -42,41 +42,30 @@ TEXTS = ("Hello, world!", "  two  spaces, 12345 digits\n\nand lines", "naïve ca
 
 
 @dataclass(frozen=True)
-class RenderedTexts:
-    """Texts and conversations with the results of the training's tokenizer and template.
-
-    Attributes:
-        asked: the texts.
-        conversations: those that the template accepts.
-        expected: the results.
-        start: the text of the start token; empty without one.
-    """
-
-    asked: tuple[str, ...]
-    conversations: tuple[Conversation, ...]
-    expected: TextAnswers
-    start: str
-
-
-@dataclass(frozen=True)
 class ReferenceAnswers:
     """The trained model's answers.
 
     Attributes:
-        held_out: whether the rows were held out of training.
         request: for the fresh process.
+        answers: of the trained model to the questions.
+        texts: results of the training's tokenizer and template.
+        start: the text of the start token; empty without one.
+        held_out: whether the rows were held out of training.
     """
 
-    questions: tuple[ReplayRow, ...]
-    answers: tuple[ReplayAnswer, ...]
-    held_out: bool
-    texts: RenderedTexts
     request: ReplayRequest
+    answers: tuple[ReplayAnswer, ...]
+    texts: TextAnswers
+    start: str
+    held_out: bool
     quantise: str = "none"
 
     @property
+    def questions(self) -> Sequence[ReplayRow]:
+        return self.request.questions
+
+    @property
     def stop_ids(self) -> Sequence[int]:
-        """Tokens that end an answer."""
         return self.request.stop_ids
 
 
@@ -94,19 +83,20 @@ def take_reference(tuned: TunedRun, base: Path) -> ReferenceAnswers:
     dtype = str(model.dtype).removeprefix("torch.")
     if settings is None:
         tuned.model.float()
-    texts = _texts(tuned, codec, questions)
+    texts, conversations, expected = _texts(tuned, codec, questions)
     request = ReplayRequest(
         questions,
         stops,
-        texts.asked,
-        texts.conversations,
+        texts,
+        conversations,
         tuned.job.model.trust_remote_code,
         settings.to_dict() if settings is not None else None,
         base_of(tuned, base),
         dtype,
     )
     answers = tuple(answer(tuned.model, questions, stops))
-    return ReferenceAnswers(questions, answers, held_out, texts, request, tuned.job.model.quantise)
+    start = tuned.tokenizer.bos_token or ""
+    return ReferenceAnswers(request, answers, expected, start, held_out, tuned.job.model.quantise)
 
 
 def _questions(tuned: TunedRun, base: Path) -> tuple[tuple[ReplayRow, ...], bool]:
@@ -131,10 +121,13 @@ def _question(ids: list[int], trained: list[bool]) -> ReplayRow:
     return ReplayRow(tuple(ids), prompt, tuple(t - 1 for t in targets))
 
 
-def _texts(tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]) -> RenderedTexts:
+def _texts(
+    tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]
+) -> tuple[list[str], list[Conversation], TextAnswers]:
+    """Texts, the conversations that the template accepts, and what the training makes of them."""
     backend: Tokenizer = codec.tokenizer
     rows = [backend.decode(list(q.ids), skip_special_tokens=False) for q in questions]
-    asked = (*TEXTS, *rows)
+    asked = [*TEXTS, *rows]
     rendered: list[tuple[Conversation, str]] = []
     for conversation in CONVERSATIONS if task_of(tuned.job).chat else ():
         try:
@@ -148,4 +141,4 @@ def _texts(tuned: TunedRun, codec: TextCodec, questions: Sequence[ReplayRow]) ->
         [backend.encode(text, add_special_tokens=False).ids for text in asked],
         [text for _, text in rendered],
     )
-    return RenderedTexts(asked, tuple(c for c, _ in rendered), expected, tuned.tokenizer.bos_token or "")
+    return asked, [conversation for conversation, _ in rendered], expected

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.reference_answers import RenderedTexts
+from stoker.checkpoint.reference_answers import ReferenceAnswers
 from stoker.checkpoint.replay import TextAnswers
 from stoker.errors import RunFailed
 
 
-def check_texts(texts: RenderedTexts, got: TextAnswers, program: str, added: Sequence[int]) -> None:
+def check_texts(reference: ReferenceAnswers, got: TextAnswers, program: str, added: Sequence[int]) -> None:
     """
     Args:
         added: numbers of characters that a program may leave out before a conversation, as encoding adds them.
     """
-    wanted = texts.expected
+    wanted = reference.texts
     ours, theirs = json.loads(wanted.vocabulary), json.loads(got.vocabulary)
     for number, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a != b:
             raise RunFailed(f"the export's tokenizer differs: token {number} is {b!r}, trained {a!r}")
     if len(theirs) < len(ours):
         raise RunFailed(f"the export's tokenizer differs: it has {len(theirs)} tokens, trained {len(ours)}")
-    for text, a_ids, b_ids in zip(texts.asked, wanted.texts, got.texts, strict=True):
+    for text, a_ids, b_ids in zip(reference.request.texts, wanted.texts, got.texts, strict=True):
         if a_ids != b_ids:
             raise RunFailed(
                 f"the export tokenises differently in {program}: {text[:40]!r} gives {b_ids[:8]}, trained {a_ids[:8]}"

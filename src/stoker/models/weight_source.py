@@ -29,25 +29,16 @@ class WeightSource(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The part ``rows`` of a tensor, and the memory to read it into."""
-
-    name: str
-    rows: Rows
-    into: Tensor
-
-
 @torch.no_grad()
-def fill(wanted: Iterable[Wanted], source: WeightSource) -> None:
-    """Reads tensors one by one; casts to the type of the memory.
+def fill(wanted: Iterable[tuple[str, Rows, Tensor]], source: WeightSource) -> None:
+    """Reads parts of tensors (name, rows, memory) one by one; casts to the type of the memory.
 
     Raises:
         UserError: something cannot be read.
     """
-    for part in wanted:
-        if part.into.numel():  # a process may hold no row of a small tensor
-            part.into.copy_(source.read(part.name, part.rows))
+    for name, rows, into in wanted:
+        if into.numel():  # a process may hold no row of a small tensor
+            into.copy_(source.read(name, rows))
 
 
 def all_rows(shape: Iterable[int]) -> Rows:
@@ -61,7 +52,7 @@ def fill_whole(parameters: Mapping[str, nn.Parameter], source: WeightSource) -> 
     Raises:
         UserError: something cannot be read.
     """
-    fill((Wanted(name, all_rows(p.shape), p.data) for name, p in parameters.items()), source)
+    fill(((name, all_rows(p.shape), p.data) for name, p in parameters.items()), source)
 
 
 class InMemoryWeights:

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from stoker.models.meta_model import allocate
-from stoker.models.weight_source import Rows, Wanted, WeightSource, all_rows, fill
+from stoker.models.weight_source import Rows, WeightSource, all_rows, fill
 from stoker.parallel.shard_spec import Piece, chunk
 
 
@@ -38,7 +38,7 @@ def materialise(
     wanted = []
     for name, parameter in allocate(model, device, offload=offload).items():
         into = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        wanted.append(Wanted(name, rows_held(parameter, placements.get(name)), into.data))
+        wanted.append((name, rows_held(parameter, placements.get(name)), into.data))
     fill(wanted, source)
 
 
