@@ -157,7 +157,7 @@ def _meant(
     if not found:
         raise UserError(_unknown("tune.targets", "layer", target, [layer.called for layer in layers]))
     if not found.intersection(free):
-        raise UserError(f"tune.targets: {target!r} is trained whole by modules_to_save, and gets no adapter beside it")
+        raise UserError(f"tune.targets: {target!r} is trained whole by modules_to_save, and gets no adapter")
     reached = {layer for layer in found.intersection(free) if adaptable(layer)}
     if not reached:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The job's model as it is trained: its weights, on its device, with its adapters."""
+"""Builds the job's model for training, with its weights and adapters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker.models.weight_source import Assembled, fill_whole
 
 @dataclass(frozen=True)
 class Built:
-    """A model as it is trained, in training mode, and where its weights come from.
+    """A model in training mode, and the source of its weights.
 
     Attributes:
         model: with its parameters on the meta device and real buffers. Only a quantised base has its weights already.

@@ -235,11 +235,11 @@ def _in_type_of(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> 
     return weight_VD.to(hidden_ND.dtype), bias_V.to(hidden_ND.dtype) if bias_V is not None else None
 
 
-def _here(t_C: Tensor, across: VocabularySplit | None, words: int) -> tuple[Tensor, Tensor | None]:
+def _here(t_C: Tensor, across: VocabularySplit | None, size: int) -> tuple[Tensor, Tensor | None]:
     """Targets relative to this process' first token, 0 for those of others, and which are its own."""
     if across is None:
         return t_C, None
-    own_C = (t_C >= across.start) & (t_C < across.start + words)
+    own_C = (t_C >= across.start) & (t_C < across.start + size)
     return torch.where(own_C, t_C - across.start, 0), own_C
 
 

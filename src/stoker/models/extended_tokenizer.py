@@ -28,7 +28,7 @@ from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LEARNT_FROM = 16 << 20  # characters of each source: what is encoded lies in memory, 30 bytes a character
+LEARNT_FROM = 16 << 20  # characters of each source; encoding needs 30 bytes of memory for each
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _extend(
         raise UserError(Problem(f"--from {name}: this tokenizer cannot be extended: {why}"))
     extended = extend(before.to_str(), texts.learnt, size)
     if not extended.tokens:
-        message = f"--corpus: no pair of tokens stands twice in its letters ({', '.join(extended.scripts)})"
+        message = f"--corpus: no pair of tokens occurs twice in its letters ({', '.join(extended.scripts)})"
         raise UserError(Problem(message, "give more text"))
     vocabulary = before.get_vocab(with_added_tokens=True)
 

@@ -140,7 +140,7 @@ def lay_out_for(model: PreTrainedModel, balance: RouterBalance | None = None) ->
 
 
 def _probe_rows(model: PreTrainedModel) -> list[Row]:
-    """Three rows, two of which begin alike."""
+    """Three rows, two of which share a prefix."""
     generator = np.random.default_rng(0)
     embedding = model.get_input_embeddings().weight
     assert isinstance(embedding, Tensor)

@@ -30,13 +30,13 @@ class QuantisedForm:
     """A way to quantise a base.
 
     Attributes:
-        words: its description.
+        description: one line for users.
         package: the package that implements it.
         extra: the extra of Stoker that installs the package.
         config: makes transformers' settings from the types of computation and of storage.
     """
 
-    words: str
+    description: str
     package: str
     extra: str
     config: Callable[[torch.dtype, torch.dtype], Any]
@@ -136,14 +136,14 @@ def fact(job: ResolvedJob, device: Device, layout: Layout) -> str | None:
     if not is_quantised(job):
         return None
     assert job.model is not None
-    words = f"{FORMS[job.model.quantise].words}, computed in {device.precision}"
+    line = f"{FORMS[job.model.quantise].description}, computed in {device.precision}"
     if device.type == "cpu" and device.precision == "fp32":
-        words += f": {WHY_FP32}"
+        line += f": {WHY_FP32}"
     if cut_by(job):
-        words += "; the packed weights are sharded"
+        line += "; the packed weights are sharded"
     elif layout.zero:
-        words += "; every process holds them whole, what is trained is sharded"
-    return words
+        line += "; every process holds them whole, what is trained is sharded"
+    return line
 
 
 def packed_parameters(model: nn.Module) -> set[nn.Parameter]:

@@ -117,14 +117,14 @@ def in_loss(loss: Tensor, at_work: _Pass | None) -> Tensor:
     return loss if total is None else loss + (total - total.detach())
 
 
-def beside(hidden: Tensor, at_work: _Pass | None, scale: float | Tensor) -> Tensor:
+def with_auxiliary(hidden: Tensor, at_work: _Pass | None, scale: float | Tensor) -> Tensor:
     """A pipeline stage's hidden states, unchanged; their backward pass also starts that of the stage's auxiliary loss,
     times ``scale``."""
     total = at_work.total() if at_work is not None else None
-    return hidden if total is None else _Beside.apply(hidden, total * scale)
+    return hidden if total is None else _WithAuxiliary.apply(hidden, total * scale)
 
 
-class _Beside(torch.autograd.Function):
+class _WithAuxiliary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, total: Tensor) -> Tensor:
         ctx.save_for_backward(torch.ones_like(total))

@@ -52,7 +52,7 @@ def as_folder(path: Path) -> Iterator[Path]:
     """A ``.model`` file as a temporary folder that transformers loads.
 
     Raises:
-        UserError: it is of another type: words, or characters.
+        UserError: its type is neither BPE nor Unigram.
     """
     proto = _proto(path)
     spec = proto.trainer_spec

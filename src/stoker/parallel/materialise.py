@@ -1,4 +1,4 @@
-"""Allocates a meta model's parameters and reads this process' part of their values, and no more."""
+"""Allocates a meta model's parameters and reads this process' part of their values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""From a model without memory to this process' part of it, in the fixed order of application:
+"""Applies the parallelisms to a meta model, in a fixed order:
 
-cut the pipeline -> split the tensors -> recompute -> compile -> shard -> materialise -> replicate.
+pipeline stages -> tensor parallelism -> compile -> recompute -> sharding -> weights -> replication.
 
-Fused layers have been split and adapters inserted before, in `stoker.models.build_model`.
+`stoker.models.build_model` has split fused layers and inserted adapters before.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ParallelModel:
 
     Attributes:
         model: holds the parameters; with a pipeline, a list of its stages.
-        language: how rows are laid out; None for a module that knows none.
-        root: what is called for a forward pass; None with a pipeline.
-        pipeline: what runs the stages; None without.
-        pieces: by name in ``model``, of parameters that are split over tensor processes.
+        language: lays out rows; None for other modules.
+        root: the module that is called for a forward pass; None with a pipeline.
+        pipeline: runs the stages; None without a pipeline.
+        pieces: by name in ``model``, of the parameters that are split over tensor processes.
         aliases: name in the whole model, by name in ``model``, where they differ.
         gradients: of the trained parameters.
     """
@@ -76,10 +76,10 @@ def spread(
     compiled: bool,
     compute: torch.dtype | None,
 ) -> ParallelModel:
-    """Spreads a language model over the processes of a mesh; a collective.
+    """Parallelizes a language model over the processes of a mesh; a collective.
 
     Args:
-        objective: what the forward pass ends in.
+        objective: the loss of the forward pass.
         balance: the auxiliary loss of the routers, in one process.
         compiled: whether blocks are compiled.
         compute: type of matrix products under autocast, if any.
@@ -109,7 +109,7 @@ def spread(
     pieces = {f"{prefix}{name}": piece for name, piece in placed.pieces.items()}
     materialise(model, built.weights, pieces, mesh.device, offload=layout.offload == "params")
     if not packed_weights:
-        root._apply(_same)  # tells fully_shard of the memory that its parameters have now
+        root._apply(_same)  # makes fully_shard take the new memory of its parameters
     partial = _partial(model, placed, prefix, layout)
     trained = [
         Trained(p, split=name in pieces, partial=name in partial)
@@ -202,8 +202,8 @@ def _head(inner: Any, across: VocabularyGroup | None) -> Head | None:
 
 
 def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> set[str]:
-    """Names of parameters whose gradients are to be summed over the tensor processes. With sequence parallelism
-    those are all whole ones, as each process applies them to its own tokens."""
+    """Names of parameters whose gradients have to be summed over the tensor processes. With sequence parallelism
+    these are all whole ones, as each process applies them to its own tokens."""
     if layout.sequence:
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
     return {f"{prefix}{name}" for name in placed.partial}
@@ -217,7 +217,7 @@ def _apply_to_blocks(inner: nn.Module, family: Family | None, layout: Layout, *,
 
 
 def _held_in(model: nn.Module) -> torch.dtype:
-    """The type of the weights, of the frozen ones where there are any: what is trained beside them is wider."""
+    """The type of the weights; of the frozen ones, if any, as trained ones beside them are wider."""
     kinds = [p.dtype for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
     return kinds[0] if kinds else next(p.dtype for p in model.parameters())
 
@@ -228,7 +228,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Renamed:
-    """Weights by the names that stages have for them."""
+    """Weights by their names in the stages."""
 
     source: WeightSource
     aliases: Mapping[str, str]

@@ -12,7 +12,7 @@ from stoker.models.collate import Inputs
 from stoker.models.head import Head
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Objective
-from stoker.models.router_balance import RouterBalance, balanced, beside, in_loss
+from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
 
@@ -84,7 +84,7 @@ class Stage(nn.Module):
         with packed_attention.segments(inputs.segments, inputs.across), balanced(self.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, self.mesh, None if self.is_first else x)
         if self.head is None:
-            hidden = beside(hidden, at_work, self.scale)
+            hidden = with_auxiliary(hidden, at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
         if self.chooses:
             return likeliest(hidden, inputs, self.head, self.mesh)

@@ -46,25 +46,25 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
     embedding = embedding if isinstance(embedding, nn.Embedding) else None  # another stage has it
     head = head if isinstance(head, nn.Linear) else None
     tied = embedding is not None and head is not None and embedding.weight is head.weight
-    words = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
+    vocabulary = model.config.get_text_config().vocab_size  # type: ignore[union-attr, operator]
     if embedding is not None:
-        words = embedding.weight.shape[0]
+        vocabulary = embedding.weight.shape[0]
         _split_rows(family.embedding, embedding, mesh, placed)
-        start, stop = chunk(int(words), mesh.layout.tensor, mesh.at("tensor"))
+        start, stop = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
         padding = embedding.padding_idx
         embedding.padding_idx = padding - start if padding is not None and start <= padding < stop else None
         embedding.num_embeddings = stop - start
         embedding.forward = partial(_look_up, embedding, type(embedding).forward, start, stop, mesh)  # type: ignore[method-assign]
     if head is not None:
-        words = words if tied else head.weight.shape[0]
+        vocabulary = vocabulary if tied else head.weight.shape[0]
         name = next(name for name, module in model.named_modules() if module is head)
         if tied:
             head.weight = embedding.weight  # type: ignore[union-attr]
             placed.pieces[f"{name}.weight"] = placed.pieces[f"{family.embedding}.weight"]
         _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
         head.out_features = head.weight.shape[0]
-    start, _ = chunk(int(words), mesh.layout.tensor, mesh.at("tensor"))
-    return VocabularyGroup(group, start, chunk(int(words), mesh.layout.tensor, 0)[1])
+    start, _ = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
+    return VocabularyGroup(group, start, chunk(int(vocabulary), mesh.layout.tensor, 0)[1])
 
 
 def _split_rows(

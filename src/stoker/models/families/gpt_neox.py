@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): each head's query, key and value lie side by side in one matrix, so heads split as they are."""
+"""GPT-NeoX (Pythia): one matrix interleaves each head's query, key and value, so it splits by heads."""
 
 from __future__ import annotations
 
