@@ -166,6 +166,13 @@ def test_a_sound_export_says_its_loss(wanted: str, base: Path) -> None:
     check_folder(base, base / "out" / wanted)
 
 
+def test_transformers_replays_a_gguf_without_llamacpp(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export_check, "find_spec", lambda name: None)
+    found = exported(base, "gguf-q8_0").verified
+    assert "transformers (llama.cpp is not installed)" in found.line
+    assert found.difference <= 1e-5 < found.cost  # it computes in float32: only storing costs
+
+
 def check_folder(base: Path, folder: Path) -> None:
     """An export names nothing of this machine, and its card is filled."""
     for file in folder.iterdir():
