@@ -20,6 +20,7 @@ from stoker.train.batches import Batches
 from stoker.train.engine import SingleProcess
 from stoker.train.module_task import ModuleTask
 from stoker.train.prepare import Prepared
+from stoker.train.skipped_samples import Span
 from stoker.train.task import Part
 
 CPU = torch.device("cpu")
@@ -44,6 +45,13 @@ class Numbers:
         return [Part((first, last), targets=1, tokens=1)]
 
 
+def take(batches: Batches, span: Span, following: Span | None) -> list[Part]:
+    parts = batches.take(span)
+    if following is not None:
+        batches.lay_out_ahead(following)
+    return parts
+
+
 @pytest.fixture
 def task() -> Numbers:
     return Numbers()
@@ -61,28 +69,28 @@ def samples(parts: list[Part]) -> list[object]:
 
 
 def test_the_next_batch_is_laid_out_while_a_step_is_at_work(task: Numbers, batches: Batches) -> None:
-    assert samples(batches.take((0, 4), (4, 8))) == [(0, 2), (2, 4)]
+    assert samples(take(batches, (0, 4), (4, 8))) == [(0, 2), (2, 4)]
     for _ in range(4):  # the step is at work
         assert task.laid_out.acquire(timeout=60)
     assert task.asked == [(0, 2), (2, 4), (4, 6), (6, 8)]  # one batch ahead, and no more
-    assert samples(batches.take((4, 8), (8, 11))) == [(4, 6), (6, 8)]
-    assert samples(batches.take((8, 11), None)) == [(8, 10), (10, 11)]
+    assert samples(take(batches, (4, 8), (8, 11))) == [(4, 6), (6, 8)]
+    assert samples(take(batches, (8, 11), None)) == [(8, 10), (10, 11)]
     assert len(task.asked) == 6 and task.threads == {"batches_0"}
 
 
 def test_other_samples_than_those_laid_out_ahead(task: Numbers, batches: Batches) -> None:
     """As after going back, or where the same samples are tried again."""
-    batches.take((8, 12), (12, 16))
-    assert samples(batches.take((4, 8), (8, 12))) == [(4, 6), (6, 8)]
-    assert samples(batches.take((4, 8), (8, 12))) == [(4, 6), (6, 8)]
-    assert samples(batches.take((8, 12), None)) == [(8, 10), (10, 12)]
+    take(batches, (8, 12), (12, 16))
+    assert samples(take(batches, (4, 8), (8, 12))) == [(4, 6), (6, 8)]
+    assert samples(take(batches, (4, 8), (8, 12))) == [(4, 6), (6, 8)]
+    assert samples(take(batches, (8, 12), None)) == [(8, 10), (10, 12)]
 
 
 def test_an_error_comes_with_the_step_that_takes_the_samples(batches: Batches) -> None:
-    batches.take((9, 11), (11, 15))  # it fails in the background
-    batches.take((0, 4), (11, 15))  # which is no matter to other steps
+    take(batches, (9, 11), (11, 15))  # it fails in the background
+    take(batches, (0, 4), (11, 15))  # which is no matter to other steps
     with pytest.raises(ValueError, match="sample 13 cannot be read"):
-        batches.take((11, 15), None)
+        take(batches, (11, 15), None)
 
 
 def test_its_thread_ends_with_the_run(base: Path) -> None:

@@ -28,12 +28,8 @@ class Batches:
         self._thread = ThreadPoolExecutor(1, "batches", self._begin_thread)
         self._ahead: tuple[Span, Future[list[Part]]] | None = None
 
-    def take(self, span: Span, following: Span | None) -> list[Part]:
-        """The parts of a step. Waits until they are laid out, then has those of the next step laid out.
-
-        Args:
-            span: samples of the step.
-            following: samples of the next step, as far as is known; None after the last step.
+    def take(self, span: Span) -> list[Part]:
+        """The parts of a step with these samples, once they are laid out.
 
         Raises:
             Exception: what laying out these samples raised.
@@ -42,11 +38,14 @@ class Batches:
             ahead, self._ahead = self._ahead, None
             laid_out = ahead[1] if ahead is not None and ahead[0] == span else self._thread.submit(self._lay_out, span)
             parts = laid_out.result()
-            if following is not None:
-                self._ahead = following, self._thread.submit(self._lay_out, following)
         else:
             parts = self._lay_out(span)
         return parts if self._device.type == "cpu" else [part.to(self._device) for part in parts]
+
+    def lay_out_ahead(self, span: Span) -> None:
+        """Has the parts of the next step laid out, which is to take these samples."""
+        if self._task.lays_out_ahead:
+            self._ahead = span, self._thread.submit(self._lay_out, span)
 
     def _lay_out(self, span: Span) -> list[Part]:
         first, last = self._engine.share(*span, self._batch)

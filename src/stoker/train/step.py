@@ -84,18 +84,20 @@ class Stepper:
         """One step on the samples of ``span``.
 
         Args:
-            following: the samples of the next step, to be laid out meanwhile.
+            following: the samples of the next step, to be laid out meanwhile; None after the last step.
             asked: whether this process has been asked to stop by now.
         """
         begin = time.perf_counter()
         self._beat("data", step)
         self._seed(plan.seed, step)
         waiting = time.perf_counter()
-        parts = self._batches.take(span, following)
+        parts = self._batches.take(span)
         data_seconds = time.perf_counter() - waiting
         for hook in self._hooks:
             hook.before_passes(step)
         self._beat("train", step)
+        if following is not None:  # not before: the thread takes turns with this one
+            self._batches.lay_out_ahead(following)
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
         counts = self._passes.count(parts)
         self._optimizer.zero_grad(set_to_none=True)
