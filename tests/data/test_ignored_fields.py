@@ -222,7 +222,7 @@ def test_a_file_of_another_encoding_is_named_with_the_command(
 def test_a_prompt_longer_than_a_sequence_says_which_key_and_how_many_tokens(chatml: TextCodec) -> None:
     row = {"messages": [USER | {"content": "Rain? " * 200}, YES]}
     found = audited(chatml, row, seq_len=64)
-    tokens = len(chatml.encoder.encode_whole(chatml.template.render(row["messages"])))
+    tokens = len(chatml.encoder.encode_one(chatml.template.render(row["messages"])))
     (problem,) = found.problems
     assert problem.suggestion == f"raise train.seq_len: the longest row has {tokens:,} tokens"
     assert found.dropped[0].reason == (

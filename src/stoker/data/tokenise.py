@@ -7,34 +7,26 @@ conversation rendered by the chat template, the text encoded. Each step may refu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from stoker.data import formats, template_sandbox
-from stoker.data.chat_template import (
-    BUILT_IN,
-    ChatTemplate,
-    Rendered,
-    TemplateRefused,
-)
+from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered, TemplateRefused
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.render_row import Outcome, render_example, separated, turns_of
-from stoker.data.row_batch import Columns, EncodedBatch, Span, Tokenised
+from stoker.data.row_batch import Columns, EncodedBatch, Span
 from stoker.data.rows import Conversation, Example, Preference, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.templates import template_of
 from stoker.job.schema import SourceBlock
 
-__all__ = ["Cut", "EncodedBatch", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
-
-T = TypeVar("T")
 Cut = Literal["cut", "drop", "split"]
 JUDGED_BAD = "the label says that the answer is bad"
 TOO_LONG = "too long"
@@ -225,28 +217,24 @@ def _special(example: Example | str, codec: TextCodec, settings: RowSettings, ou
 
 def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
     """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
-    rows = [item.texts[0] for item in pending if item.document]
-    documents = iter(_by_encoder(rows, codec, lambda encoder, few: encoder.encode_document([r.written for r in few])))
-    chats = [rendered for item in pending if not item.document for rendered in item.texts]
-
-    def encode(encoder: Encoder, few: Sequence[Rendered]) -> list[Encoded]:
-        places = [[place for span in rendered.spans for place in span] for rendered in few]
-        return encoder.encode([rendered.written for rendered in few], places)
-
-    encoded = iter(zip(_by_encoder(chats, codec, encode), chats, strict=True))
-    found: list[tuple[list[int], list[Span], bool]] = []
-    for item in pending:
-        if item.document:
-            ids = next(documents)
-            if codec.end_id is not None and ids[-1:] != [codec.end_id]:
-                ids.append(codec.end_id)
-            found.append((ids, [(0, len(ids))], True))
+    texts = [(rendered, item.document) for item in pending for rendered in item.texts]
+    groups: dict[tuple[bool, bool], list[int]] = defaultdict(list)
+    for i, (rendered, document) in enumerate(texts):
+        groups[document, rendered.separated is None].append(i)
+    found: list[tuple[list[int], list[Span], bool]] = [([], [], True)] * len(texts)
+    for (document, _), members in groups.items():
+        few = [texts[i][0] for i in members]
+        encoder = codec.encoder_of(few[0])
+        if document:
+            for i, ids in zip(members, encoder.encode_documents([r.written for r in few]), strict=True):
+                if codec.end_id is not None and ids[-1:] != [codec.end_id]:
+                    ids.append(codec.end_id)
+                found[i] = ids, [(0, len(ids))], True
             continue
-        for _ in item.texts:
-            tokens, rendered = next(encoded)
-            spans, whole = mark_trained(tokens, codec.stop_ids)
-            exact = whole and rendered.exact_prefix and _same_when_asked(tokens, rendered, codec)
-            found.append((tokens[0], spans, exact))
+        places = [[place for span in r.spans for place in span] for r in few]
+        for i, r, encoded in zip(members, few, encoder.encode([r.written for r in few], places), strict=True):
+            spans, whole = mark_trained(encoded, codec.stop_ids)
+            found[i] = encoded[0], spans, whole and r.exact_prefix and _same_when_asked(encoded, r, codec)
     return found
 
 
@@ -260,25 +248,12 @@ def encode_prompt(
     """
     text = codec.template.render(turns, prompt=True)
     if special_tokens == "keep" or not codec.special_text.count(list(turns)):
-        return codec.encoder.encode_whole(text)
+        return codec.encoder.encode_one(text)
     try:
         plain = separated(codec.template, codec.special_text, text, list(turns), prompt=True)
     except Inseparable as error:
         raise TemplateRefused("it looks for special tokens in content") from error
-    return codec.special_text.encoder.encode_whole(plain)
-
-
-def _by_encoder(
-    texts: Sequence[Rendered], codec: TextCodec, encode: Callable[[Encoder, Sequence[Rendered]], list[T]]
-) -> list[T]:
-    """What `encode` makes of texts, each encoded by its own encoder, in their order."""
-    plain = [i for i, rendered in enumerate(texts) if rendered.separated is None]
-    if len(plain) == len(texts):
-        return encode(codec.encoder, texts)
-    others = [i for i, rendered in enumerate(texts) if rendered.separated is not None]
-    made = encode(codec.encoder, [texts[i] for i in plain])
-    made += encode(codec.special_text.encoder, [texts[i] for i in others])
-    return [item for _, item in sorted(zip([*plain, *others], made, strict=True), key=itemgetter(0))]
+    return codec.special_text.encoder.encode_one(plain)
 
 
 def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
@@ -313,7 +288,7 @@ def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> 
     ids, places = encoded
     for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):
         if rendered.text[max(0, start - 2) : start].isspace() and start > 1:
-            asked = codec.encoder_of(rendered).encode_whole(rendered.written[:start])
+            asked = codec.encoder_of(rendered).encode_one(rendered.written[:start])
             if asked != ids[:first]:
                 return False
     return True
