@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenised import sequences_of
 
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
@@ -143,7 +144,7 @@ def trained_texts(codec: TextCodec, row: dict[str, Any], train_on: str) -> list[
     batch = tokenise([Raw("my.jsonl", 1, json.dumps(row).encode())], codec, settings)
     if batch.dropped:
         return [batch.dropped[0].reason]
-    (row_,) = batch.rows
+    (row_,) = sequences_of(batch)
     text = "".join(
         codec.tokenizer.decode([i], skip_special_tokens=False) if trained else "~"
         for i, trained in zip(row_.ids.tolist(), row_.trained.tolist(), strict=True)

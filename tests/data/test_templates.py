@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenised import sequences_of
 
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML, ChatTemplate
@@ -174,9 +175,9 @@ def test_an_argument_that_the_template_never_reads_is_an_error(
 def test_everything_is_trained_where_that_is_asked_for(chatml: TextCodec) -> None:
     row = Raw("my.jsonl", 1, json.dumps({"messages": TURNS}).encode())
     settings = {"format": "messages", "columns": (), "too_long": "cut", "seq_len": 512}
-    (whole,) = tokenise([row], chatml, RowSettings(**settings, train_on="everything")).rows  # type: ignore[arg-type]
+    (whole,) = sequences_of(tokenise([row], chatml, RowSettings(**settings, train_on="everything")))  # type: ignore[arg-type]
     text = chatml.tokenizer.decode(whole.ids[whole.trained], skip_special_tokens=False)
     assert text == chatml.template.render(TURNS).rstrip("\n")  # the line feed behind the last stop is never written
     assert whole.stops and whole.trained[0]
-    (answers,) = tokenise([row], chatml, RowSettings(**settings, train_on="all")).rows  # type: ignore[arg-type]
+    (answers,) = sequences_of(tokenise([row], chatml, RowSettings(**settings, train_on="all")))  # type: ignore[arg-type]
     assert answers.ids.tolist() == whole.ids.tolist() and answers.trained.sum() < whole.trained.sum()

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
-from stoker.data.mix import pattern_counts, proportional, temperature_shares, weighted
+from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length, hold_out
 from stoker.data.sources import Source, open_source
@@ -223,14 +223,3 @@ def _sequences(
     else:
         mixture = weighted(rows, shares, job.seed, sum(sizes))
     return Sequences(caches, mixture, capacity, endless=endless, together=together)
-
-
-def epochs_per_source(corpus: Corpus, sequences: int) -> list[tuple[str, int, float]]:
-    """(name, draws, passes) of each source after so many sequences: what a mixture does to small sources."""
-    mixture = corpus.sequences.mixture
-    draws = corpus.sequences.draws_of(sequences)
-    counts = pattern_counts(mixture.counts, draws) if draws >= len(mixture.counts) else mixture.counts
-    return [
-        (s.source.name, n, n / max(1, s.cache.ready if s.streams else int((~mask).sum())))
-        for s, mask, n in zip(corpus.sources, corpus.held_out, counts, strict=True)
-    ]

@@ -30,32 +30,6 @@ Span = tuple[int, int]
 """(first, one past the last), in tokens or in characters."""
 
 
-@dataclass(frozen=True)
-class Tokenised:
-    """One training sequence out of a row.
-
-    Attributes:
-        ids: token ids, shape (length,).
-        trained: which of them are trained, shape (length,).
-        source, row: where the row stands, as the reader counts.
-        cut: whether tokens of the row were left out.
-        stops: whether its last trained token is a stop token.
-        continues: whether the row goes on in the next sequence.
-        exact_prefix: whether the prompt, as it will be served, is an exact prefix.
-        digest: 64 bits of the ids: equal sequences have equal digests.
-    """
-
-    ids: np.ndarray
-    trained: np.ndarray
-    source: str
-    row: int
-    cut: bool
-    stops: bool
-    continues: bool
-    exact_prefix: bool
-    digest: int
-
-
 @dataclass
 class EncodedBatch:
     """What a chunk of rows became.
@@ -85,27 +59,6 @@ class EncodedBatch:
     turns_untrained: int = 0
     longest: int = 0
     special_tokens: int = 0
-
-    @property
-    def rows(self) -> list[Tokenised]:
-        """The sequences one by one."""
-        found = []
-        for entry in self.index:
-            tokens = slice(int(entry["start"]), int(entry["start"]) + int(entry["length"]))
-            found.append(
-                Tokenised(
-                    self.ids[tokens],
-                    self.trained[tokens],
-                    self.files[int(entry["file"])],
-                    int(entry["row"]),
-                    bool(entry["cut"]),
-                    bool(entry["stops"]),
-                    bool(entry["continues"]),
-                    bool(entry["exact"]),
-                    int(entry["digest"]),
-                )
-            )
-        return found
 
 
 class Columns:

@@ -121,15 +121,6 @@ class Sequences:
                 self._next_window()
         return self._ends[bisect_left(self._slots, draws) - 1]
 
-    def draws_of(self, sequences: int) -> int:
-        """Rows drawn for the first so many sequences (of a packed window, all of its rows)."""
-        if self.capacity is None or not sequences:
-            return sequences
-        with self._lock:
-            while not self._ends or self._ends[-1] < sequences:
-                self._next_window()
-        return self._slots[bisect_left(self._ends, sequences) + 1]
-
     def __getitem__(self, index: int) -> list[Document]:
         with self._lock:
             return self._sequence(index)

@@ -264,11 +264,6 @@ class TokenCache:
         trained = bits[start - first_byte * 8 :][:length].astype(bool)
         return Row(np.asarray(self._tokens[shard][start : start + length]), trained)
 
-    def length(self, row: int) -> int:
-        """Tokens of a row."""
-        shard, i = self._place(row)
-        return int(self._indices[shard]["length"][i])
-
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each of these rows."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
