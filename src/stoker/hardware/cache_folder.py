@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from stoker.errors import Problem, RunFailed
@@ -23,3 +24,9 @@ def cache_folder() -> Path:
         return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stoker"
     except RuntimeError as error:
         raise RunFailed(Problem("there is no home folder to keep a cache in", ADVICE)) from error
+
+
+def device_file(kind: str, device: str, threads: int) -> Path:
+    """The file that keeps what is known of a device; of a processor, with a number of threads."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return cache_folder() / kind / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")

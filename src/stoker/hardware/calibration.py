@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache_folder import cache_folder
+from stoker.files import replace_file
+from stoker.hardware.cache_folder import device_file
 
 FORMAT = 2  # 2: with attention and calls
 LONGEST = 180  # days that a measurement is believed
@@ -188,18 +188,10 @@ class Calibration:
 
     def save(self, path: Path | None = None) -> Path:
         """Writes it, by default where `kept_calibration` looks for it, and says where."""
-        path = path or calibration_file(self.device, self.threads)
+        path = path or device_file("calibration", self.device, self.threads)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
-        partial.replace(path)
+        replace_file(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
         return path
-
-
-def calibration_file(device: str, threads: int) -> Path:
-    """Where the calibration of a device is kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / "calibration" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
 
 
 def kept_calibration(device: str, threads: int) -> Calibration | None:
@@ -208,7 +200,7 @@ def kept_calibration(device: str, threads: int) -> Calibration | None:
     Raises:
         UserError: it was, but is stale, or not of this device: see `read_calibration`.
     """
-    path = calibration_file(device, threads)
+    path = device_file("calibration", device, threads)
     return read_calibration(path, device=device, threads=threads) if path.is_file() else None
 
 

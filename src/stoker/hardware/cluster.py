@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration
 from stoker.hardware.devices import DeviceKind
-from stoker.hardware.network import Network, network_of, parse_network
+from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
 from stoker.hardware.planner_correction import Correction
-
-__all__ = ["Cluster", "cluster_of", "network_of"]
 
 # Seconds of one step of a ring, by what it crosses: NCCL's own model, src/graph/tuning.cc, protocol Simple.
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14e-6
@@ -75,11 +73,6 @@ class Cluster:
         return self.nodes * self.per_node
 
     @property
-    def network_gbs_per_gpu(self) -> float:
-        """GB/s, one way, that each device has to other nodes when all of its node talk at once."""
-        return self.network_gbs / self.per_node
-
-    @property
     def host_memory_gib_per_gpu(self) -> float:
         """GiB of the host for each device."""
         return self.host_memory_gib / self.per_node
@@ -98,12 +91,6 @@ class Cluster:
         """Of predictions for such runs; None where no finished run was learnt from."""
         alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
         return next(alike, None)
-
-    def of_gpus(self, gpus: int) -> Cluster:
-        """The nodes of this kind that so many devices need: part of one, or as many whole ones as hold them."""
-        if gpus <= self.per_node:
-            return self.with_nodes(1)._with_per_node(gpus)
-        return self.with_nodes(-(-gpus // self.per_node))
 
     def with_nodes(self, nodes: int) -> Cluster:
         """The same nodes, of another number."""

@@ -52,11 +52,6 @@ class Device:
         dtype = self.autocast_dtype
         return torch.autocast(self.type, dtype) if dtype is not None else nullcontext()
 
-    def reset_peak(self) -> None:
-        """Starts the measurement of `peak_memory` anew, where the device can."""
-        if self.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-
     def peak_memory(self) -> float:
         """GiB: the largest allocation so far on a GPU, the largest resident size of the process on a CPU."""
         if self.type == "cuda":

@@ -67,10 +67,6 @@ class DeviceKind:
             precision = WIDER[precision]
         return self.peak_tflops[precision] * 1e12
 
-    def ridge(self, precision: str) -> float:
-        """FLOP per byte of memory traffic above which arithmetic, not memory, is the limit (Williams et al., 2009)."""
-        return self.peak(precision) / (self.memory_gbs * 1e9)
-
 
 NVLINK, FABRIC, HOST = "NVLink", "Infinity Fabric", "memory"
 # One way over 16 lanes, by generation; what is left after encoding is about 2% less.

@@ -77,12 +77,6 @@ def describes_node(text: str) -> bool:
     return bool(_INSIDE.search(text))
 
 
-def network_of(text: str, device: DeviceKind | None = None) -> float | None:
-    """GB/s of a node, one way, all rails together; None where the text says nothing. See `parse_network`."""
-    network = parse_network(text, device)
-    return None if network is None else network.gbs
-
-
 def _port(found: dict[str, str | None]) -> float:
     """GB/s of one port."""
     if "generation" in found and found["generation"] is not None:

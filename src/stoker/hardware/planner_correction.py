@@ -11,14 +11,14 @@ Model states are exact, and collectives are measured by `stoker plan --calibrate
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache_folder import cache_folder
+from stoker.files import replace_file
+from stoker.hardware.cache_folder import device_file
 
 FORMAT = 1
 COPIES = "checkpoint copies"
@@ -97,19 +97,13 @@ def fitted(
     )
 
 
-def correction_file(device: str, threads: int) -> Path:
-    """Where the corrections of a device are kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / "correction" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
-
-
 def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
     """What was learnt of the device, for each precision and tuning; nothing of another version of the planner.
 
     Raises:
         UserError: the file is damaged.
     """
-    path = correction_file(device, threads)
+    path = device_file("correction", device, threads)
     if not path.is_file():
         return ()
     try:
@@ -123,13 +117,11 @@ def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
 
 def keep(correction: Correction) -> Path:
     """Puts it in the place of what was known of its device, precision and tuning; says in which file."""
-    path = correction_file(correction.device, correction.threads)
+    path = device_file("correction", correction.device, correction.threads)
     others = [item for item in kept_corrections(correction.device, correction.threads) if not _alike(item, correction)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     items = [asdict(item) for item in (*others, correction)]
-    partial.write_text(json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n")
     return path
 
 
@@ -139,4 +131,4 @@ def _alike(one: Correction, other: Correction) -> bool:
 
 def forget(device: str, threads: int) -> None:
     """Drops what was learnt of a device: it corrects predictions that nobody makes once the device is measured anew."""
-    correction_file(device, threads).unlink(missing_ok=True)
+    device_file("correction", device, threads).unlink(missing_ok=True)
