@@ -12,7 +12,8 @@ from tokenised import sequences_of
 
 from stoker.data.row_batch import Span
 from stoker.data.rows import Raw
-from stoker.data.tokenise import RowSettings, TextCodec, fit, tokenise
+from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.trained_spans import fit
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:

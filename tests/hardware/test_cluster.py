@@ -130,7 +130,7 @@ def test_every_published_node_is_whole() -> None:
         ("8xH1O0", ["`H1O0` is no device of the catalogue; write H100"]),
         ("aws-p7", ["`aws-p7` is no cluster; write aws-p5"]),
         ("0xH100", ["has no devices"]),
-        ("11xH100", ["11 devices do not stand in equal nodes of up to 8; write 8 or 16"]),
+        ("11xH100", ["11 devices cannot be divided into equal nodes of up to 8; write 8 or 16"]),
         ("absent.yaml", ["absent.yaml: there is no such file"]),
     ],
 )

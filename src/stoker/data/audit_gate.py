@@ -12,7 +12,8 @@ from stoker.data.ignored_fields import LOST_ANSWER
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
 from stoker.data.token_cache import ShardSummary, reason_kind
-from stoker.data.tokenise import JUDGED_BAD, NO_ROOM, TOO_LONG, TextCodec
+from stoker.data.tokenise import JUDGED_BAD, TextCodec
+from stoker.data.trained_spans import NO_ROOM, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob

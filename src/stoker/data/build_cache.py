@@ -1,4 +1,4 @@
-"""Building a token cache: all cores, a progress report, in the foreground or behind a running training."""
+"""Building a token cache on all cores, in the foreground or in the background of a training."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
 
 Report = Callable[[str, int, int, float | None], None]
-"""Called with (source, rows read, tokens written, share of the source read) as a build goes on; the share is None
-where it cannot be told before the end (compressed files, columns)."""
+"""Called with (source, rows read, tokens written, share of the source read) during a build; the share is None where it
+is unknown before the end (compressed files, columns)."""
 
 
 def find_format(source: Source, columns: Mapping[str, str]) -> str:
@@ -80,12 +80,12 @@ def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
 
 
 def _nothing() -> None:
-    """The first work of a process: when it is done, the process has started and has its tokenizer."""
+    """The first work of a process: when done, the process has started and built its tokenizer."""
     _worker_codec.encoder.encode([" "], [()])
 
 
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
-    """Rows in groups that hang on nothing but the rows: shards end where a group ends."""
+    """Rows in groups that depend only on the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
     size = 0
     for row in rows:
@@ -107,7 +107,7 @@ def _size(row: Raw | Rejected) -> int:
 
 @dataclass
 class _Meter:
-    """How much of a source has been read: ``total`` bytes lie in it, None where they are not the rows' own."""
+    """The share of a source that has been read: ``total`` is its bytes, None where they are not the rows' own."""
 
     total: int | None
     read: int = 0
@@ -140,7 +140,7 @@ def _batches(
 ) -> Iterator[EncodedBatch]:
     """The source's batches in order, tokenised by this process and ``workers - 1`` others.
 
-    Where the build runs ``behind`` a training, this process only hands out the work.
+    Where the build runs ``behind`` a training, this process only distributes the work.
     """
     chunks = _chunks(islice(rows, skip, None))
     others = workers if behind else workers - 1
@@ -205,17 +205,17 @@ def _build(
             Problem(f"the token cache cannot be written: {error.strerror or error}", advice, file=str(folder))
         ) from error
     except BrokenExecutor as error:
-        message = f"{source.name}: a process that tokenised was killed, perhaps for want of memory"
-        raise RunFailed(Problem(message, "run the same command again: it goes on from there")) from error
+        message = f"{source.name}: a tokenising process was killed, perhaps for lack of memory"
+        raise RunFailed(Problem(message, "run the same command again: it continues from there")) from error
 
 
 def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
-    """Where the cache of a source lies."""
+    """The folder of a source's cache."""
     return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
 
 
 def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
-    """The cache of a source, built first where it is not there."""
+    """The cache of a source, built first where it is missing."""
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
         _build(folder, source, codec, settings, report=report)

@@ -74,5 +74,5 @@ def find_place(encoding: Encoding, place: int, length: int) -> tuple[int, bool]:
 
 def _begin(encoding: Encoding, token: int) -> int:
     span: tuple[int, int] | None = encoding.token_to_chars(token)
-    assert span is not None, "an encoding without added tokens stands for text throughout"
+    assert span is not None, "without added tokens, every token has a span"
     return span[0]

@@ -1,9 +1,8 @@
-"""A tokenizer with new tokens behind its old ones, learnt from texts on top of its own encoding.
+"""Extends a tokenizer by new tokens, learnt from texts on top of its own encoding.
 
-The texts are encoded as they always were, and new merges are learnt over the tokens that come out, within the words
-that the tokenizer itself cuts. They rank behind all old merges and make new tokens only, so old merges do what they
-did before any new one is looked at. New tokens hold letters of the learnt scripts alone (and the space before them):
-a text without such letters gets the ids that it always got.
+New merges are learnt over the tokens of the old encoding, within the tokenizer's own words. They rank after all old
+merges and make only new tokens, so the old merges apply first, as before. New tokens hold only letters of the learnt
+scripts (and the space before them): a text without such letters keeps its ids.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def refusal(definition: dict[str, Any]) -> str | None:
 
 
 def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
-    """Adds up to ``size`` tokens; fewer where no more pairs of tokens stand twice in the texts.
+    """Adds up to ``size`` tokens; fewer where no further pair of tokens occurs twice in the texts.
 
     Raises:
         UserError: this kind of tokenizer cannot be extended, or the texts hold no letters.
@@ -112,7 +111,7 @@ def scripts_to_learn(
     """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`.
 
     Args:
-        unknown: the id that stands for whole words that have no tokens.
+        unknown: the id of whole words that have no tokens.
     """
     letters: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -145,7 +144,7 @@ def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
     """Where each token begins and ends in the text, shape (ids, 2).
 
-    A Unigram tokenizer gives every byte of several unknown characters the place of them all.
+    A Unigram tokenizer gives each byte of several unknown characters the span of all of them.
     """
     places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     wide = places[:, 1] - places[:, 0] > 1
@@ -157,7 +156,7 @@ def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
         written = bytes(byte for byte in found if byte is not None)
         characters = written.decode(errors="ignore")
         start, end = places[first].tolist()
-        if len(written) == len(found) and len(characters) == end - start:  # else its normalizer writes others
+        if len(written) == len(found) and len(characters) == end - start:  # else its normalizer changed them
             lengths = [len(character.encode()) for character in characters]
             places[first:last, 0] = start + np.repeat(np.arange(end - start), lengths)
             places[first:last, 1] = places[first:last, 0] + 1
@@ -171,7 +170,7 @@ def _counted_runs(
     added: frozenset[int],
     bytes_by_id: Mapping[int, int],
 ) -> Counter[bytes]:
-    """How often each run of token ids (as the bytes of an int64 array) stands in the texts.
+    """The count of each run of token ids (as the bytes of an int64 array) in the texts.
 
     A run is within a word, and all of its tokens lie within letters of the scripts; it may begin with a space.
     """

@@ -1,4 +1,4 @@
-"""The turns of a conversation: from published spellings to `Message`, refusing what cannot be trained."""
+"""Parses the turns of a conversation into `Message`, refusing what cannot be trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 def parsed(value: Any) -> Any:
-    """`value`, or what it says where it is a string that holds a JSON array or object."""
+    """`value`, or its content where it is a string that holds a JSON array or object."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -68,7 +68,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(content: Any) -> tuple[str, dict[str, Any]]:
-    """The text of a turn's content, and what its other parts say: ``reasoning_content``, ``tool_calls``.
+    """The text of a turn's content, and its other parts as ``reasoning_content`` and ``tool_calls``.
 
     Parts are ``{"type": "text", "text": ...}``, or with the text under ``value``; likewise of the types
     reasoning, thinking and tool_call.
@@ -117,7 +117,7 @@ def role_messages(turns: Any, place: str) -> list[Message]:
     """Messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
 
     Args:
-        place: the column that they stand in, for the audit.
+        place: their column, for the audit.
 
     Raises:
         Refused: a role is unknown, a content is no text, a turn is empty where something must be said.
@@ -175,8 +175,8 @@ def _says_something(message: Message) -> bool:
 
 
 def _weight(extra: dict[str, Any], role: Role) -> bool:
-    """Whether a turn is trained, by its weight, which is taken out of `extra`. Of other turns than the
-    assistant's, weights other than 0 stay there: they have no effect.
+    """Whether a turn is trained, by its weight, which is removed from `extra`. Weights other than 0 of turns that are
+    not the assistant's stay there: they have no effect.
     """
     trained = True
     for name in WEIGHTS:

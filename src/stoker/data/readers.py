@@ -1,10 +1,10 @@
-"""Reading files row by row, in constant memory, and going on after every row that is broken.
+"""Reads files row by row, in constant memory, and continues after broken rows.
 
-`read_rows` runs in the main process and does as little as it can: of JSON lines it yields the bytes of each
-line. `decode` turns them into values and is meant for the worker processes. What is one row:
+`read_rows` runs in the main process and does little: it yields the bytes of each JSON line. `decode` turns them into
+values, in the worker processes. One row is:
 
 - JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are no rows.
-- JSON (.json): an item of the array; an object that holds one array of objects stands for that array.
+- JSON (.json): an item of the array; an object that holds one array of objects counts as that array.
 - CSV (.csv, .tsv): a record under the header; an empty line is no row.
 - Parquet (.parquet): a row of the table.
 - Text (.txt, .md): the whole file, one document. A file larger than `DOCUMENT` is a collection and comes in
@@ -57,7 +57,7 @@ def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
     """The rows of one file in their order, broken ones as `Rejected` in their place.
 
     Args:
-        start: how many rows, broken ones included, to pass over.
+        start: how many rows, broken ones included, to skip.
 
     Raises:
         UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
@@ -77,7 +77,7 @@ def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
 
 
 def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
-    """A row's value: an object from JSON lines, a string from text, columns as they are; else why not."""
+    """A row's value: an object from JSON lines, a string from text, columns as they are; or why there is none."""
     if isinstance(raw.value, dict):
         return raw.value
     try:

@@ -1,4 +1,4 @@
-"""A chunk of rows as tokens, in columns: few large arrays travel between processes faster than many."""
+"""A chunk of rows as tokens, in columns: processes exchange a few large arrays faster than many small ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Span = tuple[int, int]
 
 @dataclass
 class EncodedBatch:
-    """What a chunk of rows became.
+    """A tokenised chunk of rows.
 
     Attributes:
         rows_in: rows read.
@@ -43,8 +43,8 @@ class EncodedBatch:
         rows_cut, rows_split: rows that lost tokens, rows that became several sequences.
         ignored: fields with content that do not reach the text -> rows.
         turns_untrained: the assistant's turns whose weight is 0.
-        longest: tokens of the longest row, of those too that gave no sequence.
-        special_tokens: those that are written inside of content.
+        longest: tokens of the longest row, dropped ones included.
+        special_tokens: how many are written in content.
     """
 
     rows_in: int = 0
@@ -81,7 +81,7 @@ class Columns:
         continues: bool,
         exact: bool,
     ) -> None:
-        """One sequence: its ids, the spans of its trained tokens, and (file, row) where it stands."""
+        """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row)."""
         start = len(self._ids)
         self._ids.extend(ids)
         trained = 0

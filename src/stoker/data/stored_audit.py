@@ -17,7 +17,7 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed
 from stoker.job.load_job import LoadedJob
 
-# What of a job decides its audit, beside the tokens.
+# The blocks of a job that its audit depends on, beside the tokens.
 _DECIDES = {"task", "data", "evaluate", "mix", "seed", "steps", "epochs", "train"}
 
 

@@ -1,4 +1,4 @@
-"""The scripts that texts are written in, and which of them a tokenizer has still to learn."""
+"""The scripts of texts, and those that a tokenizer cuts poorly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def codes_of(text: str) -> np.ndarray:
 
 
 class Letters:
-    """Letters of some scripts, as a table over all characters that have been asked for."""
+    """Membership of characters in scripts, as a table filled on demand."""
 
     def __init__(self, scripts: frozenset[str]) -> None:
         self.scripts = scripts

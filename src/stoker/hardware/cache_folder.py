@@ -1,4 +1,4 @@
-"""Where this machine keeps what can be made again."""
+"""The folder of this machine's caches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cache_folder() -> Path:
     """$STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker.
 
     Raises:
-        RunFailed: there is none of them.
+        RunFailed: none of them exists.
     """
     if own := os.environ.get("STOKER_CACHE"):
         return Path(own).expanduser()

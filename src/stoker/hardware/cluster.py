@@ -1,4 +1,4 @@
-"""A cluster: which devices, how many, how they are joined, what they cost, how often they fail."""
+"""A cluster: its devices, their number and links, cost and failures."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Cluster:
         host_cores: its cores.
         price_per_hour: of a node; None where unknown.
         failures_per_gpu_hour: interruptions of the run per device and hour.
-        recovery_s: seconds from an interruption until training goes on from the checkpoint.
+        recovery_s: seconds from an interruption until training continues from the checkpoint.
         storage_gbs: GB/s that each node writes checkpoints with, all of them at once.
-        name: what it was called when it was asked for.
-        calibration: what was measured on its devices; None where nothing was.
-        corrections: what finished runs showed of predictions for its devices.
+        name: as it was requested.
+        calibration: measurements of its devices; None without.
+        corrections: of predictions for its devices, learnt from finished runs.
         notes: what was assumed, in sentences for the user.
     """
 
@@ -79,7 +79,7 @@ class Cluster:
 
     @property
     def total_price_per_hour(self) -> float | None:
-        """Of all nodes; None where unknown."""
+        """The price of all nodes; None where unknown."""
         return None if self.price_per_hour is None else self.price_per_hour * self.nodes
 
     @property
@@ -88,7 +88,7 @@ class Cluster:
         return math.exp(-self.failures_per_gpu_hour * HOURS_PER_MONTH)
 
     def correction(self, precision: str, tuning: str) -> Correction | None:
-        """Of predictions for such runs; None where no finished run was learnt from."""
+        """The correction of predictions for such runs; None where there is none."""
         alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
         return next(alike, None)
 
@@ -124,7 +124,7 @@ def cluster_of(
     network: str | Network | None = None,
     like: NodeType | None = None,
 ) -> Cluster:
-    """A cluster of a device; what is not given is as in the node that stands for it.
+    """A cluster of a device; what is not given is taken from its reference node.
 
     Args:
         gpus: devices in all, instead of ``nodes``: as few equal nodes as hold them, none more than half empty.
@@ -179,5 +179,5 @@ def _equal_nodes(gpus: int, largest: int) -> tuple[int, int]:
         if gpus % nodes == 0 and (nodes == 1 or 2 * gpus // nodes >= largest):
             return nodes, gpus // nodes
     full = gpus // largest * largest
-    message = f"{gpus} devices do not stand in equal nodes of up to {largest}"
+    message = f"{gpus} devices cannot be divided into equal nodes of up to {largest}"
     raise UserError(Problem(message, f"write {full} or {full + largest}"))
