@@ -79,11 +79,6 @@ def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
     return tokenise(chunk, _worker_codec, _worker_settings)
 
 
-def _nothing() -> None:
-    """The first work of a process: when done, the process has started and built its tokenizer."""
-    _worker_codec.encoder.encode([" "], [()])
-
-
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
     """Rows in groups that depend only on the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
@@ -129,38 +124,20 @@ def _holds_its_rows(source: Source) -> bool:
 
 
 def _batches(
-    source: Source,
-    rows: Iterator[Raw | Rejected],
-    skip: int,
-    codec: TextCodec,
-    settings: RowSettings,
-    workers: int,
-    *,
-    behind: bool = False,
+    source: Source, rows: Iterator[Raw | Rejected], codec: TextCodec, settings: RowSettings, workers: int
 ) -> Iterator[EncodedBatch]:
-    """The source's batches in order, tokenised by this process and ``workers - 1`` others.
-
-    Where the build runs ``behind`` a training, this process only distributes the work.
-    """
-    chunks = _chunks(islice(rows, skip, None))
-    others = workers if behind else workers - 1
+    """The batches of rows in order, tokenised by ``workers`` processes, or by this one where the source is small."""
+    chunks = _chunks(rows)
     if workers == 1 or source.size_bytes < SMALL:
         for chunk in chunks:
             yield tokenise(chunk, codec, settings)
         return
-    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
         waiting: deque[Future[EncodedBatch]] = deque()
-        started = [pool.submit(_nothing) for _ in range(others)]
         try:
             for chunk in chunks:
-                ready = behind or any(future.done() for future in started)
-                if ready and (behind or sum(not future.done() for future in waiting) < 2 * others):
-                    waiting.append(pool.submit(_work, chunk))
-                else:
-                    waiting.append(Future())
-                    waiting[-1].set_result(tokenise(chunk, codec, settings))
-                # Memory has a bound; this process waits for the others only when it is reached.
-                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):
+                waiting.append(pool.submit(_work, chunk))
+                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):  # bounds the memory
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -187,9 +164,8 @@ def _build(
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
             writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
             meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
-            rows = meter.count(source.rows())
-            cores = available_cores()
-            for batch in _batches(source, rows, read, codec, settings, cores, behind=stop is not None):
+            rows = islice(meter.count(source.rows()), read, None)
+            for batch in _batches(source, rows, codec, settings, available_cores()):
                 if stop is not None and stop.is_set():
                     return
                 writer.add(batch)

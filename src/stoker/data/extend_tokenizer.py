@@ -22,7 +22,7 @@ from stoker.data.encode import unbounded, without_post_processor
 from stoker.data.merge_symbols import Numbered, old_ids
 from stoker.data.token_bytes import Kind, byte_of, ids_of, kind_of
 from stoker.data.wordpiece import inside_of, missing_inside, unknown_of, unknown_words
-from stoker.data.writing_systems import Letters, codes_of, script_of, to_learn
+from stoker.data.writing_systems import are_letters, codes_of, script_of, to_learn
 from stoker.errors import Problem, UserError
 
 LOOKED_AT = 1 << 21  # characters from which the scripts are found
@@ -85,15 +85,14 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     if not scripts:
         raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
     added = frozenset(token["id"] for token in content["added_tokens"])
-    letters = Letters(scripts)
-    runs = _counted_runs(tokenizer, texts, letters, added, bytes_by_id)
+    runs = _counted_runs(tokenizer, texts, scripts, added, bytes_by_id)
     numbered = Numbered(content, kind)
     counted = [(numbered.run(run), count) for run, count in runs.items()]
     single: list[str] = []
     if inside:
-        single = missing_inside(content["model"], letters) if kind == "fallback" else []
+        single = missing_inside(content["model"], scripts) if kind == "fallback" else []
         numbered.learn(single)
-        words = unknown_words(tokenizer, texts, letters, content["model"])
+        words = unknown_words(tokenizer, texts, scripts, content["model"])
         counted += [(numbered.word(word), count) for word, count in words.items()]
     taken = {*ids, *single, *(token["content"] for token in content["added_tokens"])}
     numbers, counts = [run for run, _ in counted], [count for _, count in counted]
@@ -166,7 +165,7 @@ def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
 def _counted_runs(
     tokenizer: Tokenizer,
     texts: Iterable[str],
-    letters: Letters,
+    scripts: frozenset[str],
     added: frozenset[int],
     bytes_by_id: Mapping[int, int],
 ) -> Counter[bytes]:
@@ -177,19 +176,19 @@ def _counted_runs(
     counted: Counter[bytes] = Counter()
     for batch in _batches(texts, AT_ONCE):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-            counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), letters, added))
+            counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), scripts, added))
     return counted
 
 
 def _runs(
-    text: str, encoding: Encoding, places: np.ndarray, letters: Letters, added: frozenset[int]
+    text: str, encoding: Encoding, places: np.ndarray, scripts: frozenset[str], added: frozenset[int]
 ) -> Iterator[bytes]:
     ids = np.array(encoding.ids, dtype=np.int64)
     if not len(ids):
         return
     words = np.array(encoding.word_ids, dtype=np.float64)  # NaN for tokens of no word
     codes = codes_of(text)
-    inside = letters.among(codes)
+    inside = are_letters(codes, scripts)
     space = codes == ord(" ")
     inside[:-1] |= space[:-1] & inside[1:]
     outside_before = np.concatenate(([0], np.cumsum(~inside)))

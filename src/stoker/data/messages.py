@@ -58,7 +58,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, bool | int | float):
         return json.dumps(content)
     if not isinstance(content, str):
-        raise Refused(f"content is not text: {_kind(content)}")
+        raise Refused(f"content is not text: {kind_of_json(content)}")
     if not content.isascii():
         try:
             content.encode("utf-8")
@@ -83,7 +83,7 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for part in content:
         if not isinstance(part, dict):
-            raise Refused(f"content is not text: {_kind(part)}")
+            raise Refused(f"content is not text: {kind_of_json(part)}")
         kind = str(part.get("type", "text"))
         said = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
         if kind in CALLS and said is not None:
@@ -132,13 +132,13 @@ def from_value_messages(turns: Any, place: str) -> list[Message]:
 
 def _messages(turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str) -> list[Message]:
     if not isinstance(turns, list):
-        raise Refused(f"not a list of messages: {_kind(turns)}")
+        raise Refused(f"not a list of messages: {kind_of_json(turns)}")
     if not turns:
         raise Refused("no messages")
     messages = []
     for turn in turns:
         if not isinstance(turn, dict):
-            raise Refused(f"not a message: {_kind(turn)}")
+            raise Refused(f"not a message: {kind_of_json(turn)}")
         if speaker not in turn:
             raise Refused(f"message without {speaker}")
         name = turn[speaker]
@@ -227,6 +227,7 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _kind(value: Any) -> str:
+def kind_of_json(value: Any) -> str:
+    """What kind of JSON value it is, for messages."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,10 +28,6 @@ class Drawn:
     tokens: int
     share: float
     epochs: float
-
-    def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
-        return asdict(self)
 
 
 def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:

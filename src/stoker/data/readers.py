@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.byte_streams import BOM, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.errors import Problem, UserError
@@ -118,8 +119,7 @@ def _too_much(error: Exception) -> str:
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     """Why a JSON value is no row, or None. Half a surrogate pair can be written in JSON only by escapes."""
     if not isinstance(value, dict):
-        kinds = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-        return f"not an object: {kinds.get(type(value), 'a number')}"
+        return f"not an object: {kind_of_json(value)}"
     if has_escapes:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -69,43 +69,21 @@ class StepMetrics:
     effective: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The paths of a run, and how they are written."""
 
     path: Path
 
-    @property
-    def job(self) -> Path:
-        return self.path / "job.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def repeated(self) -> Path:
-        return self.path / "repeated.jsonl"
-
-    @property
-    def chaos(self) -> Path:
-        return self.path / "chaos"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def __post_init__(self) -> None:
+        self.job = self.path / "job.yaml"
+        self.environment = self.path / "environment.json"
+        self.plan = self.path / "plan.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.repeated = self.path / "repeated.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.chaos = self.path / "chaos"
+        self.checkpoints = self.path / "checkpoints"
 
     @contextmanager
     def take(self) -> Iterator[bool]:
