@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from transformers import LlamaConfig
 
 from stoker.cli.main import main
 from stoker.job.load_job import load_job
+from stoker.launch.first_failure import RankFailed
 from stoker.verify.difference import Computed, Difference
 from stoker.verify.layout_cases import Cell
 from stoker.verify.plain_run import run_plain
@@ -26,11 +28,13 @@ from stoker.verify.verify_run import Trace
 DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff", "max_evaluation_diff"}
 CHECKS = [
     "plain loop",
+    "packing",
     "by steps",
     "replicas",
     "from memory",
     "its checkpoint in one process",
     "one process' checkpoint",
+    "not finite",
 ]
 
 
@@ -164,6 +168,42 @@ def test_what_a_plain_loop_computes_otherwise_fails(twin: Twin) -> None:
     assert verdict.as_json()["checks"]["plain loop"]["passed"] is False
 
 
+def failed(twin: Twin, **values: Any) -> dict[str, str]:
+    """The reasons of the checks that fail where each run gives other values."""
+    run = replace(computed(), **values)
+    checks = Verifier(twin, pool_of(lambda _: run, run)).verdict(Cell("", {"data": 2})).checks
+    return {check.name: check.reason for check in checks if check.passed is False}
+
+
+def test_rows_that_are_padded_where_they_could_be_packed_fail(twin: Twin) -> None:
+    assert "packing" not in failed(twin, packed=True) | failed(twin, packed=None)
+    assert "do not give what the model gives" in failed(twin, packed=False)["packing"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "reason"),
+    [
+        ((2.0, 2.0, 2.0, 1.9), ""),
+        ((2.0, 1.9, 1.9, 1.8), "a step whose gradient is not finite on one process changes the model"),
+        ((2.0, 2.0, math.nan, math.nan), "a step whose loss is not finite on one process changes the model"),
+        ((2.0, 2.0, 2.0, 2.0), "nothing is trained after a step that is not finite"),
+    ],
+)
+def test_steps_that_are_not_finite_are_left_out(losses: tuple[float, ...], reason: str, twin: Twin) -> None:
+    numbers = {(step, "evaluation loss"): loss for step, loss in enumerate(losses)}
+    assert failed(twin, numbers=computed().numbers | numbers).get("not finite", "") == reason
+
+
+def test_processes_that_wait_for_each_other_are_named(twin: Twin) -> None:
+    def stuck(_: Trace) -> Trace:
+        raise RankFailed("rank 1: RuntimeError: Timed out waiting 20000ms for recv operation to complete")
+
+    verdict = Verifier(twin, pool_of(stuck, computed()), whole=False).verdict(Cell("", {"data": 2}))
+    assert verdict.passed is False
+    assert verdict.reason.startswith("its processes wait for each other: a collective did not end within 20 s (rank 1")
+
+
 def test_a_limit_lies_between_the_norms() -> None:
     assert between((1.0, 1.1, 4.4)) == pytest.approx((1.1 * 4.4) ** 0.5)
     assert between((3.0,)) == 1.5
+    assert 0 < between((0.0, 2.0)) < 2.0

@@ -16,8 +16,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.layout import Layout
 from stoker.launch.first_failure import RankFailed
 from stoker.launch.process_pool import Pool
+from stoker.parallel.mesh import Mesh
 
 pytestmark = pytest.mark.pool
 
@@ -51,6 +53,14 @@ def refuse(ranks: set[int], kind: type[UserError]) -> None:
     if dist.get_rank() in ranks:
         raise kind(Problem("too large", "write 2", file="job.yaml", line=3, column=1))
     dist.barrier()
+
+
+def left_waiting() -> None:
+    """Rank 1 comes too late to a collective of a mesh's group."""
+    group = Mesh(Layout(tensor=2), torch.device("cpu")).groups["tensor"]
+    if dist.get_rank():
+        time.sleep(2.5)
+    dist.all_reduce(torch.ones(1), group=group)
 
 
 def stumble(rank: int) -> None:
@@ -124,6 +134,11 @@ def test_a_rank_that_hangs_is_replaced() -> None:
             pool.run(hang, 1, timeout=1)
         after = pool.run(process_id)
         assert after[0] == before[0] and after[1] != before[1]
+
+
+def test_a_group_of_a_mesh_waits_as_long_as_the_call_says(pool: Pool) -> None:
+    with pytest.raises(RankFailed, match=r"^rank 0: RuntimeError: .*Timed out waiting"):
+        pool.run(left_waiting, world=2, timeout=60, wait=1)
 
 
 def test_a_rank_that_is_killed_is_named_and_replaced(pool: Pool) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
-from stoker.parallel.batch_norm import synchronise_batch_norms
+from stoker.parallel.batch_norm import synchronise_batch_norms, uncounted
 
 SHARES = (5, 2, 3)  # samples of each process
 
@@ -34,6 +36,24 @@ def on_a_rank(momentum: float | None, x: Tensor) -> tuple[Tensor, Tensor, dict[s
     model = network(momentum)
     assert synchronise_batch_norms(model, dist.group.WORLD) == 2
     return passes(model, x.split(SHARES)[dist.get_rank()])
+
+
+def with_an_idle_rank(momentum: float | None, x: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    model, idle = network(momentum), dist.get_rank() == 1
+    synchronise_batch_norms(model, dist.group.WORLD)
+    with uncounted() if idle else nullcontext():
+        out, gradient, buffers = passes(model, torch.ones_like(x[:1]) if idle else x)
+    return (out[:0], gradient[:0], buffers) if idle else (out, gradient, buffers)
+
+
+def test_the_sample_of_an_idle_process_is_not_counted(pool: Pool) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+    out, _, buffers = passes(network(0.1), x)
+    ranks = pool.run(with_an_idle_rank, 0.1, x, world=2)
+    torch.testing.assert_close(ranks[0][0], out, rtol=1e-10, atol=1e-10)
+    for _, _, own in ranks:
+        torch.testing.assert_close(own, buffers, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])

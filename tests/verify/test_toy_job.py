@@ -74,7 +74,7 @@ def test_documents_are_as_uneven_as_they_come(task: str, tmp_path: Path) -> None
     documents = [d.row for i in range(corpus.sequences.total(1)) for d in corpus.sequences[i]]
     lengths = [len(row.ids) for row in documents]
     trained = [int(row.trained[1:].sum()) for row in documents]
-    assert min(lengths) <= 3 and max(lengths) == SEQ_LEN > 4 * WINDOW
+    assert min(lengths) <= 4 and max(lengths) == SEQ_LEN > 4 * WINDOW
     assert min(trained) == 1 and max(trained) > 8
     assert (sum(trained) == sum(lengths) - len(lengths)) == (task == "pretrain")
 
@@ -142,9 +142,9 @@ def test_a_twin_trains_as_its_job_does(tmp_path: Path) -> None:
     cell = Cell("", {}, accumulation=3)
     job = load_job(twin.job_file(cell, Variant(by_steps=True))).job
     train = job.train
-    assert (job.task, job.seed, job.steps) == ("pretrain", 3, 5)
+    assert (job.task, job.seed, job.steps) == ("pretrain", 3, 8)
     assert (train.optimizer, train.beta1, train.weight_decay) == ("sgd", 0.8, 0.3)
-    assert (train.schedule, train.min_lr, train.warmup) == ("wsd", 0.25, 0.4)
+    assert (train.schedule, train.min_lr, train.warmup) == ("wsd", 0.25, 0.25)
     assert (train.clip, train.pack, train.accumulation, train.batch) == (0.0, True, 3, 6)
     assert (job.tune.method, job.tune.targets, job.tune.rslora, job.tune.dropout) == ("lora", ["q_proj"], True, 0.0)
     assert job.tune.alpha == job.tune.rank / 2  # as 32 is half of 64
@@ -184,9 +184,9 @@ def test_the_last_batch_is_short_and_an_epoch_ends_within_the_run(
     assert total == sum(twin.samples(cell)) and 0 < total % batch <= batch // 2
     assert pack or batch < corpus.sequences.total(1) < total - batch
 
-    rows = read(str(twin.rows(cell)), CHARACTERS, END_ID, text.seq_len)
+    sources = [read(str(path), CHARACTERS, END_ID, text.seq_len) for path in twin.rows(cell)]
     capacity = text.seq_len if pack else None
-    batches = batches_of(rows, twin.samples(cell), seed=loaded.job.seed, capacity=capacity)
+    batches = batches_of(sources, twin.samples(cell), seed=loaded.job.seed, capacity=capacity)
     taken = [document.row for index in range(total) for document in corpus.sequences[index]]
     expected = [row for step in batches for sample in step for row in sample]
     assert len(taken) == len(expected)
@@ -203,7 +203,7 @@ def test_every_pass_of_a_step_is_there(tmp_path: Path) -> None:
     cell = planned(load_job(path))
     assert cell.batch == {"batch": 120, "micro_batch": 1, "accumulation": 60}
     twin = twin_of(tmp_path)
-    assert (twin.steps(cell), twin.seq_len(cell)) == (3, 32)  # fewer steps
+    assert (twin.steps(cell), twin.seq_len(cell)) == (3, SEQ_LEN)  # fewer steps
     assert (twin.steps(Cell("", {})), twin.seq_len(Cell("", {}, accumulation=200))) == (5, 16)  # shorter rows
 
 
@@ -246,16 +246,16 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("family", "text", "limit"),
     [
-        ("llama", "task: sft", 30.0),
-        ("gpt2", "task: pretrain\ntrain: {weight_decay: 0.3, schedule: wsd, min_lr: 0.2}", 3.0),
+        ("llama", "task: sft", 15.0),
+        ("gpt2", "task: pretrain\ntrain: {weight_decay: 0.3, schedule: wsd, min_lr: 0.2}", 2.0),
         ("qwen3", "task: sft\ntune: {method: lora, rslora: true, loraplus_ratio: 8}\ntrain: {schedule: linear}", 10.0),
         ("llama", "task: sft\ntrain: {optimizer: sgd, pack: true, clip: 0}", 0.0),
-        ("llama", "task: sft\ntune: {method: lora, dora: true, modules_to_save: [lm_head]}", 8.0),
-        ("llama", "task: sft\ntrain: {optimizer: adafactor, warmup: 0, schedule: constant}", 30.0),
+        ("llama", "task: sft\ntune: {method: lora, dora: true, modules_to_save: [lm_head]}", 4.0),
+        ("llama", "task: sft\ntrain: {optimizer: adafactor, warmup: 0, schedule: constant}", 15.0),
         ("llama", "task: sft\ntune: prompt", 14.0),
-        ("llama", "task: sft\ntune: {method: p-tuning, encoder: lstm}", 20.0),
+        ("llama", "task: sft\ntune: {method: p-tuning, encoder: lstm}", 10.0),
         ("llama", "task: sft\ntune: prefix", 3.0),
-        ("llama", "task: sft\ntune: {method: p-tuning, deep: true}", 1.0),
+        ("llama", "task: sft\ntune: {method: p-tuning, deep: true}", 0.2),
         ("llama", "task: sft\ntune: {method: full, new_rows_first: 2}", 20.0),
     ],
 )

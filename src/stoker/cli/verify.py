@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the job's own layout (default), the matrix of all kinds, or a YAML list of `parallel:` blocks",
     )
     parser.add_argument(
-        "--steps", type=int, help="optimizer steps of each run (default: 5, or 3 where a step takes many rows)"
+        "--steps",
+        type=int,
+        help="optimizer steps of each run (default: 5, 8 with wsd, 3 where a step takes many rows)",
     )
     parser.add_argument("--fail-fast", action="store_true", help="look no further once something differs")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where it runs (default: cpu)")

@@ -1,9 +1,8 @@
-"""The folder of this machine's caches."""
+"""Where this machine keeps what can be made again."""
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 from stoker.errors import Problem, RunFailed
@@ -15,7 +14,7 @@ def cache_folder() -> Path:
     """$STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker.
 
     Raises:
-        RunFailed: none of them exists.
+        RunFailed: there is none of them.
     """
     if own := os.environ.get("STOKER_CACHE"):
         return Path(own).expanduser()
@@ -24,9 +23,3 @@ def cache_folder() -> Path:
         return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stoker"
     except RuntimeError as error:
         raise RunFailed(Problem("there is no home folder to keep a cache in", ADVICE)) from error
-
-
-def device_file(kind: str, device: str, threads: int) -> Path:
-    """The file that keeps what is known of a device; of a processor, with a number of threads."""
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / kind / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")

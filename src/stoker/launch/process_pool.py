@@ -44,6 +44,7 @@ class _Call:
     meet: str
     world: int
     timeout: float
+    wait: float
     paths: list[str]
     work: bytes
 
@@ -79,7 +80,12 @@ class Pool:
         self.close()
 
     def run(
-        self, function: Callable[..., Result], *arguments: Any, world: int | None = None, timeout: float = 120.0
+        self,
+        function: Callable[..., Result],
+        *arguments: Any,
+        world: int | None = None,
+        timeout: float = 120.0,
+        wait: float | None = None,
     ) -> list[Result]:
         """Calls ``function(*arguments)`` on the first ``world`` processes; gives each rank's result.
 
@@ -89,6 +95,7 @@ class Pool:
             function: importable by name in another process.
             arguments, results: are pickled.
             timeout: seconds.
+            wait: seconds that a rank waits for the others in one collective; by default ``timeout``.
 
         Raises:
             UserError: a rank raised one; of the same class, with the same message.
@@ -102,7 +109,7 @@ class Pool:
         self._calls += 1
         work = pickle.dumps((function, arguments))
         meet = f"{self._folder.name}/{self._calls}"
-        call = pickle.dumps(_Call(meet, world, timeout, sys.path, work))
+        call = pickle.dumps(_Call(meet, world, timeout, wait or timeout, sys.path, work))
         try:
             for rank in range(world):
                 self._workers[rank].connection.send_bytes(call)
@@ -210,7 +217,7 @@ def _answered(call: _Call, rank: int, device: torch.device) -> bytes:
         if call.world == 1:
             return pickle.dumps((function(*arguments),))
         store = dist.FileStore(call.meet, call.world)
-        with process_group(device, rank=rank, world=call.world, store=store, timeout=call.timeout):
+        with process_group(device, rank=rank, world=call.world, store=store, timeout=call.wait):
             return pickle.dumps((function(*arguments),))
     except BaseException as error:
         return pickle.dumps(failure_of(error, rank))

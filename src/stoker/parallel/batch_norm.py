@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from stoker.parallel.collectives import copy_to, sum_from
+
+_counted = [1.0]  # whether the samples of the pass at hand count, the innermost last
+
+
+@contextmanager
+def uncounted() -> Iterator[None]:
+    """Within it synchronised batch norms leave this process' samples out of their statistics."""
+    _counted.append(0.0)
+    try:
+        yield
+    finally:
+        _counted.pop()
 
 
 def synchronise_batch_norms(model: nn.Module, group: dist.ProcessGroup | None) -> int:
@@ -33,11 +47,11 @@ def _forward(norm: Any, group: dist.ProcessGroup, x: Tensor) -> Tensor:
     others = [dim for dim in range(x.dim()) if dim != 1]
     shape = [1, -1, *[1] * (x.dim() - 2)]
     kept = x.to(torch.promote_types(x.dtype, torch.float32))
-    count = torch.tensor(float(x.numel() // x.shape[1]), dtype=kept.dtype, device=x.device)
+    count = torch.tensor(_counted[-1] * (x.numel() // x.shape[1]), dtype=kept.dtype, device=x.device)
     dist.all_reduce(count, group=group)
-    mean_C = _total(kept.sum(others), group) / count
+    mean_C = _total(kept.sum(others) * _counted[-1], group) / count
     centred = kept - mean_C.view(shape)
-    variance_C = _total(centred.square().sum(others), group) / count
+    variance_C = _total(centred.square().sum(others) * _counted[-1], group) / count
     _remember(norm, mean_C.detach(), variance_C.detach() * count / (count - 1).clamp(min=1))
     out = centred * torch.rsqrt(variance_C + norm.eps).view(shape)
     if norm.affine:

@@ -62,9 +62,10 @@ class Mesh:
         """The group of this process' line; every process creates all groups, in the same order."""
         if lines.shape[1] == 1:
             return None
+        backend = dist.distributed_c10d._get_default_group()._get_backend(self.device)
         mine = None
         for ranks in lines.tolist():
-            group = dist.new_group(ranks, group_desc=axis)
+            group = dist.new_group(ranks, timeout=backend.options._timeout, group_desc=axis)
             mine = group if self.rank in ranks else mine
         return mine
 

@@ -1,12 +1,12 @@
-"""A run's folder in shared memory: its files outlive the processes of the run, but not the machine.
+"""A run's folder in shared memory: what its processes leave there outlives each of them, but not the machine.
 
-heart-<rank>        the heartbeat of a process
+heart-<rank>        a process' signs of life
 rank-<rank>/        its copies of the training state
-kept                where the copies are kept after the run's end: which run they belong to
+kept                where the copies are kept after the run's end: which run they are of
 again               where a launcher starts the processes again, and nobody holds the folder meanwhile
 
-A lock on the folder itself holds it. The lock ends with its process, in whatever way, and works across containers,
-where process ids differ.
+The folder is held by a lock on the folder itself. The lock ends with the process that holds it, however that ended,
+and it counts in other containers, where process ids mean other processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL = 0.02  # seconds
 
 
 def shared_folder(run: Path) -> Path:
-    """The folder in which the processes of a run on this machine share memory.
+    """Where the processes of a run on this machine share memory; the same path in all of them.
 
     Args:
         run: the run's folder. Another one at the same path, of another container, has another place.
@@ -51,7 +51,7 @@ def shared_folder(run: Path) -> Path:
 
 
 def has_folder(run: Path) -> bool:
-    """Whether a run has its folder in shared memory, made by this user and writable by no other."""
+    """Whether a run has its folder in shared memory: one that this user has made, and no other can write."""
     try:
         found = shared_folder(run).lstat()
     except FileNotFoundError:
@@ -67,11 +67,11 @@ class SharedFolder:
         self.lock: int | None = None
 
     def hold(self, *, beside: bool = False, patience: float = PATIENCE) -> None:
-        """Holds the folder, creating it where it is missing.
+        """Holds the folder, which is made where it is not there.
 
         Args:
-            beside: shared with others that also hold it so.
-            patience: seconds to wait for others; a clean-up of leftovers holds it for a moment.
+            beside: beside others that hold it so.
+            patience: seconds to wait for others; whoever removes what was left behind holds it for a moment.
 
         Raises:
             RunFailed: others hold it, or it belongs to another user.
@@ -92,7 +92,7 @@ class SharedFolder:
             raise RunFailed(f"{self.path} belongs to another user; remove it, or give another `output`")
 
     def keep(self) -> None:
-        """Creates the folder again where something has removed it."""
+        """Makes the folder again where something has removed it."""
         with suppress(FileNotFoundError):
             if self.lock is not None and self.path.stat().st_ino == os.fstat(self.lock).st_ino:
                 return
@@ -100,29 +100,29 @@ class SharedFolder:
         self.hold()
 
     def clear(self) -> None:
-        """Removes its content."""
+        """Removes what is in it."""
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def release(self) -> None:
-        """Releases the lock."""
+        """Holds it no more."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
     def remove(self) -> None:
-        """Removes the folder and releases the lock."""
+        """Removes it, and holds it no more."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.release()
 
 
 @contextmanager
 def shared_memory(run: Path) -> Iterator[SharedFolder]:
-    """Gives the run its folder in shared memory; the caller holds the run's own folder.
+    """Within it the run has its folder in shared memory; the caller holds the run's own folder.
 
-    It is empty at first and removed at the end. Where the run ends because the disk cannot be written, its copies are
-    kept for the same command to continue from. Leftovers of killed runs are removed: they would take memory until the
-    machine restarts.
+    It is empty at first and removed at the end. But where the run ends because the disk cannot be written, the copies
+    in it are kept for the same command to go on from. What runs that were killed left behind is removed: it would take
+    memory until the machine starts again.
     """
     folder = SharedFolder(shared_folder(run))
     _sweep(folder.path.parent)
@@ -137,7 +137,7 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
 def shared_with_others(
     run: Path, *, clears: bool, removes: bool, again: bool, wait: Callable[[], object]
 ) -> Iterator[None]:
-    """Shares a run's folder in shared memory with other processes of a launcher.
+    """Within it this process shares a run's folder in shared memory with others that a launcher started.
 
     Args:
         clears: whether this process empties the folder before, unless it is kept.
@@ -162,7 +162,7 @@ def shared_with_others(
 
 @contextmanager
 def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: bool = False) -> Iterator[None]:
-    """Removes, keeps or releases the folder at the end, depending on how the body ended."""
+    """What becomes of the folder when what is done within has ended, well or not."""
     left = False
     try:
         yield
@@ -173,7 +173,7 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
         (folder.path / KEPT).write_text(_identity(run))
         raise DiskFailed(
             f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
-            "same command continues from there"
+            "same command goes on from there"
         ) from error
     except BaseException:
         left = again or is_kept(run)
@@ -186,14 +186,14 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
 
 
 def is_kept(run: Path) -> bool:
-    """Whether a run's shared memory holds a state that could not be written to the disk."""
+    """Whether a run's shared memory has a state of it that could not be written to the disk."""
     with suppress(OSError):
         return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
     return False
 
 
 def _newest(folder: Path) -> int | None:
-    """The newest step with copies; None where there are none."""
+    """The newest step that there are copies of; None where there are none."""
     steps = []
     for header in folder.glob("rank-*/slot-?.json"):
         with suppress(OSError, ValueError):
@@ -202,7 +202,7 @@ def _newest(folder: Path) -> int | None:
 
 
 def _identity(run: Path) -> str:
-    """The digest of the run's first event, which differs for another run in the same folder."""
+    """The run's first event: another run in the same folder begins with another one."""
     with (run / "events.jsonl").open("rb") as file:
         return hashlib.sha256(file.readline()).hexdigest()
 

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss
+from stoker.parallel.batch_norm import uncounted
 from stoker.train.task import Part, with_tensors
 
 EVALUATION_SAMPLES = 256  # of a held-out forward pass
@@ -79,7 +80,7 @@ class ModuleTask:
         return values.to(dtype=self.dtype if values.is_floating_point() else None)
 
     def around(self, part: Part) -> AbstractContextManager[None]:
-        return nullcontext()
+        return nullcontext() if part.targets else uncounted()
 
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, tuple)

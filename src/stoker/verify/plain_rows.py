@@ -18,14 +18,18 @@ WINDOW = 1024  # draws that are packed together
 M64 = 2**64 - 1
 
 
-def batches_of(rows: Sequence[Row], sizes: Sequence[int], *, seed: int, capacity: int | None) -> list[list[list[Row]]]:
+def batches_of(
+    sources: Sequence[Sequence[Row]], sizes: Sequence[int], *, seed: int, capacity: int | None
+) -> list[list[list[Row]]]:
     """The rows of each sample of each step.
 
     Args:
+        sources: the rows of each.
         sizes: samples of each step.
         capacity: tokens of a packed sample; None where a sample is one row.
     """
-    slots = order(len(rows), seed)
+    rows = [row for source in sources for row in source]
+    slots = order([len(source) for source in sources], seed)
     samples = ([slot] for slot in slots) if capacity is None else packed(rows, slots, seed, capacity)
     return [[[rows[i] for i in sample] for sample in islice(samples, size)] for size in sizes]
 
@@ -48,11 +52,17 @@ def read(path: str, tokens: Mapping[str, int], end: int, seq_len: int) -> list[R
     return rows
 
 
-def order(size: int, seed: int) -> Iterator[int]:
-    """Every row once an epoch, shuffled twice: the slots of the epoch, and the rows of the source."""
+def order(sizes: Sequence[int], seed: int) -> Iterator[int]:
+    """Every row once an epoch, shuffled twice: the slots of the epoch, and the rows of each source.
+
+    Args:
+        sizes: rows of each source; they are numbered one source after the other.
+    """
+    starts = [sum(sizes[:n]) for n in range(len(sizes))]
     for epoch in count():
-        source = shuffle(size, key(key(seed, 2, 0), epoch))
-        yield from (source[slot] for slot in shuffle(size, key(seed, 1, epoch)))
+        shuffled = [shuffle(size, key(key(seed, 2, n), epoch)) for n, size in enumerate(sizes)]
+        rows = [start + row for start, source in zip(starts, shuffled, strict=True) for row in source]
+        yield from (rows[slot] for slot in shuffle(len(rows), key(seed, 1, epoch)))
 
 
 def packed(rows: Sequence[Row], slots: Iterator[int], seed: int, capacity: int) -> Iterator[list[int]]:

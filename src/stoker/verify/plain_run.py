@@ -29,12 +29,12 @@ class PlainJob:
     """What a process needs to run the plain loop.
 
     Attributes:
-        rows, held_out: files.
+        rows, held_out: files; of ``rows`` one a source.
         sizes: samples of each step.
     """
 
     setting: plain_loop.PlainSetting
-    rows: str
+    rows: Sequence[str]
     held_out: str
     sizes: Sequence[int]
     seed: int
@@ -87,7 +87,9 @@ def plain_job(twin: Twin, cell: Cell, job: ResolvedJob, reference: Trace) -> Pla
         len(reference.first[_embedding(twin)]) if tune.new_rows_first else 0,
         tune.new_rows_first,
     )
-    return PlainJob(setting, str(twin.rows(cell)), str(twin.held_out(cell)), twin.samples(cell), job.seed)
+    return PlainJob(
+        setting, [str(path) for path in twin.rows(cell)], str(twin.held_out(cell)), twin.samples(cell), job.seed
+    )
 
 
 def _embedding(twin: Twin) -> str:
@@ -132,8 +134,8 @@ def run_plain(given: PlainJob) -> Computed:
     """What the plain loop computes, in float64."""
     tqdm.set_lock(RLock())  # else it makes a semaphore, which a process that is killed leaves behind
     setting, length = given.setting, given.setting.train.seq_len
-    rows, held_out = (read(path, CHARACTERS, END_ID, length) for path in (given.rows, given.held_out))
+    *sources, held_out = (read(path, CHARACTERS, END_ID, length) for path in (*given.rows, given.held_out))
     capacity = length if setting.train.pack else None
-    batches = batches_of(rows, given.sizes, seed=given.seed, capacity=capacity)
+    batches = batches_of(sources, given.sizes, seed=given.seed, capacity=capacity)
     with in_float64():
         return Computed(*plain_loop.train(setting, batches, held_out))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
 
+from stoker.data.pack import best_fit
 from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
@@ -24,13 +26,14 @@ from stoker.job.tokenizer_extension import Extension
 from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import WIDTH, config_of, heads_of, shrunk
-from stoker.verify.toy_rows import END_ID, KNOWN, TOKENS, rows_for, tokenizer, write_rows
+from stoker.verify.toy_rows import END_ID, KNOWN, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
-SEQ_LEN = 32  # tokens
+SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.engine.LENGTHS`
 SHORT = 16  # tokens, where a run takes many rows
 MANY = 400  # rows
 STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
-HELD_OUT = 11  # rows
+DECAY_STEPS = 8  # of the schedule `wsd`, which decays in the last one
+EVALUATION_TOKENS, EVALUATION_PASSES = 48, 7  # the passes divide by few numbers of processes
 LR, EPS = 5e-3, 1e-6
 WARMUP = 2  # steps
 RANK = 4
@@ -39,6 +42,7 @@ LAYERS = "0,2-"  # where not all blocks have adapters
 WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
 MOST_WEIGHTS = 20_000_000
 NEW_ROWS_FIRST = 2  # steps
+FAULTY_STEPS = 3  # of a run whose first two are not finite
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,14 @@ class Variant:
         clip: largest gradient norm; 0 for none.
         by_steps: whether it is as long as ``steps`` says. By ``epochs`` its last batch is a short one.
         dropout: whether the job's dropout is at work.
+        faulty: whether its first two steps are not finite; one more step follows.
         parallel: keys that replace the layout's.
     """
 
     clip: float = 0.0
     by_steps: bool = False
     dropout: bool = False
+    faulty: bool = False
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -92,12 +98,15 @@ class Twin:
 
     def steps(self, cell: Cell) -> int:
         """Optimizer steps of each of its runs."""
-        return self.asked or (STEPS if cell.batch["batch"] * STEPS <= MANY else FEW_STEPS)
+        if self.asked or cell.batch["batch"] * STEPS > MANY:
+            return self.asked or FEW_STEPS
+        return DECAY_STEPS if self.base["train"]["schedule"] == "wsd" else STEPS
 
     def samples(self, cell: Cell) -> list[int]:
         """Samples of each step of a run by epochs. The last has fewer, so that some processes have none."""
         batch = cell.batch["batch"]
-        sizes = [batch] * (self.steps(cell) - 1) + [max(1, batch // 2 - 1)]
+        least = 1 if self.config is not None else min(2, batch)  # a batch norm takes no single sample
+        sizes = [batch] * (self.steps(cell) - 1) + [max(least, batch // 2 - 1)]
         if self.packs(cell) and sum(sizes) % 2 and batch > 2:  # packed, an epoch ends where a sequence does
             sizes[-1] += 1
         return sizes
@@ -112,7 +121,7 @@ class Twin:
 
     def seq_len(self, cell: Cell) -> int:
         """Tokens of the longest sequence."""
-        return SEQ_LEN if cell.batch["batch"] * self.steps(cell) <= MANY else SHORT
+        return SEQ_LEN if cell.batch["batch"] * min(STEPS, self.steps(cell)) <= MANY else SHORT
 
     def job_file(
         self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None, output: Path | None = None
@@ -128,7 +137,7 @@ class Twin:
         """
         steps, every = self.steps(cell), self.saves_at(cell)
         train = {"clip": variant.clip, **self.base["train"], **cell.train, **cell.batch}
-        warmup = min(WARMUP, steps - 1)
+        warmup = min(WARMUP, steps - 2 if steps > 2 else steps - 1)
         if train["warmup"]:  # as a fraction where the job has one
             train["warmup"] = warmup if isinstance(train["warmup"], int) else warmup / steps
         job: dict[str, Any] = {**self.base, "train": train, "evaluate": {"every": every}}
@@ -145,11 +154,13 @@ class Twin:
             model = self._model_for(beside or cell, dropout=variant.dropout)
             job["model"] = {"name": str(model), "tokenizer": str(self.folder / "tokenizer")}
             train["seq_len"] = self.seq_len(cell)
-            job["data"] = [self._source(self.rows(cell))]
+            job["data"] = [self._source(path) for path in self.rows(cell)]
             job["evaluate"]["data"] = [self._source(self.held_out(cell))]
             epoch = self._epoch(cell)
         assert epoch is not None
         length = {"steps": steps} if variant.by_steps else {"epochs": sum(sizes) / epoch}
+        if variant.faulty:
+            length, job["faults"], job["evaluate"]["every"] = {"steps": FAULTY_STEPS}, {"not_finite": "skip"}, 1
         if parallel := {**cell.parallel, **variant.parallel}:
             job["parallel"] = parallel
         number = len(list(self.folder.glob("job-*.yaml")))
@@ -158,20 +169,27 @@ class Twin:
         path.write_text("".join(f"{key}: {scalar(value)}\n" for key, value in (length | job).items()), encoding="utf-8")
         return path
 
-    def rows(self, cell: Cell) -> Path:
-        """The file that is trained on; an epoch of it ends within the run."""
+    def rows(self, cell: Cell) -> list[Path]:
+        """The files that are trained on, one a source; an epoch of them ends within the run."""
         seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
-        path = self.folder / f"rows-{epoch}-{seq_len}{'-packed' * packed}.jsonl"
-        if not path.exists():
-            write_rows(path, rows_for(epoch, self.base["seed"], seq_len, self.task, packed=packed))
-        return path
+        name = f"rows-{epoch}-{seq_len}{'-packed' * packed}"
+        if not (found := sorted(self.folder.glob(f"{name}.?.jsonl"))):
+            capacity = seq_len * (1 + self.task.pairs)
+            count = (lambda lengths: len(best_fit(lengths, capacity))) if packed else len
+            rows = rows_for(epoch, self.base["seed"], seq_len, self.task, count=count)
+            first = len(rows) // 3
+            for number, part in enumerate(part for part in (rows[:first], rows[first:]) if part):
+                found.append(self.folder / f"{name}.{number}.jsonl")
+                write_rows(found[-1], part)
+        return found
 
     def held_out(self, cell: Cell) -> Path:
         """The file that is evaluated on."""
         seq_len = self.seq_len(cell)
         path = self.folder / f"held-out-{seq_len}.jsonl"
         if not path.exists():
-            write_rows(path, rows_for(HELD_OUT, self.base["seed"] + 1, seq_len, self.task, packed=False))
+            count = partial(forward_passes, tokens=EVALUATION_TOKENS)
+            write_rows(path, rows_for(EVALUATION_PASSES, self.base["seed"] + 1, seq_len, self.task, count=count))
         return path
 
     def _epoch(self, cell: Cell) -> int:

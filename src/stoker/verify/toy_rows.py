@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stoker.data.pack import best_fit
 from stoker.job.task import TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser touches these
@@ -31,44 +31,55 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def rows_of(seed: int, seq_len: int, task: TaskSpec) -> Iterator[dict[str, str]]:
-    """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence."""
-    generator = np.random.default_rng(seed)
-    letters = list(CHARACTERS)
+    """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence.
 
-    def text(length: int) -> str:
-        return "".join(letters[i] for i in generator.integers(0, len(letters), length))
+    Answers use every letter before they use one again, so that each is a target.
+    """
+    generator = np.random.default_rng(seed)
+    prompts, answers = (_dealt(generator) for _ in range(2))
+
+    def text(length: int, letters: Iterator[str] = prompts) -> str:
+        return "".join(islice(letters, length))
 
     beginning = text(BEGINNING)
     number = 0
     while True:
         prompt = text(int(generator.integers(1, LONGEST_PROMPT)))
-        answer = text(int(generator.integers(1, LONGEST_ANSWER)))
+        answer = text(int(generator.integers(1, LONGEST_ANSWER)), answers)
         if number % 4 == 1:
             prompt = beginning
         if number % 8 == 3:  # cut behind the first token of the answer, or of the document
-            prompt, answer = (text(seq_len - 1), text(2)) if task.chat else (text(1), "")
+            prompt, answer = (text(seq_len - 1), text(2, answers)) if task.chat else (text(1), "")
         if number % 8 == 6:
-            prompt, answer = text(LONGEST_PROMPT), text(seq_len)
+            prompt, answer = text(LONGEST_PROMPT), text(seq_len, answers)
         if task.pairs:
-            yield {"prompt": prompt, "chosen": answer, "rejected": letters[0] + answer[::-1]}
+            yield {"prompt": prompt, "chosen": answer, "rejected": next(prompts) + answer[::-1]}
         else:
             yield {"prompt": prompt, "completion": answer} if task.chat else {"text": prompt + answer}
         number += 1
 
 
-def rows_for(samples: int, seed: int, seq_len: int, task: TaskSpec, *, packed: bool) -> list[dict[str, str]]:
-    """Rows that make so many samples, one each or several in one."""
+def _dealt(generator: np.random.Generator) -> Iterator[str]:
+    """All letters in a random order, then all in another."""
+    letters = list(CHARACTERS)
+    while True:
+        yield from (letters[i] for i in generator.permutation(len(letters)))
+
+
+def rows_for(
+    number: int, seed: int, seq_len: int, task: TaskSpec, *, count: Callable[[list[int]], int] = len
+) -> list[dict[str, str]]:
+    """As many rows as ``count`` takes for ``number`` units, given the lengths of their sequences."""
     rows: list[dict[str, str]] = []
     lengths: list[int] = []
     made = 0
-    capacity = seq_len * (1 + task.pairs)
     for row in rows_of(seed, seq_len, task):
         more = [*lengths, *lengths_of(row, seq_len)]
-        would = len(best_fit(more, capacity)) if packed else len(more)
-        if would <= samples:  # a long document makes two
+        would = count(more)
+        if would <= number:  # a long document makes two
             rows.append(row)
             lengths, made = more, would
-        if made == samples:
+        if made == number:
             return rows
     raise AssertionError("the rows have no end")
 
@@ -82,6 +93,14 @@ def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
         return [min(left, seq_len)]
     starts = range(0, max(1, left - 1), seq_len - 1)
     return [min(seq_len, left - start) for start in starts]
+
+
+def forward_passes(lengths: list[int], tokens: int) -> int:
+    """Forward passes of an evaluation: documents, the shortest first, of ``tokens`` together or one alone."""
+    passes, left = 0, 0
+    for length in sorted(lengths):
+        passes, left = (passes, left - length) if length <= left else (passes + 1, tokens - length)
+    return passes
 
 
 def write_rows(path: Path, rows: list[dict[str, str]]) -> None:

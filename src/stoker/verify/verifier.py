@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import time
@@ -25,13 +26,17 @@ from stoker.train.dropout_rng import problem_of
 from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.layout_cases import Cell, reference_of
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
-from stoker.verify.toy_job import Twin, Variant
+from stoker.verify.toy_job import FAULTY_STEPS, Twin, Variant
 from stoker.verify.verdict import Check, Verdict
 from stoker.verify.verify_run import Trace, trace
 
 OWN = "one process"
 BOUND = 1e-10  # in float64, of a model whose family states no other
 TIMEOUT = 300.0  # seconds of one run
+WAIT = 20.0  # seconds that a process waits for the others in a collective; on a busy machine ...
+WAITS = 10  # ... as many times what one process takes for the whole run
+SMALLEST = 1e-12  # gradient norm that a limit can lie above
+TIMED_OUT = "Timed out"  # what gloo says then
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,14 @@ class ReferenceRun:
     Attributes:
         path: of its job file.
         clip: largest gradient norm: some steps are above it and some below.
+        seconds: that it took.
         checks: of the run itself, as far as they have been made.
     """
 
     trace: Trace
     path: Path
     clip: float
+    seconds: float
     checks: dict[str, Check] = field(default_factory=dict)
 
 
@@ -68,6 +75,7 @@ class Verifier:
         self.twin, self.pool, self.whole, self.fail_fast = twin, pool, whole, fail_fast
         self.bound = bound if bound is not None else family.bound if family else BOUND
         self.references: dict[str, ReferenceRun] = {}
+        self._wait = WAIT
 
     def verdicts(self, cells: Iterable[Cell]) -> Iterator[Verdict]:
         """One after the other, as they come."""
@@ -94,7 +102,10 @@ class Verifier:
         try:
             verdict = self._verdict(cell, layout)
         except RankFailed as error:
-            return told(False, _words(error) + _cause(error))
+            said = _words(error) + _cause(error)
+            if TIMED_OUT in said:
+                said = f"its processes wait for each other: a collective did not end within {self._wait:.0f} s ({said})"
+            return told(False, said)
         except UserError as error:  # every rank's, whichever said it first
             return told(None, re.sub(r"^rank \d+: ", "", _words(error)))
         except TimeoutError as error:
@@ -103,6 +114,7 @@ class Verifier:
 
     def _verdict(self, cell: Cell, layout: Layout) -> Verdict:
         reference = self._reference(cell)
+        self._wait = max(WAIT, WAITS * reference.seconds)
         checks: list[Check] = []
         for check in self._checks(cell, layout, reference):
             checks.append(check)
@@ -119,6 +131,7 @@ class Verifier:
     def _checks(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Iterator[Check]:
         if self.whole:
             yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
+            yield self._packing(reference)
             yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
         path = self.twin.job_file(cell, Variant(clip=reference.clip))
         folder = _folder_of(path)
@@ -129,6 +142,8 @@ class Verifier:
             yield self._replicas(run)
             if self.whole:
                 yield from self._restarts(cell, layout, reference, folder)
+        if self.whole:
+            yield self._left_out(cell, layout)
         if self.whole and (self.twin.dropout or (self.twin.dropout is None and reference.trace.drops)):
             yield self._dropout(cell, layout, reference)
 
@@ -145,12 +160,14 @@ class Verifier:
         unclipped = self.twin.job_file(one, beside=cell)
         key = unclipped.read_text(encoding="utf-8").split("output:", maxsplit=1)[0]
         if key not in self.references:
+            begin = time.perf_counter()
             run, path, clip = self._run(unclipped, one, 1), unclipped, 0.0
+            seconds = time.perf_counter() - begin
             if self.twin.clips:
                 clip = between(run.grad_norms)
                 path = self.twin.job_file(one, Variant(clip=clip), beside=cell)
                 run = self._run(path, one, 1)
-            self.references[key] = ReferenceRun(run, path, clip)
+            self.references[key] = ReferenceRun(run, path, clip, seconds)
         return self.references[key]
 
     def _plain(self, cell: Cell, reference: ReferenceRun) -> Check:
@@ -163,6 +180,13 @@ class Verifier:
         return self._compared(
             "plain loop", compare(as_plain(job.tune, run), found, without=in_other_form(self.twin)), run
         )
+
+    def _packing(self, reference: ReferenceRun) -> Check:
+        """Where packed rows or the separate head do not give what the model gives, one process does without them."""
+        if reference.trace.packed is None:
+            return Check("packing", None, "its rows are padded")
+        reason = "" if reference.trace.packed else "packed rows or a head of its own do not give what the model gives"
+        return Check("packing", reference.trace.packed, reason)
 
     def _by_steps(self, cell: Cell, reference: ReferenceRun) -> Check:
         """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
@@ -227,6 +251,18 @@ class Verifier:
         again = self.twin.job_file(cell, variant)
         return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
 
+    def _left_out(self, cell: Cell, layout: Layout) -> Check:
+        """A step whose gradient or loss is not finite on one process changes nothing, and the next one trains."""
+        name, path = "not finite", self.twin.job_file(cell, Variant(faulty=True))
+        found = self._run(path, cell, layout.world, faulty=True)
+        before, *after = (found.numbers.get((step, "evaluation loss"), math.nan) for step in range(FAULTY_STEPS + 1))
+        for what, loss in zip(("gradient", "loss"), after, strict=False):
+            if not abs(loss - before) <= self.bound:
+                return Check(name, False, f"a step whose {what} is not finite on one process changes the model")
+        if not abs(after[-1] - before) > self.bound:
+            return Check(name, False, "nothing is trained after a step that is not finite")
+        return Check(name, True)
+
     def _compared(self, name: str, comparison: TraceComparison, run: Trace) -> Check:
         beyond = comparison.first_beyond(self.bound) or ""
         if beyond and run.batch_norm:
@@ -240,16 +276,17 @@ class Verifier:
         bound = [str(step) for step, norm in enumerate(norms, start=1) if norm > reference.clip]
         return (f"clipping at {reference.clip:.3g} binds in {len(bound)} of {len(norms)} steps",)
 
-    def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False) -> Trace:
+    def _run(self, path: Path, cell: Cell, world: int, *, dropout: bool = False, faulty: bool = False) -> Trace:
         last = self.twin.steps(cell)
-        found = self.pool.run(trace, str(path), self.pool.device, last, dropout, world=world, timeout=TIMEOUT)[0]
+        given = (str(path), self.pool.device, last, dropout, faulty)
+        found = self.pool.run(trace, *given, world=world, timeout=TIMEOUT, wait=self._wait)[0]
         assert found is not None
         return found
 
 
 def between(norms: tuple[float, ...]) -> float:
     """A limit that some of the norms are above and some below: in the middle of the widest gap."""
-    ordered = sorted(norms)
+    ordered = sorted(max(norm, SMALLEST) for norm in norms)
     if len(ordered) < 2:
         return ordered[0] / 2
     low, high = max(pairwise(ordered), key=lambda pair: pair[1] / pair[0])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
@@ -16,8 +18,12 @@ from stoker.checkpoint.collective import together
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import Where
+from stoker.data import sequences
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, load_job
+from stoker.models import chunked_head
+from stoker.models.families import family_of
+from stoker.models.virtual_tokens import has_prefix
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard_spec import Piece
@@ -28,10 +34,13 @@ from stoker.train.hooks import Hook
 from stoker.train.language_task import LanguageTask
 from stoker.train.prepare import prepare
 from stoker.train.run import start
+from stoker.train.task import Task
 from stoker.verify.difference import Computed, Difference, Key
 from stoker.verify.replicas import difference_of_replicas
+from stoker.verify.toy_job import EVALUATION_TOKENS
 
-EVALUATION_TOKENS = 48  # of a held-out forward pass of a twin, so that there are several
+BLOCK = 8  # samples that are looked up together
+CHUNK_BYTES = 4 * 520  # of logits that are computed together: of 3 positions, or of 7 and 8 on two tensor processes
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Trace(Computed):
         draws: the masks that it drew, by process.
         resumed: where the state lay that it went on from; None where it began.
         batch_norm: whether the model looks at all samples of a pass together.
+        packed: whether rows are packed and the head is apart; None where the model allows neither.
     """
 
     first: Mapping[str, Tensor] = field(default_factory=dict)
@@ -53,6 +63,7 @@ class Trace(Computed):
     draws: tuple[tuple[Draw, ...], ...] = ()
     resumed: Where | None = None
     batch_norm: bool = False
+    packed: bool | None = None
 
 
 class _Listening(Heart):
@@ -72,6 +83,7 @@ def trace(
     device_type: str = "cpu",
     last: int | None = None,
     dropout: bool = False,  # a pool hands arguments on in their order
+    faulty: bool = False,
 ) -> Trace | None:
     """Runs a twin's job file under its layout, in this process and its peers; the trace is rank 0's.
 
@@ -81,6 +93,7 @@ def trace(
         device_type: ``cpu`` or ``cuda``; a layout of one process takes the best device that is here.
         last: the last step, where the job says it in epochs.
         dropout: whether dropout is at work.
+        faulty: whether the first two steps are not finite.
 
     Raises:
         UserError: the layout cannot be.
@@ -88,7 +101,7 @@ def trace(
     path = Path(job_file)
     numbers: dict[Key, float] = {}
     gradients: dict[Key, Tensor] = {}
-    with in_float64(), watched() if dropout else nullcontext(Draws()) as draws:
+    with in_float64(), in_small_units(), watched() if dropout else nullcontext(Draws()) as draws:
         loaded = load_job(path)
         mesh = _mesh(loaded, device_type)
         prepared = prepare(loaded, path.parent, mesh=mesh)
@@ -110,9 +123,8 @@ def trace(
 
         folder = RunFolder(path.parent / loaded.job.output)
         folder.path.mkdir(exist_ok=True)
-        _, loop = start(
-            prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)], heart=_Listening(draws)
-        )
+        hooks = [Hook(after_step=on_step), *([Hook(after_passes=_not_finite(model, mesh))] if faulty else [])]
+        _, loop = start(prepared, folder, path.parent, quiet=True, hooks=hooks, heart=_Listening(draws))
         weights = _whole_weights(*own)
         replicas = difference_of_replicas(loop.state.now(loop.progress).held)
         made = together(lambda: tuple(draws.made))
@@ -129,7 +141,19 @@ def trace(
         tuple(made),
         loop.resumed_from,
         any(isinstance(module, _BatchNorm) for module in model.modules()),
+        _packed(prepared.task) if not has_prefix(model) else None,
     )
+
+
+@contextmanager
+def in_small_units() -> Iterator[None]:
+    """Within it a toy run looks its samples up in several blocks, and computes the head in several chunks."""
+    block, chunk = sequences.BLOCK, chunked_head.CHUNK_BYTES
+    sequences.BLOCK, chunked_head.CHUNK_BYTES = BLOCK, CHUNK_BYTES
+    try:
+        yield
+    finally:
+        sequences.BLOCK, chunked_head.CHUNK_BYTES = block, chunk
 
 
 def _numbers(metrics: StepMetrics) -> dict[Key, float]:
@@ -147,7 +171,7 @@ def _evaluations(folder: RunFolder) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for event in folder.read_events():
         if event["event"] == "evaluated":
-            found[event["step"], "evaluation loss"] = event["loss"]
+            found[event["step"], "evaluation loss"] = math.nan if event["loss"] is None else event["loss"]
             if event["accuracy"] is not None:
                 found[event["step"], "evaluation accuracy"] = event["accuracy"]
     return found
@@ -156,6 +180,27 @@ def _evaluations(folder: RunFolder) -> dict[Key, float]:
 def _whole_weights(model: nn.Module, pieces: Mapping[str, Piece], aliases: Mapping[str, str]) -> dict[str, Tensor]:
     whole = gather_whole(held_weights(model, pieces, aliases))
     return {name.removeprefix("model/"): weight.clone() for name, weight in whole.items()}
+
+
+def _not_finite(model: nn.Module, mesh: Mesh | None) -> Callable[[int, Tensor], Tensor]:
+    """Makes a gradient of the last process infinite in the first step, and the first one's loss NaN in the second."""
+    rank, last = (mesh.rank, mesh.layout.world - 1) if mesh is not None else (0, 0)
+
+    def after_passes(step: int, loss: Tensor) -> Tensor:
+        if step == 1 and rank == last:
+            gradients = (p.grad for p in model.parameters() if p.grad is not None)
+            locally = (g.to_local() if isinstance(g, DTensor) else g for g in gradients)
+            next(g for g in locally if g.numel()).fill_(math.inf)
+        return loss * math.nan if step == 2 and rank == 0 else loss
+
+    return after_passes
+
+
+def _packed(task: Task) -> bool | None:
+    language = task.language
+    if language is None or family_of(language.model.config) is None:
+        return None
+    return language.packs and language.head is not None
 
 
 def _mesh(loaded: LoadedJob, device_type: str) -> Mesh | None:
