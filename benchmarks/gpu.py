@@ -228,7 +228,8 @@ def run_side(task: str, side: str, shape: Shape, arguments: argparse.Namespace) 
     from stoker.hardware.device import choose_device
 
     measured = choose_device()
-    measured.reset_peak()
+    if not arguments.cpu:
+        torch.cuda.reset_peak_memory_stats()
     if side == "stoker":
         seconds, tokens, losses = stoker(arguments.folder, shape, arguments)
     else:

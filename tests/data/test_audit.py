@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from stoker.data.audit import Audit, audit, samples_of, token_texts
+from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
+from stoker.data.shown_samples import samples_of, token_texts
 from stoker.data.tokenise import TextCodec
 from stoker.job import load_job
 

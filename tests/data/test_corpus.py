@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stoker.data.corpus import Corpus, epochs_per_source, open_corpus
+from stoker.data.corpus import Corpus, open_corpus
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.job import load_job
@@ -49,10 +49,6 @@ def test_an_epoch_is_every_row_that_is_not_held_out(chatml: TextCodec, packed: s
     assert drawn(corpus, corpus.sequences.total(2)) == Counter(dict.fromkeys(kept, 2))
     held = {(d.source, d.index) for d in corpus.evaluation_documents()}
     assert held == {(s, int(i)) for s, mask in enumerate(corpus.held_out) for i in np.flatnonzero(mask)}
-    assert epochs_per_source(corpus, corpus.sequences.total(1)) == [
-        ("a.jsonl", 72, 1.0),
-        ("b.jsonl", 18, 1.0),
-    ]
     file, row = corpus.sequences.origin(corpus.sequences[0][0])
     assert Path(file).name in {"a.jsonl", "b.jsonl"}
     assert 1 <= row <= 80
@@ -62,7 +58,6 @@ def test_weights_and_temperature(chatml: TextCodec) -> None:
     weights = JOB.replace("a.jsonl", "a.jsonl\n  weight: 1").replace("b.jsonl", "b.jsonl\n  weight: 3")
     corpus = opened(chatml, "evaluate.fraction=0", "train.pack=false", job=weights)
     assert Counter(s for s, _ in drawn(corpus, 100).elements()) == {0: 25, 1: 75}
-    assert epochs_per_source(corpus, 100) == [("a.jsonl", 25, 25 / 80), ("b.jsonl", 75, 75 / 20)]
     flat = opened(chatml, "evaluate.fraction=0", "train.pack=false", "mix.temperature=2")
     counts = Counter(s for s, _ in drawn(flat, 100).elements())
     assert counts == {0: 67, 1: 33}  # sqrt(80) : sqrt(20) = 2 : 1

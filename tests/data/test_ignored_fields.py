@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenised import sequences_of
 
 from stoker.data.audit import Audit, audit
 from stoker.data.corpus import open_corpus
@@ -143,7 +144,7 @@ def trained_texts(codec: TextCodec, row: dict[str, Any], train_on: str) -> list[
     batch = tokenise([Raw("my.jsonl", 1, json.dumps(row).encode())], codec, settings)
     if batch.dropped:
         return [batch.dropped[0].reason]
-    (row_,) = batch.rows
+    (row_,) = sequences_of(batch)
     text = "".join(
         codec.tokenizer.decode([i], skip_special_tokens=False) if trained else "~"
         for i, trained in zip(row_.ids.tolist(), row_.trained.tolist(), strict=True)
@@ -222,7 +223,7 @@ def test_a_file_of_another_encoding_is_named_with_the_command(
 def test_a_prompt_longer_than_a_sequence_says_which_key_and_how_many_tokens(chatml: TextCodec) -> None:
     row = {"messages": [USER | {"content": "Rain? " * 200}, YES]}
     found = audited(chatml, row, seq_len=64)
-    tokens = len(chatml.encoder.encode_whole(chatml.template.render(row["messages"])))
+    tokens = len(chatml.encoder.encode_one(chatml.template.render(row["messages"])))
     (problem,) = found.problems
     assert problem.suggestion == f"raise train.seq_len: the longest row has {tokens:,} tokens"
     assert found.dropped[0].reason == (

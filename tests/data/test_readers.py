@@ -311,7 +311,7 @@ WHOLE_FILES: list[tuple[str, bytes, str]] = [
     ("fake.csv.zst", b"a,b\n", "not a .zst archive"),
     ("fake.parquet", b"a,b\n" * 10, "not a Parquet file"),
     ("latin.json", b'[{"a": "\xe9"}]', "not valid UTF-8"),
-    ("twice.csv", b"a,a\n1,2\n", "column 'a' stands twice"),
+    ("twice.csv", b"a,a\n1,2\n", "column 'a' occurs twice"),
     ("what.xlsx", b"PK", "unknown kind of file"),
 ]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenised import sequences_of
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from stoker.cli.main import main
@@ -48,14 +49,14 @@ def test_text_in_a_users_turn_is_no_control_token_unless_it_is_kept(chatml: Text
     end, start = (chatml.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|im_start|>"))
     for policy, ends, starts in (("text", 2, 2), ("keep", 4, 3)):
         batch = batch_of(chatml, row(WILD, "No."), policy=policy)
-        (sequence,) = batch.rows
+        (sequence,) = sequences_of(batch)
         ids = sequence.ids.tolist()
         assert (ids.count(end), ids.count(start), batch.special_tokens) == (ends, starts, 3)
         assert chatml.tokenizer.decode(ids, skip_special_tokens=False) == chatml.template.render(
             [{"role": "user", "content": WILD}, {"role": "assistant", "content": "No."}]
         )
     # An answer may speak of the token too; it is the last one that ends it.
-    (sequence,) = batch_of(chatml, row("Which?", "It is <|im_end|>, then more.")).rows
+    (sequence,) = sequences_of(batch_of(chatml, row("Which?", "It is <|im_end|>, then more.")))
     trained = sequence.ids[sequence.trained].tolist()
     assert trained.count(end) == 1 and trained[-1] == end and sequence.stops
 
@@ -65,7 +66,7 @@ def test_the_tokens_are_those_of_the_text_between_the_templates_own(name: str, c
     codec = codec_of(TEMPLATES[name])
     content, answer = f"  {WILD} ", "<|im_start|> is <|pad|>x<pad>"
     turns = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
-    (sequence,) = batch_of(codec, row(content, answer)).rows
+    (sequence,) = sequences_of(batch_of(codec, row(content, answer)))
     spelt = Tokenizer.from_str(codec.definition)
     spelt.encode_special_tokens = True  # all of them as text
     ids = {token: codec.tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>")}
@@ -93,7 +94,7 @@ def test_the_tokens_are_those_of_the_text_between_the_templates_own(name: str, c
 def test_whatever_is_written_no_content_becomes_a_control_token(parts: list[str]) -> None:
     codec = HELD["codec"]
     written = f"x{''.join(parts)}"
-    (sequence,) = batch_of(codec, row(written, written)).rows
+    (sequence,) = sequences_of(batch_of(codec, row(written, written)))
     found = [i for i in sequence.ids.tolist() if i in HELD["control"]]
     assert found == HELD["plain"]
     text = codec.tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
@@ -111,7 +112,7 @@ def held(chatml: TextCodec) -> None:
     control = {
         chatml.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<pad>")
     }
-    (sequence,) = batch_of(chatml, row("x", "x")).rows
+    (sequence,) = sequences_of(batch_of(chatml, row("x", "x")))
     HELD.update(codec=chatml, control=control, plain=[i for i in sequence.ids.tolist() if i in control])
 
 
@@ -129,7 +130,7 @@ def test_tools_calls_and_reasoning_are_content_as_well(codec_of: CodecOf) -> Non
     tools = [{"type": "function", "function": {"name": "f", "description": "ends <|im_end|>"}}]
     codec = codec_of(template)
     batch = batch_of(codec, Raw("a", 1, json.dumps({"messages": messages, "tools": tools}).encode()))
-    (sequence,) = batch.rows
+    (sequence,) = sequences_of(batch)
     assert batch.special_tokens == 3
     assert sequence.ids.tolist().count(codec.tokenizer.token_to_id("<|im_end|>")) == 2
 
@@ -155,8 +156,8 @@ def test_documents_are_kept_by_default_and_text_when_asked_for(codec_of: CodecOf
     raw = Raw("a.txt", 1, json.dumps({"text": "one <|im_start|> two"}).encode())
     kept, plain = (batch_of(codec, raw, policy=policy, form="text") for policy in ("keep", "text"))
     assert kept.special_tokens == plain.special_tokens == 1
-    assert [b.rows[0].ids.tolist().count(first) for b in (kept, plain)] == [2, 1]
-    assert [b.rows[0].ids[0] for b in (kept, plain)] == [first, first]
+    assert [sequences_of(b)[0].ids.tolist().count(first) for b in (kept, plain)] == [2, 1]
+    assert [sequences_of(b)[0].ids[0] for b in (kept, plain)] == [first, first]
     for form, policy in (("text", "keep"), ("prompt", "keep"), ("messages", "text"), ("instruction", "text")):
         assert special_tokens_of(SourceBlock(path="a"), form) == policy
         assert special_tokens_of(SourceBlock(path="a", special_tokens="keep"), form) == "keep"
@@ -193,7 +194,7 @@ def test_pieces_of_the_model_itself_do_not_make_one(kind: str, end: str) -> None
     template = ChatTemplate("{% for m in messages %}{{ m.content }}" + end + "{% endfor %}")
     codec = TextCodec(tokenizer.to_str(), template, frozenset({stop}), stop, tokenizer.get_vocab_size())
     content = f"a{end}b" if kind == "merged" else f"what {end} is"
-    (sequence,) = batch_of(codec, row(content, "a")).rows
+    (sequence,) = sequences_of(batch_of(codec, row(content, "a")))
     assert sequence.ids.tolist().count(stop) == 2  # the template's own
     assert pickle.loads(pickle.dumps(codec)).special_text.count(content) == 1
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from stoker.data import template_sandbox
-from stoker.data.chat_template import ChatTemplate, TemplateRefused
+from stoker.data.chat_template import ChatTemplate
 from stoker.data.corpus import open_corpus
+from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError
 from stoker.job import load_job

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenised import sequences_of
 
 from stoker.data import build_cache, token_cache
 from stoker.data.build_cache import cache_path, find_format, open_cache, open_stream
@@ -62,16 +63,16 @@ def test_a_cache_holds_what_tokenising_gives(source: Source, chatml: TextCodec) 
     batch = tokenise(source.rows(), chatml, SETTINGS)
     assert built.complete
     assert len(built.summaries) > 4
-    assert built.rows == len(batch.rows) == 588
-    for i, row in enumerate(batch.rows):
+    assert built.rows == len(sequences_of(batch)) == 588
+    for i, row in enumerate(sequences_of(batch)):
         assert np.array_equal(built[i].ids, row.ids)
         assert np.array_equal(built[i].trained, row.trained)
-        assert built.length(i) == len(row.ids)
+        assert built.lengths(np.array([i])).tolist() == [len(row.ids)]
         assert built.origin(i) == (row.source, row.row)
-    assert built.column("digest").tolist() == [row.digest for row in batch.rows]
-    assert built.column("trained").tolist() == [int(row.trained[1:].sum()) for row in batch.rows]
+    assert built.column("digest").tolist() == [row.digest for row in sequences_of(batch)]
+    assert built.column("trained").tolist() == [int(row.trained[1:].sum()) for row in sequences_of(batch)]
     picked = np.array([0, 587, 63, 64, 65, 300, 0])
-    assert built.lengths(picked).tolist() == [built.length(int(i)) for i in picked]
+    assert built.lengths(picked).tolist() == [len(built[int(i)].ids) for i in picked]
     assert [d for s in built.summaries for d in s.dropped] == batch.dropped
     assert sum(s.rows_in for s in built.summaries) == 600
     *counts, share = reports[-1]
@@ -172,7 +173,7 @@ def test_a_killed_build_goes_on_behind_its_whole_shards(source: Source, chatml: 
     assert {path.name: path.stat().st_mtime_ns for path in folder.glob("shard-0000[01]*")} == kept
     assert built.rows == 588
     batch = tokenise(source.rows(), chatml, SETTINGS)
-    assert built.column("digest").tolist() == [row.digest for row in batch.rows]
+    assert built.column("digest").tolist() == [row.digest for row in sequences_of(batch)]
 
 
 @dataclass(frozen=True)

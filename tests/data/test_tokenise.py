@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenised import sequences_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stoker.data.rows import Raw, Rejected
@@ -36,7 +37,7 @@ def with_settings(format: str = "messages", **changes: Any) -> RowSettings:
 
 def trained_texts(codec: TextCodec, row: dict[str, Any], **changes: Any) -> list[str]:
     """The text of each run of trained tokens."""
-    (sequence,) = tokenise([raw(row)], codec, with_settings(**changes)).rows
+    (sequence,) = sequences_of(tokenise([raw(row)], codec, with_settings(**changes)))
     runs: list[list[int]] = []
     before = False
     for token, trained in zip(sequence.ids.tolist(), sequence.trained.tolist(), strict=True):
@@ -81,10 +82,10 @@ def test_the_mask_never_covers_a_prompt(turns: list[str]) -> None:
     codec = CODECS[0]
     turns = [turn.encode("utf-8", "ignore").decode() or "x" for turn in turns]
     batch = tokenise([raw(chat(*turns))], codec, with_settings())
-    if not batch.rows:
+    if not sequences_of(batch):
         assert len(batch.dropped) == 1
         return
-    (sequence,) = batch.rows
+    (sequence,) = sequences_of(batch)
     whole = codec.tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
     prompt_until = 0
     for i in range(1, len(turns), 2):
@@ -112,11 +113,11 @@ def codecs(chatml: TextCodec) -> None:
 
 
 def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(chatml: TextCodec, codec_of: CodecOf) -> None:
-    (fits,) = tokenise([raw(chat("Hm?", "Yes."))], chatml, with_settings()).rows
-    assert fits.exact_prefix
+    (fits,) = sequences_of(tokenise([raw(chat("Hm?", "Yes."))], chatml, with_settings()))
+    assert fits.exact
     lines = codec_of("chatml", own=LARGE)  # knows two line feeds as one token
-    (reaches,) = tokenise([raw(chat("Hm?", "\n\nYes."))], lines, with_settings()).rows
-    assert not reaches.exact_prefix
+    (reaches,) = sequences_of(tokenise([raw(chat("Hm?", "\n\nYes."))], lines, with_settings()))
+    assert not reaches.exact
     assert (
         lines.tokenizer.decode(reaches.ids[reaches.trained].tolist(), skip_special_tokens=False) == "\nYes.<|im_end|>"
     )
@@ -127,8 +128,8 @@ def test_a_token_that_reaches_over_the_boundary_is_prompt_and_said_so(chatml: Te
         "{{ 'Answer: ' if add_generation_prompt }}"
     )
     spaced = codec_of(template, own=LARGE)
-    (row,) = tokenise([raw(chat("Hm?", "Yes yes"))], spaced, with_settings()).rows
-    assert not row.exact_prefix
+    (row,) = sequences_of(tokenise([raw(chat("Hm?", "Yes yes"))], spaced, with_settings()))
+    assert not row.exact
     assert spaced.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == " yes<|im_end|>"
 
 
@@ -161,8 +162,8 @@ def test_a_prompt_whose_white_space_is_cut_otherwise_when_alone_is_said(codec_of
     prompt = codec.tokenizer.encode("no\n\n\n", add_special_tokens=False).ids
     whole = codec.tokenizer.encode("no\n\n\nyes", add_special_tokens=False).ids
     assert whole[: len(prompt)] != prompt
-    (row,) = tokenise([raw(chat("no", "yes"))], codec, with_settings()).rows
-    assert not row.exact_prefix
+    (row,) = sequences_of(tokenise([raw(chat("no", "yes"))], codec, with_settings()))
+    assert not row.exact
     assert codec.tokenizer.decode(row.ids[row.trained].tolist(), skip_special_tokens=False) == "yes<|im_end|>"
 
 
@@ -178,8 +179,10 @@ def test_tokenizers_of_sentencepiece_are_marked_as_well(codec_of: CodecOf) -> No
         "{% else %}{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}"
     )
     codec = codec_of(template, own=tokenizer)
-    (row,) = tokenise([raw(chat("where is it?", "it is not here.", "so?", "no."))], codec, with_settings()).rows
-    assert row.exact_prefix
+    (row,) = sequences_of(
+        tokenise([raw(chat("where is it?", "it is not here.", "so?", "no."))], codec, with_settings())
+    )
+    assert row.exact
     trained = [tokenizer.id_to_token(i) for i in row.ids[row.trained].tolist()]
     assert "".join(trained) == "▁it▁is▁not▁here.<|im_end|>▁no.<|im_end|>"
 
@@ -188,7 +191,7 @@ def test_tools_are_rendered_and_not_trained(codec_of: CodecOf) -> None:
     template = "{{ tools | tojson if tools }}" + chatml_source()
     row = {**chat("Rain?", "No."), "tools": [{"type": "function", "function": {"name": "weather"}}]}
     codec = codec_of(template)
-    (sequence,) = tokenise([raw(row)], codec, with_settings()).rows
+    (sequence,) = sequences_of(tokenise([raw(row)], codec, with_settings()))
     assert '"name": "weather"' in codec.tokenizer.decode(sequence.ids.tolist())
     assert trained_texts(codec, row) == ["No.<|im_end|>"]
 
@@ -201,32 +204,34 @@ def chatml_source() -> str:
 
 def test_a_tokenizer_without_a_template_has_the_plain_one(codec: TextCodec) -> None:
     row = chat("What is the capital of France?", "Paris.")
-    (sequence,) = tokenise([raw(row)], codec, with_settings()).rows
+    (sequence,) = sequences_of(tokenise([raw(row)], codec, with_settings()))
     text = codec.tokenizer.decode(sequence.ids.tolist(), skip_special_tokens=False)
     question = "### Instruction:\nWhat is the capital of France?\n\n"
     assert text == f"{question}### Response:\nParis.<|endoftext|>\n\n"
     assert trained_texts(codec, row) == ["Paris.<|endoftext|>"]
     assert sequence.stops
-    assert sequence.exact_prefix
+    assert sequence.exact
 
 
 def test_an_answer_without_a_stop_token_says_so(codec_of: CodecOf) -> None:
     codec = codec_of("{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}")
-    (sequence,) = tokenise([raw(chat("Hm?", "Yes."))], codec, with_settings()).rows
+    (sequence,) = sequences_of(tokenise([raw(chat("Hm?", "Yes."))], codec, with_settings()))
     assert not sequence.stops
 
 
 def test_documents_end_with_the_end_token_once_and_are_trained_throughout(chatml: TextCodec) -> None:
     end = chatml.end_id
     batch = tokenise([raw({"text": "The sea."}), raw({"text": "The sea.<|im_end|>"})], chatml, with_settings("text"))
-    one, other = batch.rows
+    one, other = sequences_of(batch)
     assert one.ids.tolist() == other.ids.tolist()
     assert one.ids.tolist().count(end) == 1
     assert one.ids[-1] == end
     assert one.trained.all()
     assert one.stops
     assert (
-        one.digest == other.digest != tokenise([raw({"text": "A sea."})], chatml, with_settings("text")).rows[0].digest
+        one.digest
+        == other.digest
+        != sequences_of(tokenise([raw({"text": "A sea."})], chatml, with_settings("text")))[0].digest
     )
 
 
@@ -242,7 +247,7 @@ def test_every_row_comes_out_as_tokens_or_as_a_reason_in_order(chatml: TextCodec
     ]
     batch = tokenise(rows, chatml, with_settings(seq_len=64))
     assert batch.rows_in == 7
-    assert [row.row for row in batch.rows] == [1, 7]
+    assert [row.row for row in sequences_of(batch)] == [1, 7]
     assert [d.row for d in batch.dropped] == [2, 3, 4, 5, 6]
     assert [d.reason.split(":")[0] for d in batch.dropped] == [
         "not valid JSON",

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenised import sequences_of
 
 from stoker.data.row_batch import Span
 from stoker.data.rows import Raw
-from stoker.data.tokenise import RowSettings, TextCodec, fit, tokenise
+from stoker.data.tokenise import RowSettings, TextCodec, tokenise
+from stoker.data.trained_spans import fit
 
 
 def raw(row: dict[str, Any] | str, number: int = 1) -> Raw:
@@ -46,26 +48,26 @@ def test_split_predicts_every_trained_token_but_the_first_once(length: int, seq_
 @pytest.mark.parametrize("length", [8, 9, 15, 16, 40])
 def test_split_documents_lose_nothing(chatml: TextCodec, length: int) -> None:
     text = "The sea is blue and the wind is cold. How are you today? " * 3
-    whole = tokenise([raw({"text": text})], chatml, with_settings("text")).rows[0].ids.tolist()
+    whole = sequences_of(tokenise([raw({"text": text})], chatml, with_settings("text")))[0].ids.tolist()
     batch = tokenise([raw({"text": text})], chatml, with_settings("text", seq_len=length, too_long="split"))
-    again = batch.rows[0].ids.tolist()
-    for piece in batch.rows[1:]:
+    again = sequences_of(batch)[0].ids.tolist()
+    for piece in sequences_of(batch)[1:]:
         assert piece.ids[0] == again[-1]
         assert not piece.trained[0]
         again += piece.ids[1:].tolist()
     assert again == whole
-    assert sum(int(piece.trained[1:].sum()) for piece in batch.rows) == len(whole) - 1
-    assert [piece.continues for piece in batch.rows] == [True] * (len(batch.rows) - 1) + [False]
-    assert [piece.stops for piece in batch.rows] == [False] * (len(batch.rows) - 1) + [True]
+    assert sum(int(piece.trained[1:].sum()) for piece in sequences_of(batch)) == len(whole) - 1
+    assert [piece.continues for piece in sequences_of(batch)] == [True] * (len(sequences_of(batch)) - 1) + [False]
+    assert [piece.stops for piece in sequences_of(batch)] == [False] * (len(sequences_of(batch)) - 1) + [True]
     assert (batch.rows_split, batch.rows_cut) == (1, 0)
 
 
 def test_long_rows_are_cut_or_dropped_by_choice(chatml: TextCodec) -> None:
     row = chat("Where?", "There. " * 40)
     cut = tokenise([raw(row)], chatml, with_settings(seq_len=32))
-    assert [(len(s.ids), s.cut, s.stops) for s in cut.rows] == [(32, True, False)]
+    assert [(len(s.ids), s.cut, s.stops) for s in sequences_of(cut)] == [(32, True, False)]
     assert (cut.rows_cut, cut.rows_split, cut.dropped) == (1, 0, [])
     dropped = tokenise([raw(row)], chatml, with_settings(seq_len=32, too_long="drop"))
-    assert not dropped.rows
+    assert not sequences_of(dropped)
     assert dropped.dropped[0].reason.startswith("too long: ")
     assert dropped.dropped[0].reason.endswith("seq_len is 32")

@@ -16,13 +16,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from stoker.errors import UserError
+from stoker.hardware.cache_folder import device_file
 from stoker.hardware.calibrate import calibrate, time_collectives
 from stoker.hardware.calibration import (
     HEAD_SIZES,
     Calibration,
     Curve,
     MatmulTable,
-    calibration_file,
     kept_calibration,
     read_calibration,
 )
@@ -103,7 +103,7 @@ def test_times_of_a_curve() -> None:
 def test_a_calibration_is_saved_and_found_again(measured: Calibration, cache: Path) -> None:
     assert kept_calibration(measured.device, 1) is None
     path = measured.save()
-    assert path == calibration_file(measured.device, 1) and cache in path.parents
+    assert path == device_file("calibration", measured.device, 1) and cache in path.parents
     assert kept_calibration(measured.device, 1) == measured
     assert kept_calibration(measured.device, 2) is None
 

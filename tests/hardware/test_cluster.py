@@ -10,7 +10,7 @@ import pytest
 from stoker.errors import UserError
 from stoker.hardware import detect_machine
 from stoker.hardware.calibration import Calibration, Curve, MatmulTable
-from stoker.hardware.cluster import Cluster, cluster_of, failures_of, network_of
+from stoker.hardware.cluster import Cluster, failures_of
 from stoker.hardware.cluster_file import load_cluster
 from stoker.hardware.devices import device_kind
 from stoker.hardware.network import parse_network
@@ -45,19 +45,23 @@ def test_a_network_in_words(text: str, gbs: float, rails: int) -> None:
     "text", ["NVLink", "single node NVLink", "NVLink intra-node, EFA inter-node", "InfiniBand", ""]
 )
 def test_words_that_name_no_rate(text: str) -> None:
-    assert network_of(text) is None
+    assert parse_network(text) is None
 
 
 def test_efa_is_what_aws_gives_to_nodes_of_the_device() -> None:
     text = "NVLink intra-node, EFA inter-node"
-    assert network_of(text, device_kind("H100")) == 400  # 3,200 Gb/s of a p5
-    assert network_of(text, device_kind("A100-40GB")) == 50  # 400 Gb/s of a p4d
+
+    def gbs_of(text: str, device: str) -> float | None:
+        network = parse_network(text, device_kind(device))
+        return network and network.gbs
+
+    assert gbs_of(text, "H100") == 400  # 3,200 Gb/s of a p5
+    assert gbs_of(text, "A100-40GB") == 50  # 400 Gb/s of a p4d
 
 
 def test_a_cluster_in_yaml() -> None:
     cluster = load_cluster("{device: H100, per_node: 8, nodes: 4, network: 400Gb/s x 8, price: 98.32}")
     assert (cluster.gpus, cluster.network_gbs, cluster.rails) == (32, 400, 8)
-    assert cluster.network_gbs_per_gpu == 50
     assert cluster.total_price_per_hour == pytest.approx(393.28)
 
 
@@ -93,8 +97,8 @@ def test_part_of_a_node_has_its_share_of_it() -> None:
     whole, half = load_cluster("8xH100"), load_cluster("4xH100")
     assert half.network_gbs == whole.network_gbs / 2
     assert half.host_memory_gib == whole.host_memory_gib / 2
-    assert half == cluster_of(whole.device, gpus=4).__class__(**{**vars(whole.of_gpus(4)), "name": half.name})
-    assert whole.of_gpus(24).nodes == 3
+    assert half.host_cores == whole.host_cores / 2
+    assert load_cluster("24xH100").nodes == 3
 
 
 def test_every_published_node_is_whole() -> None:
@@ -126,7 +130,7 @@ def test_every_published_node_is_whole() -> None:
         ("8xH1O0", ["`H1O0` is no device of the catalogue; write H100"]),
         ("aws-p7", ["`aws-p7` is no cluster; write aws-p5"]),
         ("0xH100", ["has no devices"]),
-        ("11xH100", ["11 devices do not stand in equal nodes of up to 8; write 8 or 16"]),
+        ("11xH100", ["11 devices cannot be divided into equal nodes of up to 8; write 8 or 16"]),
         ("absent.yaml", ["absent.yaml: there is no such file"]),
     ],
 )

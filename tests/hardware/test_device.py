@@ -80,7 +80,7 @@ def test_each_process_gets_its_gpu() -> None:
     assert [device_of(rank, [0, 2]) for rank in range(2)] == [torch.device("cuda", 0), torch.device("cuda", 2)]
     check_devices([0, 3], 2)
     check_devices(None, 4)
-    with pytest.raises(CannotRun, match=r"parallel\.devices: 4 is asked for, and this machine has 4 GPUs, numbered"):
+    with pytest.raises(CannotRun, match=r"parallel\.devices: 4 is requested, and this machine has 4 GPUs, numbered"):
         check_devices([0, 4], 2)
     with pytest.raises(CannotRun, match="needs 8 processes with a GPU each, and this machine has 4"):
         check_devices(None, 8)

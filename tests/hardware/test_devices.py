@@ -76,12 +76,6 @@ def test_the_nearest_device_takes_what_a_name_states_otherwise(
     assert device_kind(found.name) == found
 
 
-def test_ridge_of_the_roofline() -> None:
-    # 312 TFLOP/s over 2,039 GB/s, and 989.4 over 3,350: FLOP per byte.
-    assert device_kind("A100").ridge("bf16") == pytest.approx(153.0, abs=0.1)
-    assert device_kind("H100").ridge("bf16") == pytest.approx(295.3, abs=0.1)
-
-
 @pytest.mark.parametrize("kind", [k for k in CATALOGUE if not k.is_cpu], ids=lambda kind: kind.name)
 def test_each_narrower_precision_is_faster(kind) -> None:  # type: ignore[no-untyped-def]
     peaks = [kind.peak(precision) for precision in ("fp32", "tf32", "fp16", "fp8", "fp4")]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
+from stoker.hardware.cache_folder import device_file
 from stoker.hardware.cluster_file import load_cluster
-from stoker.hardware.planner_correction import Correction, correction_file, fitted, forget, keep, kept_corrections
+from stoker.hardware.planner_correction import Correction, fitted, forget, keep, kept_corrections
 from stoker.plan.memory import stage_memory
 from stoker.plan.search import search, settings
 from stoker.plan.setting import TrainingWork
@@ -70,7 +71,7 @@ def test_those_of_another_version_are_not_used() -> None:
 
 
 def test_a_damaged_file_is_told_and_not_used() -> None:
-    path = correction_file(H100.device, 0)
+    path = device_file("correction", H100.device, 0)
     path.parent.mkdir(parents=True)
     path.write_text("{")
     with pytest.raises(UserError, match="damaged"):

@@ -183,5 +183,5 @@ def test_a_module_of_unknown_shape_is_spread_over_the_data(tmp_path: Path) -> No
 
 def test_a_wrong_launcher_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_gpu(monkeypatch)
-    with pytest.raises(UserError, match="11 processes do not stand equally on machines of 4"):
+    with pytest.raises(UserError, match="11 processes cannot be divided equally among machines of 4"):
         with_plan(load(tmp_path), RankInfo(rank=0, world=11, local_rank=0, local_world=4))

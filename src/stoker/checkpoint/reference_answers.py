@@ -19,8 +19,8 @@ from stoker.checkpoint.replay import (
     answer,
     vocabulary_of,
 )
-from stoker.data.chat_template import TemplateRefused
 from stoker.data.corpus import open_corpus
+from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
 from stoker.job.task import task_of
 from stoker.models.adapters import unwrap

@@ -105,8 +105,8 @@ class _Chat:
         return answer
 
     def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
-        from stoker.data.chat_template import TemplateRefused
         from stoker.data.corpus import special_tokens_of
+        from stoker.data.template_environment import TemplateRefused
         from stoker.data.tokenise import encode_prompt
         from stoker.models.generate import stream_answer
         from stoker.parallel.float64_mode import arithmetic_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from stoker.console import Console
-    from stoker.data.audit import Audit, ShownSample
+    from stoker.data.audit import Audit
     from stoker.data.rows import Rejected
+    from stoker.data.shown_samples import ShownSample
 
 SAMPLES = 3
 PLACES = 20  # rows named for each reason, and fields that are ignored
@@ -52,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     except UserError as error:
         if not arguments.json:
             raise
-        from stoker.data.audit import problem_json
-
-        answer = {"ok": False, "errors": [problem_json(problem) for problem in error.problems]}
+        answer = {"ok": False, "errors": [asdict(problem) for problem in error.problems]}
         print(json.dumps(answer, ensure_ascii=False))
         return error.exit_code
     if arguments.json:
@@ -69,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _audit(arguments: argparse.Namespace) -> tuple[Audit, list[Rejected]]:
     """The audit, with the samples that were asked for, and those asked-for rows that were dropped."""
-    from dataclasses import replace
-
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
@@ -96,8 +94,9 @@ def _open(
     from stoker.cli.report import TokeniseReport, quiet_libraries
 
     quiet_libraries()
-    from stoker.data.audit import audit, samples_of
+    from stoker.data.audit import audit
     from stoker.data.corpus import open_corpus
+    from stoker.data.shown_samples import samples_of
     from stoker.models.text import open_text_side
 
     base = Path.cwd()

@@ -1,9 +1,8 @@
-"""Byte-pair encoding on top of an encoding: merges learnt from texts that are symbols already (Sennrich et al., 2016).
+"""Byte-pair encoding on top of an encoding: merges learnt from texts that are already symbols (Sennrich et al., 2016).
 
-The pair of neighbours that stands most often becomes a symbol, everywhere, and again. Two facts make this fast. A
-pair comes into being with the newer of its symbols, and from then on its count only falls: so a heap of counts that
-once held is enough, and a pair is counted anew only when it comes to the top. And where a pair stands is found from
-the places of its rarer symbol.
+The most frequent pair of neighbours becomes a symbol everywhere, repeatedly. A pair's count only falls after the newer
+of its symbols appeared, so a heap of earlier counts suffices: a pair is counted again when it reaches the top. Its
+places are found from those of its rarer symbol.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-LONGEST = 16  # characters of a learnt token, as sentencepiece has it: longer ones are phrases of one source
-FEWEST = 2  # times that a pair must stand: once teaches nothing
+LONGEST = 16  # characters of a learnt token, as in sentencepiece: longer ones are phrases of one source
+FEWEST = 2  # occurrences of a pair: one teaches nothing
 BETWEEN, GONE, ADOPTED = -1, -2, -1
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """What texts consist of before merges are learnt.
+    """A unit of the texts before merges are learnt.
 
     Attributes:
         text: the token.
         characters: how many begin in it.
         inherited: bytes at its beginning that belong to a character which began before.
-        missing: bytes that its last character still needs; of no account where none begins in it.
-        unknown: whether it is a character without a token of its own; learning one is as good as a merge.
+        missing: bytes that its last character still needs; ignored where none begins in it.
+        unknown: whether it is a character without a token; learning one counts as a merge.
     """
 
     text: str
@@ -40,10 +39,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Merge:
-    """A learnt token: of two symbols by their numbers, or the unknown character ``left`` alone.
-
-    Merges are numbered behind the symbols that there were.
-    """
+    """A learnt token: two symbols by number, or the unknown character ``left`` alone. Numbered after symbols."""
 
     left: int
     right: int | None
@@ -51,7 +47,7 @@ class Merge:
 
 
 class _Places:
-    """Where symbols stand: runs one after the other, linked, so that a merge takes out its right half."""
+    """The positions of symbols: all runs in one linked list, from which a merge removes its right half."""
 
     def __init__(self, symbols: np.ndarray, weights: np.ndarray, known: int) -> None:
         size = len(symbols)
@@ -63,7 +59,7 @@ class _Places:
         self._of = [order[bounds[i] : bounds[i + 1]] for i in range(known)]
 
     def of(self, symbol: int) -> np.ndarray:
-        """Where a symbol stands, rising."""
+        """The positions of a symbol, ascending."""
         found = self._of[symbol]
         standing = self.symbols[found] == symbol
         if not standing.all():
@@ -71,7 +67,7 @@ class _Places:
         return found
 
     def of_pair(self, left: int, right: int) -> np.ndarray:
-        """Where a pair stands, its left halves, rising; of overlapping ones (``aaa``) the first."""
+        """The positions of a pair's left halves, ascending; of overlapping pairs (``aaa``) the first."""
         lefts, rights = self.of(left), self.of(right)
         if len(lefts) <= len(rights):
             found = lefts[self.symbols[self.after[lefts]] == right]
@@ -81,7 +77,7 @@ class _Places:
         return self._apart(found) if left == right else found
 
     def _apart(self, found: np.ndarray) -> np.ndarray:
-        """Every other of those that follow each other directly."""
+        """Every other one of directly consecutive positions."""
         if len(found) < 2:
             return found
         follows = np.concatenate(([False], self.after[found[:-1]] == found[1:]))
@@ -90,7 +86,7 @@ class _Places:
         return found[within % 2 == 0]
 
     def put(self, at: np.ndarray, symbol: int, *, pair: bool) -> None:
-        """Puts a new symbol in place of what begins at these places."""
+        """Replaces what begins at these positions by a new symbol."""
         if pair:
             rights = self.after[at]
             beyond = self.after[rights]
@@ -101,14 +97,14 @@ class _Places:
         self._of.append(at)
 
     def neighbours(self, at: np.ndarray, symbol: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(left, right, how often) of every pair that a new symbol is in."""
+        """(left, right, count) of every pair with a new symbol in it."""
         before, after = self.symbols[self.before[at]], self.symbols[self.after[at]]
         lefts, rights = before >= 0, (after >= 0) & (after != symbol)
         pairs = np.concatenate((_key(before[lefts], symbol), _key(np.full(rights.sum(), symbol), after[rights])))
         return _counted(pairs, np.concatenate((self.weights[at[lefts]], self.weights[at[rights]])))
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(left, right, how often) of every pair."""
+        """(left, right, count) of every pair."""
         left, right = self.symbols[:-1], self.symbols[1:]
         both = (left >= 0) & (right >= 0)
         return _counted(_key(left[both], right[both]), self.weights[:-1][both])
@@ -123,16 +119,16 @@ def learn_merges(
     *,
     inside: str = "",
 ) -> list[Merge]:
-    """Up to ``size`` merges, each of the pair that stands most often (of equally frequent ones the first by number).
+    """Up to ``size`` merges, each of the most frequent pair (of equally frequent ones the first by number).
 
     A pair becomes a token only where both halves are whole characters, or the second completes or continues the first:
-    a token never begins within a character. Pairs whose text is a token already are left as they are.
+    a token never begins within a character. Pairs whose text is already a token are not merged.
 
     Args:
-        runs: symbols by their numbers; nothing is merged over the end of a run.
-        counts: how often each run stands.
-        taken: texts that are tokens already.
-        inside: what tokens inside of a word begin with, which a merge leaves out between its halves.
+        runs: symbols by number; nothing is merged across the end of a run.
+        counts: occurrences of each run.
+        taken: texts that are already tokens.
+        inside: the prefix of tokens inside a word, which a merge omits between its halves.
     """
     flat = np.full(1 + sum(len(run) + 1 for run in runs), BETWEEN, dtype=np.int64)
     weights = np.zeros(len(flat), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Building a token cache: all cores, a progress report, in the foreground or behind a running training."""
+"""Building a token cache on all cores, in the foreground or in the background of a training."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ LOOKED_AT = 200  # sound rows read to find the format
 UNREADABLE = "unreadable"  # the format of a source without a sound row
 
 Report = Callable[[str, int, int, float | None], None]
-"""Called with (source, rows read, tokens written, share of the source read) as a build goes on; the share is None
-where it cannot be told before the end (compressed files, columns)."""
+"""Called with (source, rows read, tokens written, share of the source read) during a build; the share is None where it
+is unknown before the end (compressed files, columns)."""
 
 
 def find_format(source: Source, columns: Mapping[str, str]) -> str:
@@ -79,13 +79,8 @@ def _work(chunk: list[Raw | Rejected]) -> EncodedBatch:
     return tokenise(chunk, _worker_codec, _worker_settings)
 
 
-def _nothing() -> None:
-    """The first work of a process: when it is done, the process has started and has its tokenizer."""
-    _worker_codec.encoder.encode([" "], [()])
-
-
 def _chunks(rows: Iterable[Raw | Rejected]) -> Iterator[list[Raw | Rejected]]:
-    """Rows in groups that hang on nothing but the rows: shards end where a group ends."""
+    """Rows in groups that depend only on the rows: shards end where a group ends."""
     chunk: list[Raw | Rejected] = []
     size = 0
     for row in rows:
@@ -107,7 +102,7 @@ def _size(row: Raw | Rejected) -> int:
 
 @dataclass
 class _Meter:
-    """How much of a source has been read: ``total`` bytes lie in it, None where they are not the rows' own."""
+    """The share of a source that has been read: ``total`` is its bytes, None where they are not the rows' own."""
 
     total: int | None
     read: int = 0
@@ -129,38 +124,20 @@ def _holds_its_rows(source: Source) -> bool:
 
 
 def _batches(
-    source: Source,
-    rows: Iterator[Raw | Rejected],
-    skip: int,
-    codec: TextCodec,
-    settings: RowSettings,
-    workers: int,
-    *,
-    behind: bool = False,
+    source: Source, rows: Iterator[Raw | Rejected], codec: TextCodec, settings: RowSettings, workers: int
 ) -> Iterator[EncodedBatch]:
-    """The source's batches in order, tokenised by this process and ``workers - 1`` others.
-
-    Where the build runs ``behind`` a training, this process only hands out the work.
-    """
-    chunks = _chunks(islice(rows, skip, None))
-    others = workers if behind else workers - 1
+    """The batches of rows in order, tokenised by ``workers`` processes, or by this one where the source is small."""
+    chunks = _chunks(rows)
     if workers == 1 or source.size_bytes < SMALL:
         for chunk in chunks:
             yield tokenise(chunk, codec, settings)
         return
-    with ProcessPoolExecutor(others, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (codec, settings, os.getpid())) as pool:
         waiting: deque[Future[EncodedBatch]] = deque()
-        started = [pool.submit(_nothing) for _ in range(others)]
         try:
             for chunk in chunks:
-                ready = behind or any(future.done() for future in started)
-                if ready and (behind or sum(not future.done() for future in waiting) < 2 * others):
-                    waiting.append(pool.submit(_work, chunk))
-                else:
-                    waiting.append(Future())
-                    waiting[-1].set_result(tokenise(chunk, codec, settings))
-                # Memory has a bound; this process waits for the others only when it is reached.
-                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):
+                waiting.append(pool.submit(_work, chunk))
+                while waiting and (waiting[0].done() or len(waiting) > 4 * workers):  # bounds the memory
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
@@ -187,9 +164,8 @@ def _build(
             read, tokens = sum(s.rows_in for s in done.summaries), sum(s.tokens for s in done.summaries)
             writer = ShardWriter(folder, codec.vocabulary, len(done.summaries))
             meter = _Meter(source.size_bytes if _holds_its_rows(source) else None)
-            rows = meter.count(source.rows())
-            cores = available_cores()
-            for batch in _batches(source, rows, read, codec, settings, cores, behind=stop is not None):
+            rows = islice(meter.count(source.rows()), read, None)
+            for batch in _batches(source, rows, codec, settings, available_cores()):
                 if stop is not None and stop.is_set():
                     return
                 writer.add(batch)
@@ -205,17 +181,17 @@ def _build(
             Problem(f"the token cache cannot be written: {error.strerror or error}", advice, file=str(folder))
         ) from error
     except BrokenExecutor as error:
-        message = f"{source.name}: a process that tokenised was killed, perhaps for want of memory"
-        raise RunFailed(Problem(message, "run the same command again: it goes on from there")) from error
+        message = f"{source.name}: a tokenising process was killed, perhaps for lack of memory"
+        raise RunFailed(Problem(message, "run the same command again: it continues from there")) from error
 
 
 def cache_path(source: Source, codec: TextCodec, settings: RowSettings) -> Path:
-    """Where the cache of a source lies."""
+    """The folder of a source's cache."""
     return cache_folder() / "tokens" / cache_key(source.fingerprint(), codec, settings)
 
 
 def open_cache(source: Source, codec: TextCodec, settings: RowSettings, report: Report | None = None) -> TokenCache:
-    """The cache of a source, built first where it is not there."""
+    """The cache of a source, built first where it is missing."""
     folder = cache_path(source, codec, settings)
     if not (folder / "complete.json").exists():
         _build(folder, source, codec, settings, report=report)

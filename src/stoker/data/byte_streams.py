@@ -1,4 +1,4 @@
-"""The bytes and lines of a file, plain or out of an archive; a damaged archive ends where the damage is."""
+"""The bytes and lines of a file, plain or compressed; a damaged archive ends at the damage."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from stoker.errors import Problem, UserError
 
 BOM = b"\xef\xbb\xbf"
-# No honest sample is longer, and without a bound a file without newlines would fill the memory.
+# No real sample is longer, and without a bound a file without newlines would fill the memory.
 LONGEST_LINE = 64 * 2**20
 # How archives begin; a .zst may also begin with a skippable frame, whose first byte varies.
 _HIGH = re.compile(rb"[\x80-\xff]")
@@ -29,7 +29,7 @@ class ByteStream:
         line: number of the last line that `lines` gave.
 
     Raises:
-        UserError: the file's bytes are no archive of the kind that its name says, or are UTF-16.
+        UserError: the file is not the kind of archive that its name says, or is UTF-16.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,9 +54,8 @@ class ByteStream:
         return self._archive.damage if self._archive else ""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """(number, line with its end), without the byte order mark. Of a line over `LONGEST_LINE` only the
-        beginning, longer than that by a byte; of a damaged archive, no half line. Empty lines come in runs:
-        one item, numbered as the first of them, holds several line ends.
+        """(number, line with its end), without the byte order mark. A line over `LONGEST_LINE` is cut one byte after
+        that; a damaged archive gives no half line. A run of empty lines is one item with the number of the first.
         """
         while line := self.buffer.readline(LONGEST_LINE + 1):
             if self.line == 0:

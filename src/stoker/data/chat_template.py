@@ -1,9 +1,8 @@
 """Conversations as the model will see them, and which characters of them are trained.
 
-The text comes from the tokenizer's own chat template. Which part is the answer is found by rendering too:
-what the template writes for the conversation up to an answer, with the generation prompt, is exactly what the
-model is given when it is asked; what the whole adds to it is what the model has to write. No marker string is
-searched for.
+The text comes from the tokenizer's own chat template, and its answers are found by rendering, not by searching for
+markers: the conversation up to an answer, rendered with the generation prompt, is what the served model is given; what
+the whole adds to it is what the model has to write.
 """
 
 from __future__ import annotations
@@ -11,20 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
-
-import jinja2
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.runtime import LoopContext
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from stoker.data import template_sandbox
 from stoker.data.messages import REASONING
 from stoker.data.rows import Message
+from stoker.data.template_environment import TemplateRefused, compile_template
 
 CHATML = (
     "{% for message in messages %}"
@@ -45,92 +37,6 @@ NONE = (
 )
 BUILT_IN = {"chatml": CHATML, "plain": PLAIN, "none": NONE}
 DEFAULT = "plain"  # for a tokenizer without a template: it needs no token that the vocabulary may lack
-
-
-class TemplateRefused(Exception):
-    """The template does not take this conversation (it raised, or it needs a field that is not there)."""
-
-
-class InvalidTemplate(ValueError):
-    """The template is not valid Jinja."""
-
-
-class _Generation(Extension):
-    """``{% generation %}`` marks answers for other tools; here it only has to be let through."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as a plain class attribute
-
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_through"), [], [], body).set_lineno(line)
-
-    def _through(self, caller: Any) -> str:
-        return caller()
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way for what is asked most: a loop keeps back only private names."""
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if type(obj) is LoopContext:
-            return not attr.startswith("_")
-        return super().is_safe_attribute(obj, attr, value)
-
-
-def _refuse(message: str) -> None:
-    raise TemplateRefused(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def environment() -> jinja2.Environment:
-    """The sandbox that transformers renders templates in: same options, same names."""
-    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def check_template(source: str) -> None:
-    """Parses a template, which runs nothing of it.
-
-    Raises:
-        InvalidTemplate: when it is not valid Jinja.
-    """
-    try:
-        environment().parse(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise InvalidTemplate(f"the chat template is not valid Jinja: {error} (line {error.lineno})") from error
-    except RecursionError as error:
-        raise InvalidTemplate("the chat template is not valid Jinja: it is nested too deeply") from error
-
-
-@lru_cache(maxsize=16)
-def compile_template(source: str) -> jinja2.Template:
-    """A template ready to render. Compiling computes what is constant in it: see `stoker.data.template_sandbox`.
-
-    Raises:
-        InvalidTemplate: when the template is not valid Jinja.
-    """
-    check_template(source)
-    try:
-        template = environment().from_string(source)
-    except MemoryError:
-        raise
-    except Exception as error:  # a template is a program of somebody else's: it may raise anything
-        raise InvalidTemplate(f"the chat template is not valid Jinja: {error or type(error).__name__}") from error
-    template.globals = dict(template.globals)  # each rendering copies them, and a chain of maps is slow to copy
-    return template
 
 
 def as_template_message(message: Message) -> dict[str, Any]:
@@ -201,7 +107,7 @@ class ChatTemplate:
         *,
         prompt: bool = False,
     ) -> str:
-        """The text of the messages; with ``prompt``, up to where the model has to go on.
+        """The text of the messages; with ``prompt``, up to where the model continues.
 
         Raises:
             TemplateRefused: when the template raises on this conversation.
@@ -222,7 +128,7 @@ class ChatTemplate:
             text = template.render(given)
         except (TemplateRefused, MemoryError):
             raise
-        except Exception as error:  # a template is a program of somebody else's: it may raise anything
+        except Exception as error:  # templates are foreign programs: they may raise anything
             raise TemplateRefused(f"{type(error).__name__}: {error}") from error
         if most is not None and len(text) > most:
             template_sandbox.exceeded(
@@ -244,7 +150,7 @@ class ChatTemplate:
             messages: role, content and what else the template reads; the last one is the assistant's.
             tools: JSON schemas of the functions the model may call.
             train_on: ``all`` the assistant's turns, the ``last`` one, or ``everything``.
-            silent: turns that are not trained, whoever speaks.
+            silent: turns that are not trained, of any role.
 
         Raises:
             TemplateRefused: when the template raises, or writes nothing for an answer.
@@ -258,7 +164,7 @@ class ChatTemplate:
             try:
                 asked = self.render(messages[:i], tools, prompt=True)
             except TemplateRefused:
-                # A greeting before the user's first turn: it cannot be asked for, so it is not taught.
+                # A greeting before the user's first turn answers no prompt, so it is not trained.
                 if any(message["role"] == "user" for message in messages[:i]):
                     raise
                 continue
@@ -279,7 +185,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] | None,
         silent: Sequence[int],
     ) -> tuple[tuple[int, int], ...]:
-        """The text without these turns; of the assistant's, the role's mark stays."""
+        """The text without these turns; the role's mark of an assistant's turn stays."""
         bounds = [0]
         for i in silent:
             try:
@@ -293,11 +199,11 @@ class ChatTemplate:
     def _answer_end(
         self, text: str, messages: Sequence[dict[str, Any]], i: int, tools: Sequence[dict[str, Any]] | None
     ) -> int:
-        """Where the answer of turn i ends: with the text of the turns up to it, where the whole begins so.
+        """Where the answer of turn i ends: with the text of the turns up to it, where the whole begins with that.
 
-        Some templates write a turn otherwise when others follow (thinking is taken out of the past). Then a
-        rendering that differs only by one more character in the answer shows where its content ends, in the
-        whole and in the turns up to it; what follows the content there closes the turn here too.
+        Some templates write a turn differently when others follow (they drop its thinking). Then renderings with one
+        more character in the answer show where its content ends, in the whole and in the turns up to it; what follows
+        the content in the latter closes the turn in the former too.
         """
         if i == len(messages) - 1:
             return len(text)
@@ -318,7 +224,7 @@ def answers_in(messages: Sequence[Mapping[str, Any]], train_on: str, silent: Col
 
 
 def _common_prefix(a: str, b: str) -> int:
-    """How many characters two texts share from their start."""
+    """The length of the common beginning of two texts."""
     limit = min(len(a), len(b))
     if a[:limit] == b[:limit]:
         return limit

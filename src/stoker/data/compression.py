@@ -1,14 +1,15 @@
-"""How many tokens a tokenizer makes of texts, beside another one."""
+"""How many tokens a tokenizer needs for texts, compared with another one."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tokenizers import Tokenizer
 
-HELD_OUT = 20  # one part in so many
+HELD_OUT = 20  # one part in this many
 PART = 1 << 12  # characters of a text that are held out, or learnt from, together
 
 
@@ -18,9 +19,9 @@ class Compression:
 
     Attributes:
         before, after: tokens; ``before`` is None where there is no earlier tokenizer.
-        same: texts whose ids are alike.
-        restored: texts that come back from the ids as they do from those of the earlier tokenizer (or are).
-        used: how many different new tokens stand in them.
+        same: texts with equal ids.
+        restored: texts that decode as with the earlier tokenizer, or without one, as they were.
+        used: how many different new tokens occur in them.
     """
 
     name: str
@@ -56,16 +57,19 @@ def compression(
         earlier: what the tokenizer is compared with.
         first: the first new id.
     """
-    ids = _encoded(tokenizer, texts)
-    back = _decoded(tokenizer, ids)
-    if earlier is None:
-        restored = sum(a == b for a, b in zip(back, texts, strict=True))
-        return Compression(name, len(texts), _total(texts), None, _total(ids), 0, restored, _used(ids, first))
-    before = _encoded(earlier, texts)
+    ids, known = _encoded(tokenizer, texts), [] if earlier is None else _encoded(earlier, texts)
     # Some tokenizers change texts (normalise them, drop a first space): what counts is that nothing more is lost.
-    restored = sum(a == b for a, b in zip(back, _decoded(earlier, before), strict=True))
-    same = sum(a == b for a, b in zip(ids, before, strict=True))
-    return Compression(name, len(texts), _total(texts), _total(before), _total(ids), same, restored, _used(ids, first))
+    expected = texts if earlier is None else _decoded(earlier, known)
+    return Compression(
+        name,
+        len(texts),
+        _total(texts),
+        None if earlier is None else _total(known),
+        _total(ids),
+        same=sum(map(operator.eq, ids, known)),
+        restored=sum(map(operator.eq, _decoded(tokenizer, ids), expected)),
+        used=len({number for own in ids for number in own if number >= first}),
+    )
 
 
 def parts(texts: Iterable[str]) -> Iterator[str]:
@@ -102,7 +106,3 @@ def _decoded(tokenizer: Tokenizer, ids: Sequence[Sequence[int]]) -> list[str]:
 
 def _total(items: Sequence[Sequence[Any]]) -> int:
     return sum(len(item) for item in items)
-
-
-def _used(ids: Sequence[Sequence[int]], first: int) -> int:
-    return len({number for own in ids for number in own if number >= first})

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
-from stoker.data.mix import pattern_counts, proportional, temperature_shares, weighted
+from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
 from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length, hold_out
 from stoker.data.sources import Source, open_source
@@ -43,7 +43,7 @@ class Corpus:
 
     Attributes:
         sources: the training sources.
-        held_out: of each training source, the mask of rows that are held out; empty masks where none are.
+        held_out: the mask of held-out rows of each training source.
         evaluation: the sources of ``evaluate.data``.
         sequences: the training sequences in order.
         evaluated: how many sequences, or pairs of them, an evaluation uses; None for all.
@@ -76,7 +76,7 @@ class Corpus:
         return by_length(documents, size)
 
     def close(self) -> None:
-        """Ends the builds that still run behind."""
+        """Ends the builds that still run in the background."""
         for source in self.sources:
             source.cache.close()
 
@@ -92,13 +92,13 @@ def open_corpus(
 ) -> Corpus:
     """Opens, and where needed tokenises, the data of a resolved language job.
 
-    A source of which nothing can be trained on is opened too: the audit says so, with the reasons.
+    A source with nothing to train on is opened too: the audit names the reasons.
 
     Args:
         seq_len: tokens of the longest sequence.
         base: the folder that relative paths start from.
-        report: told of the progress.
-        loaded: where the job's keys stand, so that problems can name the place.
+        report: called with the progress.
+        loaded: the places of the job's keys, for problems to name.
 
     Raises:
         UserError: sources cannot be read or their columns fit no format; all of them are named.
@@ -130,7 +130,7 @@ def open_corpus(
 
 
 def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
-    """A problem at its key in the job, unless it stands in a file of data."""
+    """A problem at its key in the job, unless it is in a data file."""
     if problem.file:
         return problem
     if loaded is None:
@@ -139,12 +139,12 @@ def _located(problem: Problem, key: str, loaded: LoadedJob | None) -> Problem:
 
 
 def _held_out(sources: Sequence[TokenisedSource], fraction: float, together: int) -> tuple[np.ndarray, ...]:
-    """Of each source, the mask of held-out rows: some of its own, and what equals one of another source."""
+    """The mask of held-out rows of each source: a share of its own, and those equal to one of another source."""
     masks, digests = [], []
     for source in sources:
         one, *others = source.cache.column("digest").reshape(-1, together).T
         digests.append(reduce(np.bitwise_xor, others, one))
-        # A stream is not held out from: what comes later cannot be compared with what has been trained on.
+        # Nothing is held out of a stream: later rows cannot be compared with those already trained on.
         masks.append(np.zeros(len(digests[-1]), bool) if source.streams else hold_out(digests[-1], fraction))
     if len(sources) > 1 and fraction > 0:
         chosen = np.concatenate([d[mask] for d, mask in zip(digests, masks, strict=True)])
@@ -186,7 +186,7 @@ def tokenise_source(
 
 
 def special_tokens_of(block: ResolvedSource, found: str) -> Literal["text", "keep"]:
-    """What special tokens inside of content are; in formats that people render by hand they are meant as such."""
+    """How special tokens in content are encoded; in formats rendered by hand they are kept."""
     if block.special_tokens == "auto":
         return "keep" if found in ("text", "prompt") else "text"
     return block.special_tokens
@@ -210,11 +210,11 @@ def _sequences(
     shares: Sequence[float] | None = None
     if any(weight is not None for weight in weights):
         shares = [weight or 0.0 for weight in weights]
-    if endless:  # how many rows a stream will have is not known; how many bytes is
+    if endless:  # the rows of a stream are not counted yet; its bytes are known
         sizes = [max(1, s.source.size_bytes) if size else 0 for s, size in zip(sources, sizes, strict=True)]
     if shares is None and job.mix.temperature is not None:
         shares = temperature_shares(sizes, job.mix.temperature)
-    if shares is not None:  # nothing can be drawn of a source that gives no row
+    if shares is not None:  # nothing can be drawn from a source without rows
         shares = [share if size else 0.0 for share, size in zip(shares, sizes, strict=True)]
     if endless:
         mixture = weighted(rows, shares or sizes, job.seed, STREAM_PATTERN)
@@ -223,14 +223,3 @@ def _sequences(
     else:
         mixture = weighted(rows, shares, job.seed, sum(sizes))
     return Sequences(caches, mixture, capacity, endless=endless, together=together)
-
-
-def epochs_per_source(corpus: Corpus, sequences: int) -> list[tuple[str, int, float]]:
-    """(name, draws, passes) of each source after so many sequences: what a mixture does to small sources."""
-    mixture = corpus.sequences.mixture
-    draws = corpus.sequences.draws_of(sequences)
-    counts = pattern_counts(mixture.counts, draws) if draws >= len(mixture.counts) else mixture.counts
-    return [
-        (s.source.name, n, n / max(1, s.cache.ready if s.streams else int((~mask).sum())))
-        for s, mask, n in zip(corpus.sources, corpus.held_out, counts, strict=True)
-    ]

@@ -1,4 +1,4 @@
-"""Which format a file's columns are, and for columns of none, the nearest."""
+"""The format of a file from its columns, or the nearest one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def detect(rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | No
 
 
 def _nearest(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> tuple[str, dict[str, str]]:
-    """The format most like a file, and which of its columns may be ours: by their names, else by what they hold."""
+    """The format most like a file and the columns to map to it, by their names, else by their content."""
     likely = max(FORMATS, key=lambda name: _likeness(FORMATS[name].needed, names))
     by_name = {ours: _closest(ours, names) for ours in FORMATS[likely].needed}
     if all(by_name.values()):

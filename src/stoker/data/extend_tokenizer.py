@@ -1,9 +1,8 @@
-"""A tokenizer with new tokens behind its old ones, learnt from texts on top of its own encoding.
+"""Extends a tokenizer by new tokens, learnt from texts on top of its own encoding.
 
-The texts are encoded as they always were, and new merges are learnt over the tokens that come out, within the words
-that the tokenizer itself cuts. They rank behind all old merges and make new tokens only, so old merges do what they
-did before any new one is looked at. New tokens hold letters of the learnt scripts alone (and the space before them):
-a text without such letters gets the ids that it always got.
+New merges are learnt over the tokens of the old encoding, within the tokenizer's own words. They rank after all old
+merges and make only new tokens, so the old merges apply first, as before. New tokens hold only letters of the learnt
+scripts (and the space before them): a text without such letters keeps its ids.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from stoker.data.bpe_merges import Merge, Symbol, learn_merges
+from stoker.data.encode import unbounded, without_post_processor
 from stoker.data.merge_symbols import Numbered, old_ids
 from stoker.data.token_bytes import Kind, byte_of, ids_of, kind_of
 from stoker.data.wordpiece import inside_of, missing_inside, unknown_of, unknown_words
-from stoker.data.writing_systems import Letters, codes_of, script_of, to_learn
+from stoker.data.writing_systems import are_letters, codes_of, script_of, to_learn
 from stoker.errors import Problem, UserError
 
 LOOKED_AT = 1 << 21  # characters from which the scripts are found
@@ -66,7 +66,7 @@ def refusal(definition: dict[str, Any]) -> str | None:
 
 
 def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
-    """Adds up to ``size`` tokens; fewer where no more pairs of tokens stand twice in the texts.
+    """Adds up to ``size`` tokens; fewer where no further pair of tokens occurs twice in the texts.
 
     Raises:
         UserError: this kind of tokenizer cannot be extended, or the texts hold no letters.
@@ -76,9 +76,7 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     if why:
         raise UserError(Problem(f"the tokenizer cannot be extended: {why}"))
     kind = kind_of(content) or "fallback"  # WordPiece's pieces are text, too
-    tokenizer = Tokenizer.from_str(json.dumps({**content, "post_processor": None}))  # it would trim spaces off offsets
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    tokenizer = unbounded(without_post_processor(definition))
     ids = ids_of(content)
     found = {number: byte_of(token) for token, number in ids.items() if kind == "fallback"}
     bytes_by_id = {number: byte for number, byte in found.items() if byte is not None}
@@ -87,15 +85,14 @@ def extend(definition: str, texts: Sequence[str], size: int) -> Extended:
     if not scripts:
         raise UserError(Problem("the corpus holds no letters", "give texts of the language that is to be learnt"))
     added = frozenset(token["id"] for token in content["added_tokens"])
-    letters = Letters(scripts)
-    runs = _counted_runs(tokenizer, texts, letters, added, bytes_by_id)
+    runs = _counted_runs(tokenizer, texts, scripts, added, bytes_by_id)
     numbered = Numbered(content, kind)
     counted = [(numbered.run(run), count) for run, count in runs.items()]
     single: list[str] = []
     if inside:
-        single = missing_inside(content["model"], letters) if kind == "fallback" else []
+        single = missing_inside(content["model"], scripts) if kind == "fallback" else []
         numbered.learn(single)
-        words = unknown_words(tokenizer, texts, letters, content["model"])
+        words = unknown_words(tokenizer, texts, scripts, content["model"])
         counted += [(numbered.word(word), count) for word, count in words.items()]
     taken = {*ids, *single, *(token["content"] for token in content["added_tokens"])}
     numbers, counts = [run for run, _ in counted], [count for _, count in counted]
@@ -113,7 +110,7 @@ def scripts_to_learn(
     """The scripts that a tokenizer cuts poorly, as the first texts show; see `to_learn`.
 
     Args:
-        unknown: the id that stands for whole words that have no tokens.
+        unknown: the id of whole words that have no tokens.
     """
     letters: Counter[str] = Counter()
     tokens: Counter[str] = Counter()
@@ -146,7 +143,7 @@ def _batches(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
     """Where each token begins and ends in the text, shape (ids, 2).
 
-    A Unigram tokenizer gives every byte of several unknown characters the place of them all.
+    A Unigram tokenizer gives each byte of several unknown characters the span of all of them.
     """
     places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
     wide = places[:, 1] - places[:, 0] > 1
@@ -158,7 +155,7 @@ def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
         written = bytes(byte for byte in found if byte is not None)
         characters = written.decode(errors="ignore")
         start, end = places[first].tolist()
-        if len(written) == len(found) and len(characters) == end - start:  # else its normalizer writes others
+        if len(written) == len(found) and len(characters) == end - start:  # else its normalizer changed them
             lengths = [len(character.encode()) for character in characters]
             places[first:last, 0] = start + np.repeat(np.arange(end - start), lengths)
             places[first:last, 1] = places[first:last, 0] + 1
@@ -168,30 +165,30 @@ def _places(encoding: Encoding, bytes_by_id: Mapping[int, int]) -> np.ndarray:
 def _counted_runs(
     tokenizer: Tokenizer,
     texts: Iterable[str],
-    letters: Letters,
+    scripts: frozenset[str],
     added: frozenset[int],
     bytes_by_id: Mapping[int, int],
 ) -> Counter[bytes]:
-    """How often each run of token ids (as the bytes of an int64 array) stands in the texts.
+    """The count of each run of token ids (as the bytes of an int64 array) in the texts.
 
     A run is within a word, and all of its tokens lie within letters of the scripts; it may begin with a space.
     """
     counted: Counter[bytes] = Counter()
     for batch in _batches(texts, AT_ONCE):
         for text, encoding in zip(batch, tokenizer.encode_batch(batch, add_special_tokens=False), strict=True):
-            counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), letters, added))
+            counted.update(_runs(text, encoding, _places(encoding, bytes_by_id), scripts, added))
     return counted
 
 
 def _runs(
-    text: str, encoding: Encoding, places: np.ndarray, letters: Letters, added: frozenset[int]
+    text: str, encoding: Encoding, places: np.ndarray, scripts: frozenset[str], added: frozenset[int]
 ) -> Iterator[bytes]:
     ids = np.array(encoding.ids, dtype=np.int64)
     if not len(ids):
         return
     words = np.array(encoding.word_ids, dtype=np.float64)  # NaN for tokens of no word
     codes = codes_of(text)
-    inside = letters.among(codes)
+    inside = are_letters(codes, scripts)
     space = codes == ord(" ")
     inside[:-1] |= space[:-1] & inside[1:]
     outside_before = np.concatenate(([0], np.cumsum(~inside)))

@@ -1,4 +1,4 @@
-"""Digests of files' contents, remembered as long as a file does not change, so that none is read twice."""
+"""Digests of files' contents, kept as long as a file does not change, so that none is read twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-LARGE = 2**30  # a file over 1 GiB is known by its size and SAMPLES blocks: reading it whole takes minutes
+LARGE = 2**30  # bytes; a larger file is known by its size and SAMPLES blocks: reading it takes minutes
 SAMPLES = 64
 BLOCK = 2**20
 
@@ -34,7 +34,7 @@ def file_digest(files: Sequence[Path], memo: Path) -> list[str]:
             known[key] = fresh[key] = _digest(real, stat.st_size)
         digests.append(known[key])
     if fresh:
-        # Another process may have added its own meanwhile; what is lost that way is only hashed again.
+        # Another process may add its own at the same time; what is lost that way is hashed again.
         with contextlib.suppress(OSError):
             _write(memo, _read(memo) | fresh)
     return digests

@@ -1,4 +1,4 @@
-"""From a row's columns to a conversation, a document or a preference, or to the reason why not.
+"""Parses a row's columns into a conversation, a document or a preference, or gives the reason why it cannot.
 
 | format | columns |
 | --- | --- |
@@ -11,12 +11,11 @@
 | judged | a conversation of any format above, and label: whether its answer is good |
 
 Some other names that published data sets use for these columns are accepted (`Format.aliases`).
-Lists may also stand as JSON in a string, as they have to in CSV.
+Lists may also be JSON in a string, as in CSV.
 
-Decisions: an input follows its instruction after a blank line. Turns after the assistant's last are cut,
-since nothing is trained after them. An empty system message is left out. Numbers and booleans are text as JSON
-writes them. Two turns of one role in a row
-are kept: whether that can be said is the chat template's to decide.
+An input follows its instruction after a blank line. Turns after the assistant's last are cut, since nothing is trained
+in them. Empty system messages are left out. Numbers and booleans become text as JSON writes them. Two turns of one role
+in a row are kept: the chat template decides whether to accept them.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.data.chat_template import TemplateRefused
 from stoker.data.formats import has_content
 from stoker.data.messages import REASONING
 from stoker.data.rows import Message
+from stoker.data.template_environment import TemplateRefused
 
 Turns = list[dict[str, Any]]
 Render = Callable[[Turns, Sequence[dict[str, Any]] | None], str]
@@ -25,7 +25,7 @@ LOST_ANSWER = {
 
 @dataclass(frozen=True)
 class Lost:
-    """What of a conversation does not reach its text.
+    """The parts of a conversation that do not reach its text.
 
     Attributes:
         fields: (turn, field) with content that changes nothing in the text; ("tools" belongs to turn -1).
@@ -51,7 +51,7 @@ class Lost:
 def lost_fields(
     render: Render, text: str, messages: Sequence[Message], turns: Turns, tools: Sequence[dict[str, Any]] | None
 ) -> Lost:
-    """Compares the text of a conversation with those that it has without one of its fields.
+    """Compares the text of a conversation with its renderings without one of the fields.
 
     Args:
         render: gives the text of turns and tools; raises `TemplateRefused`.
@@ -87,7 +87,7 @@ def lost_fields(
 
 
 def _given(messages: Sequence[Message]) -> dict[str, list[int]]:
-    """The fields beside role and content that say something, and in which turns."""
+    """The fields with content beside role and content, and their turns."""
     found: dict[str, list[int]] = defaultdict(list)
     for i, message in enumerate(messages):
         for name, value in message.extra.items():
@@ -107,7 +107,7 @@ def _with(turns: Turns, i: int, turn: dict[str, Any]) -> Turns:
 
 
 def _loses_a_call(turns: Turns, i: int, same: Callable[[Turns], bool]) -> bool:
-    """Whether one of several calls of a turn could as well not be there."""
+    """Whether removing one of several calls of a turn changes nothing."""
     calls = turns[i]["tool_calls"]
     if not isinstance(calls, list) or len(calls) < 2:
         return False

@@ -1,4 +1,4 @@
-"""What merges are learnt over: the tokens of an encoding as symbols, numbered as they come."""
+"""The symbols that merges are learnt over: tokens of an encoding, numbered in order of appearance."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.data.wordpiece import inside_of, pieces_of, unknown_of
 
 
 class Numbered:
-    """Tokens of runs as symbols, numbered as they come; characters written in bytes as symbols of their own."""
+    """Tokens of runs as symbols, numbered in order of appearance; characters written as bytes are symbols too."""
 
     def __init__(self, content: dict[str, Any], kind: Kind) -> None:
         self._kind = kind
@@ -23,7 +23,7 @@ class Numbered:
         self._inside, self._unknown = inside_of(content["model"]), unknown_of(content["model"])
         self.symbols: list[Symbol] = []
         self.pieces: list[tuple[int, ...]] = []
-        """Of each symbol the old ids that it consists of."""
+        """The old ids that each symbol consists of."""
 
     def run(self, run: bytes) -> list[int]:
         """The symbols of a run."""
@@ -48,7 +48,7 @@ class Numbered:
         return numbers
 
     def learn(self, pieces: Sequence[str]) -> None:
-        """Makes known what has no token yet."""
+        """Adds pieces that have no token yet."""
         for piece in pieces:
             self._add(piece, Symbol(piece), (self._unknown or 0,))
 
@@ -93,7 +93,7 @@ def _length(lead: int) -> int:
 
 
 def old_ids(merges: Sequence[Merge], numbered: Numbered) -> Iterator[tuple[int, ...]]:
-    """Of each merge the old ids that its token consists of."""
+    """The old ids that the token of each merge consists of."""
     cuts = list(numbered.pieces)
     for merge in merges:
         cuts.append(cuts[merge.left] + (cuts[merge.right] if merge.right is not None else ()))

@@ -1,4 +1,4 @@
-"""The turns of a conversation: from published spellings to `Message`, refusing what cannot be trained."""
+"""Parses the turns of a conversation into `Message`, refusing what cannot be trained."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 
 def parsed(value: Any) -> Any:
-    """`value`, or what it says where it is a string that holds a JSON array or object."""
+    """`value`, or its content where it is a string that holds a JSON array or object."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
@@ -58,7 +58,7 @@ def text_of(content: Any) -> str:
     if isinstance(content, bool | int | float):
         return json.dumps(content)
     if not isinstance(content, str):
-        raise Refused(f"content is not text: {_kind(content)}")
+        raise Refused(f"content is not text: {kind_of_json(content)}")
     if not content.isascii():
         try:
             content.encode("utf-8")
@@ -68,7 +68,7 @@ def text_of(content: Any) -> str:
 
 
 def content_of(content: Any) -> tuple[str, dict[str, Any]]:
-    """The text of a turn's content, and what its other parts say: ``reasoning_content``, ``tool_calls``.
+    """The text of a turn's content, and its other parts as ``reasoning_content`` and ``tool_calls``.
 
     Parts are ``{"type": "text", "text": ...}``, or with the text under ``value``; likewise of the types
     reasoning, thinking and tool_call.
@@ -83,7 +83,7 @@ def content_of(content: Any) -> tuple[str, dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for part in content:
         if not isinstance(part, dict):
-            raise Refused(f"content is not text: {_kind(part)}")
+            raise Refused(f"content is not text: {kind_of_json(part)}")
         kind = str(part.get("type", "text"))
         said = next((part[name] for name in ("text", "value", kind) if part.get(name) is not None), None)
         if kind in CALLS and said is not None:
@@ -117,7 +117,7 @@ def role_messages(turns: Any, place: str) -> list[Message]:
     """Messages of OpenAI's form, {role, content, ...}. Empty system messages are left out.
 
     Args:
-        place: the column that they stand in, for the audit.
+        place: their column, for the audit.
 
     Raises:
         Refused: a role is unknown, a content is no text, a turn is empty where something must be said.
@@ -132,13 +132,13 @@ def from_value_messages(turns: Any, place: str) -> list[Message]:
 
 def _messages(turns: Any, speaker: str, content: str, roles: dict[str, Role], place: str) -> list[Message]:
     if not isinstance(turns, list):
-        raise Refused(f"not a list of messages: {_kind(turns)}")
+        raise Refused(f"not a list of messages: {kind_of_json(turns)}")
     if not turns:
         raise Refused("no messages")
     messages = []
     for turn in turns:
         if not isinstance(turn, dict):
-            raise Refused(f"not a message: {_kind(turn)}")
+            raise Refused(f"not a message: {kind_of_json(turn)}")
         if speaker not in turn:
             raise Refused(f"message without {speaker}")
         name = turn[speaker]
@@ -175,8 +175,8 @@ def _says_something(message: Message) -> bool:
 
 
 def _weight(extra: dict[str, Any], role: Role) -> bool:
-    """Whether a turn is trained, by its weight, which is taken out of `extra`. Of other turns than the
-    assistant's, weights other than 0 stay there: they have no effect.
+    """Whether a turn is trained, by its weight, which is removed from `extra`. Weights other than 0 of turns that are
+    not the assistant's stay there: they have no effect.
     """
     trained = True
     for name in WEIGHTS:
@@ -227,6 +227,7 @@ def _calls(value: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _kind(value: Any) -> str:
+def kind_of_json(value: Any) -> str:
+    """What kind of JSON value it is, for messages."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return kinds.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -4,9 +4,8 @@ The stream repeats a pattern. A pattern has ``counts[s]`` draws of source s, shu
 number). The j-th draw of a source is the j-th row of its own shuffled epochs: no row is repeated before all
 rows of its source were drawn, whatever the weights.
 
-Which draw of its source a slot is has two answers. Where a pattern takes every row once, the shuffle itself
-numbers them: a closed form, at any size. Where a pattern may take a row twice, the draws must follow in the
-order of the slots, so such a pattern is short and is laid out as a table.
+Where a pattern takes every row once, the shuffle itself numbers the draws: a closed form, at any size. Where it may
+take a row twice, the draws must follow the order of the slots: such a pattern is short and is laid out as a table.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class RowSource(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many rows there are in one epoch; of a growing source, waits until that is known."""
+        """Rows in one epoch; a growing source waits until that is known."""
 
     def nth_rows(self, draws: np.ndarray, key: int) -> np.ndarray:
         """The rows that these draws take, draws counted over all epochs."""
@@ -59,7 +58,7 @@ def pattern_counts(shares: Sequence[float], length: int) -> tuple[int, ...]:
         if sum(counts) >= length:
             break
         counts[s] += 1 if shares[s] > 0 else 0
-    while sum(counts) > length and max(counts) > 1:  # what rare sources got more, the best served give
+    while sum(counts) > length and max(counts) > 1:  # the most over-represented sources give up what rare ones gained
         most = max((s for s in range(len(counts)) if counts[s] > 1), key=lambda s: counts[s] - exact[s])
         counts[most] -= 1
     return tuple(counts)

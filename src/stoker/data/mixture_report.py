@@ -1,10 +1,9 @@
-"""What a run takes of each of its sources: rows, tokens, shares, and how often a small one comes again."""
+"""What a run takes from each source: rows, tokens, shares and epochs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,10 +17,10 @@ class Drawn:
     """A source's part in a run.
 
     Attributes:
-        rows: sequences before packing that are drawn, those that come again counted again.
-        tokens: of these, by the mean length of the source's rows.
+        rows: sequences drawn, before packing, with repeats.
+        tokens: their tokens, by the mean length of the source's rows.
         share: of all tokens of the run.
-        epochs: how often the source is gone through; of a stream, of what has been tokenised so far.
+        epochs: passes over the source; over what has been tokenised so far, for a stream.
     """
 
     name: str
@@ -30,14 +29,9 @@ class Drawn:
     share: float
     epochs: float
 
-    def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
-        return asdict(self)
-
 
 def drawn(corpus: Corpus, job: ResolvedJob) -> tuple[Drawn, ...]:
-    """The parts of a resolved job's sources. Of packed rows it is not known beforehand how many fill a sequence:
-    then as many as would without a gap."""
+    """The parts of a resolved job's sources. Packed sequences are assumed to be filled without a gap."""
     kept = [
         source.cache.column("length")[: len(mask)][~mask].reshape(-1, corpus.together).sum(axis=1)
         for source, mask in zip(corpus.sources, corpus.held_out, strict=True)

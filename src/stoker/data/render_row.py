@@ -1,4 +1,4 @@
-"""A row's turns as the text that is trained on, and what of the row the text leaves out."""
+"""Renders a row's turns as text, and finds the fields that the text leaves out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.data.chat_template import ChatTemplate, Rendered, TemplateRefused, answers_in, as_template_message
+from stoker.data.chat_template import ChatTemplate, Rendered, answers_in, as_template_message
 from stoker.data.ignored_fields import lost_fields
 from stoker.data.messages import WEIGHTS
 from stoker.data.rows import Conversation, Message, Preference
 from stoker.data.special_text import Inseparable, SpecialText
+from stoker.data.template_environment import TemplateRefused
 
 NOT_SEPARATED = "special tokens in its content, for which the template looks: keep them with data[].special_tokens"
 TEMPLATE_REFUSES = "the chat template refuses it"
@@ -18,10 +19,10 @@ TEMPLATE_REFUSES = "the chat template refuses it"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What rendering a row gave.
+    """The result of rendering a row.
 
     Attributes:
-        texts: the conversation; of a preference, its chosen and its rejected one. Empty where there is a reason.
+        texts: the conversation, or the chosen and the rejected one of a preference. Empty where there is a reason.
         reason: why the row cannot be trained on.
         ignored: the fields with content that do not reach the text.
         untrained: the assistant's turns that are not trained because of their weight.
@@ -52,14 +53,14 @@ def render_example(
 
 
 def turns_of(example: Conversation | Preference) -> tuple[Message, ...]:
-    """All turns of a row; of a preference, the prompt's and both sides'."""
+    """All turns of a row; those of the prompt and of both sides, for a preference."""
     if isinstance(example, Conversation):
         return example.messages
     return (*example.prompt, *example.chosen, *example.rejected)
 
 
 def _conversations(example: Conversation | Preference) -> Iterator[Conversation]:
-    """A conversation itself; of a preference both sides, of which the answers alone are trained."""
+    """A conversation itself, or both sides of a preference, where only the answers are trained."""
     if isinstance(example, Conversation):
         yield example
         return

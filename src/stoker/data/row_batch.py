@@ -1,4 +1,4 @@
-"""A chunk of rows as tokens, in columns: few large arrays travel between processes faster than many."""
+"""A chunk of rows as tokens, in columns: processes exchange a few large arrays faster than many small ones."""
 
 from __future__ import annotations
 
@@ -30,35 +30,9 @@ Span = tuple[int, int]
 """(first, one past the last), in tokens or in characters."""
 
 
-@dataclass(frozen=True)
-class Tokenised:
-    """One training sequence out of a row.
-
-    Attributes:
-        ids: token ids, shape (length,).
-        trained: which of them are trained, shape (length,).
-        source, row: where the row stands, as the reader counts.
-        cut: whether tokens of the row were left out.
-        stops: whether its last trained token is a stop token.
-        continues: whether the row goes on in the next sequence.
-        exact_prefix: whether the prompt, as it will be served, is an exact prefix.
-        digest: 64 bits of the ids: equal sequences have equal digests.
-    """
-
-    ids: np.ndarray
-    trained: np.ndarray
-    source: str
-    row: int
-    cut: bool
-    stops: bool
-    continues: bool
-    exact_prefix: bool
-    digest: int
-
-
 @dataclass
 class EncodedBatch:
-    """What a chunk of rows became.
+    """A tokenised chunk of rows.
 
     Attributes:
         rows_in: rows read.
@@ -69,8 +43,8 @@ class EncodedBatch:
         rows_cut, rows_split: rows that lost tokens, rows that became several sequences.
         ignored: fields with content that do not reach the text -> rows.
         turns_untrained: the assistant's turns whose weight is 0.
-        longest: tokens of the longest row, of those too that gave no sequence.
-        special_tokens: those that are written inside of content.
+        longest: tokens of the longest row, dropped ones included.
+        special_tokens: how many are written in content.
     """
 
     rows_in: int = 0
@@ -85,27 +59,6 @@ class EncodedBatch:
     turns_untrained: int = 0
     longest: int = 0
     special_tokens: int = 0
-
-    @property
-    def rows(self) -> list[Tokenised]:
-        """The sequences one by one."""
-        found = []
-        for entry in self.index:
-            tokens = slice(int(entry["start"]), int(entry["start"]) + int(entry["length"]))
-            found.append(
-                Tokenised(
-                    self.ids[tokens],
-                    self.trained[tokens],
-                    self.files[int(entry["file"])],
-                    int(entry["row"]),
-                    bool(entry["cut"]),
-                    bool(entry["stops"]),
-                    bool(entry["continues"]),
-                    bool(entry["exact"]),
-                    int(entry["digest"]),
-                )
-            )
-        return found
 
 
 class Columns:
@@ -128,7 +81,7 @@ class Columns:
         continues: bool,
         exact: bool,
     ) -> None:
-        """One sequence: its ids, the spans of its trained tokens, and (file, row) where it stands."""
+        """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row)."""
         start = len(self._ids)
         self._ids.extend(ids)
         trained = 0

@@ -1,4 +1,4 @@
-"""A row as it lies in a file, a row that was refused, and the examples that formats make of rows."""
+"""A row as read from a file, a rejected row, and the examples that formats parse rows into."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A row as it lies in its file, not yet looked at.
+    """A row as read from its file, not yet parsed.
 
     Attributes:
-        source: the file it stands in.
+        source: its file.
         row: counted from 1: the line in JSON lines, CSV and text (the first line of a row that has several),
             the item in JSON arrays, Parquet and catalogue files.
-        value: the bytes of a line or document, or the columns where reading the file has already parted them.
+        value: the bytes of a line or document, or columns where reading the file already separates them.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Message:
     Attributes:
         extra: tool_calls, name, tool_call_id, reasoning_content and the like, untouched.
         trained: False where the row gives the turn the weight 0.
-        place: the column that it stands in, ``messages[]`` where that is a list of turns.
+        place: its column, ``messages[]`` where that is a list of turns.
     """
 
     role: Role
@@ -50,7 +50,7 @@ class Message:
     place: str = field(default="", compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As a call with its fields: several times faster than what dataclasses with slots do by themselves."""
+        """Pickles as a call with its fields: several times faster than the default of dataclasses with slots."""
         return Message, (self.role, self.content, self.extra, self.trained, self.place)
 
 
@@ -59,7 +59,7 @@ class Conversation:
     """Turns, the last one the assistant's, and the tools that were offered.
 
     Attributes:
-        good: what the row's label says of the answer; None where nobody judged it.
+        good: the verdict of the row's label on the answer; None where there is none.
     """
 
     messages: tuple[Message, ...]

@@ -104,14 +104,14 @@ class Sequences:
         self.capacity = capacity
         self.epoch_rows = None if endless else mixture.epoch
         self._ends: list[int] = []  # sequences up to the end of each window
-        self._slots: list[int] = [0]  # draws up to the start of each window, and behind the last
+        self._slots: list[int] = [0]  # draws up to the start of each window, and after the last
         # What a window holds is a function of its number: only the last ones are kept.
         self._window = lru_cache(maxsize=4)(self._make_window)
         self._block = lru_cache(maxsize=4)(self._make_block)
         self._lock = Lock()  # batches are laid out in a thread of their own
 
     def total(self, epochs: float) -> int:
-        """Sequences in so many epochs (a part of an epoch counts its draws)."""
+        """Sequences in a number of epochs (a part of an epoch counts its draws)."""
         assert self.epoch_rows is not None, "a stream has no epochs"
         draws = floor(self.epoch_rows * epochs + 1e-9)
         if self.capacity is None or not draws:
@@ -120,15 +120,6 @@ class Sequences:
             while self._slots[-1] < draws:
                 self._next_window()
         return self._ends[bisect_left(self._slots, draws) - 1]
-
-    def draws_of(self, sequences: int) -> int:
-        """Rows drawn for the first so many sequences (of a packed window, all of its rows)."""
-        if self.capacity is None or not sequences:
-            return sequences
-        with self._lock:
-            while not self._ends or self._ends[-1] < sequences:
-                self._next_window()
-        return self._slots[bisect_left(self._ends, sequences) + 1]
 
     def __getitem__(self, index: int) -> list[Document]:
         with self._lock:
@@ -159,7 +150,7 @@ class Sequences:
         if not self.mixture.pattern:
             raise IndexError("there are no sequences")
         start, size = self._slots[-1], WINDOW
-        if self.epoch_rows is not None:  # a window never reaches over the end of an epoch
+        if self.epoch_rows is not None:  # a window never spans the end of an epoch
             size = min(size, self.epoch_rows - start % self.epoch_rows)
         self._slots.append(start + size)
         _, packed = self._window(len(self._ends))
@@ -190,8 +181,8 @@ def by_length(documents: Sequence[Document], together: int = 1) -> list[Document
 def hold_out(digests: np.ndarray, fraction: float) -> np.ndarray:
     """A mask of the rows held out for evaluation: about ``fraction`` of them, at least one where that can be.
 
-    Rows are chosen by their content, so equal rows fall on the same side and a held-out row is never trained
-    on under another number. Contents too frequent to fit into the fraction stay on the side of training.
+    Rows are chosen by their content: equal rows fall on the same side, so no copy of a held-out row is trained on.
+    Contents too frequent to fit into the fraction stay in training.
 
     Args:
         digests: of each row, shape (rows,).

@@ -28,7 +28,7 @@ from stoker.hardware.cache_folder import cache_folder
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import SourceBlock
 
-# Lies beside data without being any.
+# Files beside data that are none.
 _NOT_DATA = re.compile(
     r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
 )
@@ -40,9 +40,9 @@ class Source:
     """A source found on this machine.
 
     Attributes:
-        name: as the job has it, the split included.
+        name: as in the job, the split included.
         files: in the order in which they are read.
-        size_bytes: of all files as they lie on the disk; a slice is not taken into account.
+        size_bytes: size of all files on the disk, whatever the slice.
         root: the folder that the files' names are relative to.
         part: the slice of the rows that is used.
         corpus: the catalogue name, empty for files.
@@ -83,7 +83,7 @@ class Source:
 
 
 def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
-    """What is wrong with a source, as far as can be told without reading it or asking the network.
+    """What is wrong with a source, checked without reading it or using the network.
 
     Args:
         base: the folder that relative paths start from.
@@ -133,7 +133,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
 
 
 def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
-    """What a path means: what exists comes first, what might be on the hub last."""
+    """What a path means: an existing file first, the hub last."""
     if exists(absolute(path, base)):
         return "file"
     if offline_corpora.find(path):
@@ -169,7 +169,7 @@ def _candidates(name: str, base: Path) -> list[Path]:
 
 
 def _glob(pattern: str, base: Path) -> Iterator[str]:
-    """What fits a pattern. A link back to a folder that it lies in is not followed; `glob` would go around."""
+    """The matches of a pattern. Links to a folder above themselves are not followed, unlike in `glob`."""
     parts = pattern.split("/")
     if "**" not in parts:
         yield from glob.iglob(pattern, root_dir=base)  # noqa: PTH207 -- Path.glob takes no absolute pattern
@@ -237,7 +237,7 @@ def _missing_package(files: list[Path]) -> tuple[str, str] | None:
 
 
 def _download(name: str, split: str, download: Callable[..., str] | None, near: str) -> tuple[Path, list[Path]]:
-    """A hub data set's folder and the files of a split in it; first only that split's files are asked for."""
+    """A hub data set's folder and the files of a split in it; requests that split's files first."""
     if download is None:
         from huggingface_hub import snapshot_download as download
     assert download is not None

@@ -1,9 +1,9 @@
-"""Special tokens that are written inside of content: found, counted, and encoded as the text that they are.
+"""Special tokens that are written in content: found, counted, and encoded as text.
 
-A chat template puts content and control tokens into one text. Which of its special tokens come from content is found
-by rendering again, with a mark inside of each that content holds. The text is then encoded by a twin of the tokenizer
-whose special tokens have other names: the template's are written under those names, the content's stay text, and no
-piece of text can become a control token. Both forms have the same length, so places in the text stay where they are.
+A chat template puts content and control tokens into one text. The special tokens that come from content are found by
+rendering again with a mark inside each of them. The text is then encoded by a copy of the tokenizer whose special
+tokens have other names: the template's are written under those names, the content's stay text. Both forms have the same
+length, so positions in the text are unchanged.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from stoker.data.encode import Encoder
 
 MARK = "\ufdd0"  # a noncharacter: it is in no text
-FIRST_NAME = 0xF0000  # the other names are of private-use characters, which texts hardly hold
+FIRST_NAME = 0xF0000  # the other names are private-use characters, which are rare in texts
 _NAMES = re.compile("[\U000f0000-\U0010fffd]")
 
 
 class Inseparable(Exception):
-    """It cannot be told which special tokens of a rendered text come from its content."""
+    """It cannot be determined which special tokens of a rendered text come from its content."""
 
 
 class SpecialText:
@@ -37,7 +37,7 @@ class SpecialText:
         self._pattern = re.compile("|".join(longest_first)) if tokens else None
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process needs to render; it cannot encode."""
+        """What the rendering process needs; it cannot encode."""
         return {"_names": self._names, "_pattern": self._pattern}
 
     def count(self, value: Any) -> int:
@@ -79,7 +79,7 @@ class SpecialText:
 
     @cached_property
     def encoder(self) -> Encoder:
-        """Encodes with the other names of the special tokens, which have the ids that they always had."""
+        """Encodes with the other names of the special tokens, which keep their ids."""
         from stoker.data.encode import Encoder
 
         content = json.loads(self._definition)

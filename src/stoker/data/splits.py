@@ -1,4 +1,4 @@
-"""Splits by the names of files, as the hub has them, and slices of rows: train, [:1000], validation[10%:]."""
+"""Splits by the names of files, as on the hub, and slices of rows: train, [:1000], validation[10%:]."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def parse_split(text: str | None) -> tuple[str, Slice]:
 
 
 def choose(files: list[Path], root: Path, split: str) -> list[Path]:
-    """The files of a split: its name stands in theirs, or in a folder's under `root`; all without a name.
+    """The files whose name, or a folder's under `root`, holds the split's name; all files without a split.
 
     Files that name no split are training data.
     """
@@ -82,7 +82,7 @@ def choose(files: list[Path], root: Path, split: str) -> list[Path]:
 
 
 def patterns(split: str) -> Iterator[list[str]]:
-    """What to ask the hub for: the files that name the split, then, where there are none, all data files."""
+    """Patterns to request from the hub: the files that name the split, then all data files."""
     endings = [f"{suffix}{archive}" for suffix in SUFFIXES for archive in ("", *MAGIC)]
     yield [f"*{word}*{ending}" for word in _words(split or "train") for ending in endings]
     yield [f"*{ending}" for ending in endings]

@@ -80,7 +80,7 @@ def _columns(reader: Any, path: Path) -> list[str]:
         raise UserError(Problem(f"no usable header: {error}", file=str(path), line=1)) from error
     twice = sorted(name for name, count in Counter(columns).items() if count > 1)
     if not columns or twice or any(not _BAD_BYTE.isdisjoint(name) for name in columns):
-        what = f"column {twice[0]!r} stands twice" if twice else "it is empty or not UTF-8"
+        what = f"column {twice[0]!r} occurs twice" if twice else "it is empty or not UTF-8"
         advice = "name each column once" if twice or not columns else utf8_advice(path)
         raise UserError(Problem(f"no usable header: {what}", advice, file=str(path), line=1))
     return columns
@@ -122,7 +122,7 @@ def parquet_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
                     yield from itertools.islice(_batch_rows(batch, source, row), max(0, start - row), None)
                     row += batch.num_rows
             except (pa.ArrowException, OSError) as error:
-                # What cannot be decompressed takes the rest of its row group with it, and only that.
+                # Only the rest of a damaged row group is lost.
                 reason = f"damaged Parquet: {before - row} rows are lost, {_first_line(error)}"
                 yield Rejected(source, row + 1, reason)
 

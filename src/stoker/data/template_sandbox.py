@@ -1,7 +1,7 @@
-"""Chat templates are programs of somebody else's: they run in a process of their own, short of time and memory.
+"""Chat templates are foreign programs: they run in a separate process with bounded time and memory.
 
-The process has no way out but its answer, which is JSON. Its processor time is an account: it begins with
-`SECONDS`, each rendering adds what an honest one needs, and the kernel ends the process when it is used up.
+The process communicates only by its answer, which is JSON. Its processor time is an account: it begins with `SECONDS`,
+each rendering adds what a normal one needs, and the kernel ends the process when the account is used up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OUTPUT, OUTPUT_A_CHARACTER = 1 << 18, 64  # characters of a rendering, and for e
 
 
 class _Exceeded(Exception):
-    """A template took more than it is given."""
+    """A template exceeded its limits."""
 
 
 def render(template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any] | None, *, prompt: bool) -> str:
@@ -103,12 +103,12 @@ class _Child:
         self.process.wait()
 
 
-_children: dict[int, _Child] = {}  # by the process that asks: a fork has not its parent's
+_children: dict[int, _Child] = {}  # by the id of the asking process: a fork does not share its parent's
 _lock = threading.Lock()
 
 
 def _ask(what: str, *arguments: Any) -> Any:
-    from stoker.data.chat_template import TemplateRefused
+    from stoker.data.template_environment import TemplateRefused
 
     with _lock:
         child = _children.get(os.getpid())
@@ -175,7 +175,7 @@ _ANSWERS: Mapping[str, Callable[..., Any]] = {"render": _render, "examples": _ex
 
 
 def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> int:
-    """Adds to the processor time what a rendering needs; gives the characters that it may write."""
+    """Adds to the processor time what a rendering needs; returns the characters that it may write."""
     size = sum(
         len(value) if isinstance(value, str) else len(str(value)) for turn in messages for value in turn.values()
     )
@@ -187,12 +187,12 @@ def account(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) 
 
 
 def exceeded(what: str) -> None:
-    """Ends the request: the template took more than it is given."""
+    """Ends the request: the template exceeded a limit."""
     raise _Exceeded(what)
 
 
 def _answer(request: bytes) -> dict[str, Any]:
-    from stoker.data.chat_template import InvalidTemplate, TemplateRefused
+    from stoker.data.template_environment import InvalidTemplate, TemplateRefused
 
     what, arguments = pickle.loads(request)
     try:
@@ -216,7 +216,7 @@ _serving = threading.Event()
 
 
 def serve(seconds: float) -> None:
-    """What the process does until nobody asks any more."""
+    """Answers requests until the asking side closes the pipe."""
     _serving.set()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_PROF, seconds)

@@ -10,12 +10,13 @@ from typing import Any
 from jinja2.meta import find_undeclared_variables
 
 from stoker.data import template_sandbox
-from stoker.data.chat_template import BUILT_IN, check_template, environment
+from stoker.data.chat_template import BUILT_IN
+from stoker.data.template_environment import check_template, environment
 from stoker.errors import Problem, UserError
 from stoker.job.schema import SourceBlock, TemplateBlock
 from stoker.job.template import to_jinja
 
-# What every rendering gives to a template by itself.
+# What every rendering passes to a template.
 GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
@@ -70,7 +71,7 @@ def arguments_of(source: str) -> set[str]:
 
 
 def with_arguments(source: str, arguments: Mapping[str, Any]) -> str:
-    """The template with values for its arguments; whoever renders it may still give others."""
+    """The template with default values for its arguments."""
     lines = (
         f"{{% if {name} is not defined %}}{{% set {name} = {_literal(value)} %}}{{% endif %}}\n"
         for name, value in arguments.items()

@@ -1,4 +1,4 @@
-"""Which bytes of text the tokens of a tokenizer stand for, of the two kinds that know a byte for every text."""
+"""The bytes of text that tokens encode, for the two kinds of tokenizers that have a token for every byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Kind = Literal["byte-level", "fallback"]
 
 
 def _printable() -> dict[str, int]:
-    """The character that stands for each byte in byte-level tokens: itself where it can be seen (GPT-2)."""
+    """The byte of each character in byte-level tokens: printable bytes are themselves (GPT-2)."""
     seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(seen)]
     return {chr(byte): byte for byte in seen} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -45,9 +45,9 @@ def byte_of(token: str) -> int | None:
 
 
 def bytes_of(token: str, kind: Kind) -> bytes:
-    """The bytes that a token stands for in a text."""
+    """The bytes of text that a token encodes."""
     if kind == "byte-level":
-        # What is no such character stands in added tokens only.
+        # Other characters occur in added tokens only.
         return b"".join(bytes((BYTE_OF[c],)) if c in BYTE_OF else c.encode() for c in token)
     byte = byte_of(token)
     return token.replace(SPACE, " ").encode() if byte is None else bytes((byte,))

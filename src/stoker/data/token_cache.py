@@ -1,8 +1,8 @@
 """Tokens on disk: memory-mapped, keyed by content, written shard by shard, never built twice.
 
-A cache is a folder named by the digest of everything that decides its content: the bytes of the source, the
-tokenizer, the template and the settings. A shard becomes visible when its ``.json`` is renamed into place, so
-a killed build leaves whole shards only, and the next build goes on behind them.
+A cache is a folder named by the digest of everything its content depends on: the bytes of the source, the tokenizer,
+the template and the settings. A shard becomes visible when its ``.json`` is renamed into place, so a killed build
+leaves only whole shards, and the next build continues after them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,8 @@ from stoker.data.row_batch import INDEX, EncodedBatch
 from stoker.data.rows import Rejected
 from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, reason_of
+from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE
-
-__all__ = [
-    "FORMAT",
-    "INDEX",
-    "Row",
-    "ShardSummary",
-    "ShardWriter",
-    "TokenCache",
-    "cache_key",
-    "lock",
-    "write_json",
-]
 
 FORMAT = 2  # raised whenever the tokens of an unchanged source would change
 SHARD_TOKENS = 1 << 22  # about 8 MiB of 16-bit tokens: a stream can start after one of them
@@ -57,7 +46,7 @@ def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One training sequence as it lies in a cache: views of the memory map."""
+    """One training sequence of a cache, as views of the memory map."""
 
     ids: np.ndarray
     trained: np.ndarray
@@ -65,7 +54,7 @@ class Row:
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What building a shard counted."""
+    """The counts of a shard."""
 
     rows_in: int
     rows_cut: int
@@ -97,7 +86,7 @@ class ShardWriter:
         self.sequences = 0
 
     def add(self, batch: EncodedBatch) -> None:
-        """Takes a chunk of rows; writes a shard when enough of them have come together."""
+        """Takes a chunk of rows; writes a shard once there are enough."""
         self.batches.append(batch)
         self.tokens += len(batch.ids)
         self.sequences += len(batch.index)
@@ -105,7 +94,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what has come together, if anything."""
+        """Writes what has been collected, if anything."""
         if not self.batches:
             return
         name = f"shard-{self.number:05d}"
@@ -142,13 +131,13 @@ class ShardWriter:
 
 
 def reason_kind(reason: str) -> str:
-    """The stable phrase that a reason begins with: what is counted together. What a template says belongs to it."""
+    """The stable phrase of a reason, by which reasons are counted. A template's message belongs to it."""
     phrase, _, detail = reason.partition(":")
     return reason[:LONGEST_KIND] if phrase == TEMPLATE_REFUSES and detail else phrase
 
 
 def _bounded(kinds: Counter[str]) -> dict[str, int]:
-    """The most frequent reasons; a template may say something else of every row."""
+    """The most frequent reasons; a template may give a different one for every row."""
     most = dict(kinds.most_common(KINDS))
     rest = kinds.total() - sum(most.values())
     return most | ({"other reasons": rest} if rest else {})
@@ -171,14 +160,12 @@ def _write(path: Path, values: np.ndarray) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a JSON file so that it is either whole or not there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-    temporary.replace(path)
+    """Writes a JSON file whole or not at all."""
+    replace_file(path, json.dumps(value, ensure_ascii=False))
 
 
 class TokenCache:
-    """The rows of one source as tokens; whole, or still growing behind a running build.
+    """The rows of one source as tokens; complete, or still growing during a build.
 
     Rows are numbered over all shards. Views come from memory maps: a corpus need not fit into memory.
     """
@@ -191,7 +178,7 @@ class TokenCache:
     ) -> None:
         self.folder = folder
         self._failed = failed
-        self.close = close  # ends a build that runs behind; its whole shards stay
+        self.close = close  # ends a background build; its whole shards stay
         self._indices: list[np.ndarray] = []
         self._tokens: list[np.ndarray] = []
         self._trained: list[np.ndarray] = []
@@ -200,7 +187,7 @@ class TokenCache:
         self.refresh()
 
     def refresh(self) -> None:
-        """Opens the shards that have come since the last look."""
+        """Opens the shards written since the last call."""
         while (meta := self.folder / f"shard-{len(self.summaries):05d}.json").exists():
             summary = json.loads(meta.read_text(encoding="utf-8"))
             stem = meta.with_suffix("")
@@ -264,11 +251,6 @@ class TokenCache:
         trained = bits[start - first_byte * 8 :][:length].astype(bool)
         return Row(np.asarray(self._tokens[shard][start : start + length]), trained)
 
-    def length(self, row: int) -> int:
-        """Tokens of a row."""
-        shard, i = self._place(row)
-        return int(self._indices[shard]["length"][i])
-
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each of these rows."""
         shards = np.searchsorted(self.starts, rows, side="right") - 1
@@ -293,7 +275,7 @@ class TokenCache:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """The lock under which a cache is built: a second process waits and then finds it whole.
+    """The lock under which a cache is built: a second process waits and then finds it complete.
 
     Raises:
         RunFailed: nothing can be written there.

@@ -7,49 +7,40 @@ conversation rendered by the chat template, the text encoded. Each step may refu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
 from stoker.data import formats, template_sandbox
-from stoker.data.chat_template import (
-    BUILT_IN,
-    ChatTemplate,
-    Rendered,
-    TemplateRefused,
-)
+from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.render_row import Outcome, render_example, separated, turns_of
-from stoker.data.row_batch import Columns, EncodedBatch, Span, Tokenised
+from stoker.data.row_batch import Columns, EncodedBatch, Span
 from stoker.data.rows import Conversation, Example, Preference, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
+from stoker.data.template_environment import TemplateRefused
 from stoker.data.templates import template_of
+from stoker.data.trained_spans import Cut, fit, mark_trained, within
 from stoker.job.schema import SourceBlock
 
-__all__ = ["Cut", "EncodedBatch", "RowSettings", "TextCodec", "Tokenised", "fit", "mark_trained", "tokenise"]
-
-T = TypeVar("T")
-Cut = Literal["cut", "drop", "split"]
 JUDGED_BAD = "the label says that the answer is bad"
-TOO_LONG = "too long"
-NO_ROOM = "nothing left to train on"
 
 
 @dataclass(frozen=True)
 class TextCodec:
-    """All that data needs to know of a tokenizer; it travels to worker processes.
+    """What the data room needs of a tokenizer; it is sent to worker processes.
 
     Attributes:
         definition: the content of ``tokenizer.json``.
         template: the chat template, with the special tokens it may name.
         stop_ids: tokens that end an answer when the model is served.
-        end_id: the token put after a document of plain text; None where the tokenizer has none.
+        end_id: the token after a document of plain text; None where the tokenizer has none.
         vocabulary: number of ids, added tokens included.
     """
 
@@ -92,7 +83,7 @@ class TextCodec:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of everything here that decides tokens."""
+        """Digest of everything here that tokens depend on."""
         digest = hashlib.blake2b(digest_size=16)
         parts = (self.definition, self.template.source, repr(self.template.special_tokens))
         for part in (*parts, repr(sorted(self.stop_ids)), repr(self.end_id)):
@@ -102,21 +93,21 @@ class TextCodec:
 
 @dataclass(frozen=True)
 class RowSettings:
-    """What decides the tokens of a row, beside the tokenizer."""
+    """What the tokens of a row depend on, beside the tokenizer."""
 
     format: str
     columns: tuple[tuple[str, str], ...]
     train_on: str
     too_long: Cut
     seq_len: int
-    special_tokens: Literal["text", "keep"] = "keep"  # what those inside of content are
+    special_tokens: Literal["text", "keep"] = "keep"  # how those in content are encoded
 
 
 @dataclass(frozen=True)
 class _Pending:
     place: int  # in the chunk
     raw: Raw
-    texts: tuple[Rendered, ...]  # of a preference, both answers with their prompt
+    texts: tuple[Rendered, ...]  # for a preference, both answers with their prompt
     document: bool = False
     example: Conversation | Preference | None = None  # to be rendered
     special: SpecialText | None = None  # where the content holds special tokens that are to be text
@@ -164,7 +155,7 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
         out.rows_split += too_long and settings.too_long != "cut"
         for (ids, trained, exact), (windows, _) in zip(texts, fits, strict=True):
             for first, last in windows:
-                spans = _within(trained, first, last)
+                spans = within(trained, first, last)
                 columns.add(
                     ids[first:last],
                     spans,
@@ -187,7 +178,7 @@ def _prepare(
         return value
     example, ignored = formats.read(value, settings.format, names)
     if isinstance(example, Conversation) and example.good is not None:
-        ignored = [*ignored, names.get("label", "label")]  # it decides about the row, the text does not say it
+        ignored = [*ignored, names.get("label", "label")]  # it decides about the row but is not in the text
     out.ignored.update(ignored)
     special = _special(example, codec, settings, out)
     if isinstance(example, Text):
@@ -201,7 +192,7 @@ def _prepare(
 
 
 def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> list[Outcome]:
-    """What the rows' conversations and preferences are as text."""
+    """Renders the rows' conversations and preferences."""
     rows = [(item.example, item.special) for item in pending if item.example is not None]
     if codec.template.source in BUILT_IN.values():
         return [render_example(codec.template, example, train_on, special) for example, special in rows]
@@ -209,7 +200,7 @@ def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> lis
 
 
 def _special(example: Example | str, codec: TextCodec, settings: RowSettings, out: EncodedBatch) -> SpecialText | None:
-    """Counts the special tokens in a row's content; what makes them text, where there are some and it is asked for."""
+    """Counts the special tokens in a row's content; returns what encodes them as text, where that is set."""
     if isinstance(example, str):
         return None
     special, count = codec.special_text, 0
@@ -225,28 +216,24 @@ def _special(example: Example | str, codec: TextCodec, settings: RowSettings, ou
 
 def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[int], list[Span], bool]]:
     """The ids of each text, the spans of its trained tokens, and whether its prompts are exact prefixes."""
-    rows = [item.texts[0] for item in pending if item.document]
-    documents = iter(_by_encoder(rows, codec, lambda encoder, few: encoder.encode_document([r.written for r in few])))
-    chats = [rendered for item in pending if not item.document for rendered in item.texts]
-
-    def encode(encoder: Encoder, few: Sequence[Rendered]) -> list[Encoded]:
-        places = [[place for span in rendered.spans for place in span] for rendered in few]
-        return encoder.encode([rendered.written for rendered in few], places)
-
-    encoded = iter(zip(_by_encoder(chats, codec, encode), chats, strict=True))
-    found: list[tuple[list[int], list[Span], bool]] = []
-    for item in pending:
-        if item.document:
-            ids = next(documents)
-            if codec.end_id is not None and ids[-1:] != [codec.end_id]:
-                ids.append(codec.end_id)
-            found.append((ids, [(0, len(ids))], True))
+    texts = [(rendered, item.document) for item in pending for rendered in item.texts]
+    groups: dict[tuple[bool, bool], list[int]] = defaultdict(list)
+    for i, (rendered, document) in enumerate(texts):
+        groups[document, rendered.separated is None].append(i)
+    found: list[tuple[list[int], list[Span], bool]] = [([], [], True)] * len(texts)
+    for (document, _), members in groups.items():
+        few = [texts[i][0] for i in members]
+        encoder = codec.encoder_of(few[0])
+        if document:
+            for i, ids in zip(members, encoder.encode_documents([r.written for r in few]), strict=True):
+                if codec.end_id is not None and ids[-1:] != [codec.end_id]:
+                    ids.append(codec.end_id)
+                found[i] = ids, [(0, len(ids))], True
             continue
-        for _ in item.texts:
-            tokens, rendered = next(encoded)
-            spans, whole = mark_trained(tokens, codec.stop_ids)
-            exact = whole and rendered.exact_prefix and _same_when_asked(tokens, rendered, codec)
-            found.append((tokens[0], spans, exact))
+        places = [[place for span in r.spans for place in span] for r in few]
+        for i, r, encoded in zip(members, few, encoder.encode([r.written for r in few], places), strict=True):
+            spans, whole = mark_trained(encoded, codec.stop_ids)
+            found[i] = encoded[0], spans, whole and r.exact_prefix and _same_when_asked(encoded, r, codec)
     return found
 
 
@@ -260,89 +247,24 @@ def encode_prompt(
     """
     text = codec.template.render(turns, prompt=True)
     if special_tokens == "keep" or not codec.special_text.count(list(turns)):
-        return codec.encoder.encode_whole(text)
+        return codec.encoder.encode_one(text)
     try:
         plain = separated(codec.template, codec.special_text, text, list(turns), prompt=True)
     except Inseparable as error:
         raise TemplateRefused("it looks for special tokens in content") from error
-    return codec.special_text.encoder.encode_whole(plain)
-
-
-def _by_encoder(
-    texts: Sequence[Rendered], codec: TextCodec, encode: Callable[[Encoder, Sequence[Rendered]], list[T]]
-) -> list[T]:
-    """What `encode` makes of texts, each encoded by its own encoder, in their order."""
-    plain = [i for i, rendered in enumerate(texts) if rendered.separated is None]
-    if len(plain) == len(texts):
-        return encode(codec.encoder, texts)
-    others = [i for i, rendered in enumerate(texts) if rendered.separated is not None]
-    made = encode(codec.encoder, [texts[i] for i in plain])
-    made += encode(codec.special_text.encoder, [texts[i] for i in others])
-    return [item for _, item in sorted(zip([*plain, *others], made, strict=True), key=itemgetter(0))]
-
-
-def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
-    """Spans of trained tokens from where the spans of trained characters begin and end.
-
-    A span is trained up to its last stop token: what a template writes behind it (a line feed, say) is never
-    written by the model. A token that reaches over the start of a span belongs to the prompt.
-
-    Args:
-        encoded: the ids of a text, and the places of its answers' (start, end, start, end ...).
-        stop_ids: tokens that end an answer.
-
-    Returns:
-        The spans, and whether no token reaches over a span's start.
-    """
-    ids, places = encoded
-    spans, exact = [], True
-    for (first, over), (end, _) in zip(places[::2], places[1::2], strict=True):
-        exact = exact and not over
-        last = next((i + 1 for i in range(end - 1, first - 1, -1) if ids[i] in stop_ids), end)
-        if last > first:
-            spans.append((first, last))
-    return spans, exact
+    return codec.special_text.encoder.encode_one(plain)
 
 
 def _same_when_asked(encoded: Encoded, rendered: Rendered, codec: TextCodec) -> bool:
     """Whether prompts that end in several white spaces have the tokens that they have before an answer.
 
-    Everywhere else a boundary between tokens is enough: what stands left of it was merged by itself. But how
-    a run of white space is cut may hang on whether something follows it.
+    Everywhere else a boundary between tokens is enough: what precedes it was merged alone. But how a run of white space
+    is cut may depend on what follows it.
     """
     ids, places = encoded
     for (start, _), (first, _) in zip(rendered.spans, places[::2], strict=True):
         if rendered.text[max(0, start - 2) : start].isspace() and start > 1:
-            asked = codec.encoder_of(rendered).encode_whole(rendered.written[:start])
+            asked = codec.encoder_of(rendered).encode_one(rendered.written[:start])
             if asked != ids[:first]:
                 return False
     return True
-
-
-def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
-    """The windows of at most ``seq_len`` tokens that a row of ``length`` tokens gives, or why it gives none.
-
-    The first token of a sequence is never predicted, so a window must have a trained token after its first.
-    Windows of a split row overlap by one token, so that every token but the row's first is predicted once.
-    """
-    if length <= seq_len:
-        windows = [(0, length)]
-    elif too_long == "drop":
-        return [], f"{TOO_LONG}: {length} tokens, train.seq_len is {seq_len}"
-    elif too_long == "cut":
-        windows = [(0, seq_len)]
-    else:
-        windows = [(i, min(length, i + seq_len)) for i in range(0, length - 1, seq_len - 1)]
-    kept = [(a, b) for a, b in windows if any(max(first, a + 1) < min(last, b) for first, last in trained)]
-    if kept:
-        return kept, ""
-    if length > seq_len:
-        return [], f"{NO_ROOM}: its first {seq_len} of {length} tokens have no answer, raise train.seq_len"
-    return [], "too short: nothing to predict" if length < 2 else "nothing to train on"
-
-
-def _within(trained: Sequence[Span], first: int, last: int) -> list[Span]:
-    """Trained spans of a window, counted from its start; a later one's first token was predicted before."""
-    begin = first + 1 if first else 0
-    clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]
-    return [(a, b) for a, b in clipped if a < b]

@@ -1,4 +1,4 @@
-"""A vocabulary of one's own, learnt from texts: BPE, WordPiece or Unigram, all of them over bytes."""
+"""Learns a new vocabulary from texts: BPE, WordPiece or Unigram, all over bytes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPECIAL = ("<|endoftext|>", "<|pad|>")
 Kind = Literal["bpe", "wordpiece", "unigram"]
 # Ids of the smallest tokenizer: every byte, in WordPiece at the start and inside of a word, and the special tokens.
 FEWEST: dict[Kind, int] = {"bpe": 256 + len(SPECIAL), "wordpiece": 512 + len(SPECIAL), "unigram": 256 + len(SPECIAL)}
-LEARNT_FROM = 64 << 20  # characters a source: merges found on more text differ little, and learning takes minutes
+LEARNT_FROM = 64 << 20  # characters of each source: more text changes the merges little, and learning takes minutes
 
 
 def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -> Tokenizer:
@@ -31,7 +31,7 @@ def learn_vocabulary(sources: Sequence[tuple[Source, SourceBlock]], size: int) -
 
 
 def learn_from_texts(texts: Iterable[str], size: int, kind: Kind = "bpe") -> Tokenizer:
-    """A tokenizer of up to ``size`` ids over bytes, from texts that are at hand."""
+    """A tokenizer of up to ``size`` ids over bytes."""
     if kind == "wordpiece":
         return learn_wordpiece(texts, size, SPECIAL)
     tokenizer = Tokenizer(models.BPE() if kind == "bpe" else models.Unigram())

@@ -1,7 +1,7 @@
-"""WordPiece: learnt over bytes, and new pieces behind those of BERT's kind.
+"""WordPiece: learning it over bytes, and extending tokenizers of BERT's kind.
 
-A word is cut from its start, each time by the longest piece that fits; pieces inside of a word begin with ``##``. A
-word of which a character has no piece is one unknown token. So a new piece changes the words alone that it is used in.
+A word is cut from its start by the longest piece that fits; pieces inside a word begin with ``##``. A word with a
+character that has no piece is one unknown token. So a new piece changes only the words that it is used in.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from stoker.data.writing_systems import Letters, codes_of
+from stoker.data.writing_systems import are_letters, codes_of
 
 INSIDE = "##"  # begins a piece inside of a word
 LONGEST_WORD = 32  # bytes: the search for pieces takes the square of it
@@ -22,8 +22,8 @@ LONGEST_WORD = 32  # bytes: the search for pieces takes the square of it
 def learn_wordpiece(texts: Iterable[str], size: int, special: Sequence[str]) -> Tokenizer:
     """A WordPiece tokenizer of ``size`` ids over bytes, in which nothing is unknown and every text comes back.
 
-    Each byte has a piece for the start of a word and one for its inside. ``#`` is a word of its own, so that no piece
-    but those inside of words begins with ``##``.
+    Each byte has a piece for the start of a word and one for its inside. ``#`` is a separate word, so that only pieces
+    inside words begin with ``##``.
     """
     tokenizer = Tokenizer(models.WordPiece({}, unk_token=special[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -57,26 +57,28 @@ def unknown_of(model: dict[str, Any]) -> int | None:
     return model["vocab"].get(model["unk_token"]) if model.get("type") == "WordPiece" else None
 
 
-def missing_inside(model: dict[str, Any], letters: Letters) -> list[str]:
-    """Characters that have no piece inside of a word, though others with some letters hold them.
+def missing_inside(model: dict[str, Any], scripts: frozenset[str]) -> list[str]:
+    """Characters that have no piece inside of a word, though other pieces with letters of these scripts hold them.
 
-    A new piece leaves another rest of a word to be cut than before, which must not become unknown by that.
+    A new piece changes the rest of a word that remains to be cut, which must not become unknown.
     """
     inside, vocabulary = inside_of(model), model["vocab"]
     texts = [token.removeprefix(inside) for token in vocabulary]
-    held = {character for text in texts if text and letters.among(codes_of(text)).any() for character in text}
+    held = {character for text in texts if text and are_letters(codes_of(text), scripts).any() for character in text}
     return sorted(inside + character for character in held if inside + character not in vocabulary)
 
 
-def unknown_words(tokenizer: Tokenizer, texts: Iterable[str], letters: Letters, model: dict[str, Any]) -> Counter[str]:
-    """How often each word of some letters that is an unknown token stands in texts, as it is looked up."""
+def unknown_words(
+    tokenizer: Tokenizer, texts: Iterable[str], scripts: frozenset[str], model: dict[str, Any]
+) -> Counter[str]:
+    """The count of each word, normalised, that is an unknown token and consists of letters of these scripts."""
     unknown, normalizer = unknown_of(model), tokenizer.normalizer
     counted: Counter[str] = Counter()
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=False)
         for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             word = text[start:end]
-            if number != unknown or not word or not letters.among(codes_of(word)).all():
+            if number != unknown or not word or not are_letters(codes_of(word), scripts).all():
                 continue
             word = normalizer.normalize_str(word).strip() if normalizer is not None else word
             if word and len(word) <= model["max_input_chars_per_word"]:

@@ -1,4 +1,4 @@
-"""The scripts that texts are written in, and which of them a tokenizer has still to learn."""
+"""The scripts of texts, and those that a tokenizer cuts poorly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 
 SHARE = 0.1  # of a corpus' letters: scripts with less are quotations
 POORLY = 0.5  # tokens a letter from which a script is poorly known; English has about 0.25 in English tokenizers
-_CHARACTERS = 0x110000
 # Marks that only texts in Chinese, Japanese and Korean have: their own punctuation, and the wide forms.
 _WIDE = ((0x3000, 0x303F), (0xFE30, 0xFE4F), (0xFF00, 0xFFEF))
 
@@ -32,20 +31,10 @@ def codes_of(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
-class Letters:
-    """Letters of some scripts, as a table over all characters that have been asked for."""
-
-    def __init__(self, scripts: frozenset[str]) -> None:
-        self.scripts = scripts
-        self._known = np.zeros(_CHARACTERS, dtype=bool)
-        self._inside = np.zeros(_CHARACTERS, dtype=bool)
-
-    def among(self, codes: np.ndarray) -> np.ndarray:
-        """Which code points are letters of these scripts; a mask of the same shape."""
-        missing = np.unique(codes[~self._known[codes]])
-        self._inside[missing] = [script_of(chr(code)) in self.scripts for code in missing.tolist()]
-        self._known[missing] = True
-        return self._inside[codes]
+def are_letters(codes: np.ndarray, scripts: frozenset[str]) -> np.ndarray:
+    """Which code points are letters of these scripts; a mask of the same shape."""
+    different, places = np.unique(codes, return_inverse=True)
+    return np.array([script_of(chr(code)) in scripts for code in different.tolist()], dtype=bool)[places]
 
 
 def to_learn(letters: Counter[str], tokens: Counter[str]) -> frozenset[str]:

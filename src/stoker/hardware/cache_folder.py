@@ -1,8 +1,9 @@
-"""Where this machine keeps what can be made again."""
+"""The folder of this machine's caches."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from stoker.errors import Problem, RunFailed
@@ -14,7 +15,7 @@ def cache_folder() -> Path:
     """$STOKER_CACHE, $XDG_CACHE_HOME/stoker or ~/.cache/stoker.
 
     Raises:
-        RunFailed: there is none of them.
+        RunFailed: none of them exists.
     """
     if own := os.environ.get("STOKER_CACHE"):
         return Path(own).expanduser()
@@ -23,3 +24,9 @@ def cache_folder() -> Path:
         return (Path(shared) if shared else Path("~/.cache").expanduser()) / "stoker"
     except RuntimeError as error:
         raise RunFailed(Problem("there is no home folder to keep a cache in", ADVICE)) from error
+
+
+def device_file(kind: str, device: str, threads: int) -> Path:
+    """The file that keeps what is known of a device; of a processor, with a number of threads."""
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return cache_folder() / kind / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")

@@ -1,4 +1,4 @@
-"""Measures what this machine really does: matrix products, attention, memory, host copies, calls, collectives."""
+"""Measures this machine: matrix products, attention, memory, host copies, calls, collectives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HEADS = {"cpu": 8, "cuda": 32}
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
 RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as a step does: each call finds others in the caches
 LEAST, MOST = 3, 1000  # repetitions of one measurement
-BATCH, BATCH_SECONDS = 50, 2e-3  # calls of a GPU between two waits: so many, or what they take
+BATCH, BATCH_SECONDS = 50, 2e-3  # calls on a GPU between two waits, and seconds
 
 
 def calibrate(
@@ -41,7 +41,7 @@ def calibrate(
     sizes: Sequence[int] | None = None,
     tensors: Sequence[int] | None = None,
 ) -> Calibration:
-    """Measures the device of this process, in about so many seconds; keeps nothing (see `Calibration.save`).
+    """Measures the device of this process in about ``seconds``; keeps nothing (see `Calibration.save`).
 
     Args:
         device: by default the best that is here.
@@ -74,8 +74,8 @@ def calibrate(
 def seconds_of(work: Callable[[], object], budget: float, device: Device) -> float:
     """Seconds of a call, after one that is not counted; at least three, more while the budget lasts.
 
-    At its fastest, since whatever else the machine does can only add to it. One thread of a processor is timed by what
-    it computed, which whoever else computes does not add to: there it is the median.
+    The fastest call counts, since other load only adds time. A single CPU thread is timed by its own processor time,
+    which other load does not add to: there the median counts.
     """
 
     alone = device.type == "cpu" and torch.get_num_threads() == 1
@@ -88,7 +88,7 @@ def seconds_of(work: Callable[[], object], budget: float, device: Device) -> flo
         device.synchronise()
         return (clock() - begin) / calls
 
-    # A GPU is given many short calls in one go: it works on one while the next is on its way.
+    # Short calls are queued on a GPU, which works on one while the next is issued.
     first = once(1)
     calls = max(1, min(BATCH, int(BATCH_SECONDS / first))) if device.type == "cuda" else 1
     taken: list[float] = []
@@ -208,7 +208,7 @@ def _rotating(one: torch.Tensor, two: torch.Tensor) -> Callable[[], object]:
 
 
 def _attention(rows: Sequence[int], budget: float, device: Device) -> tuple[Curve, ...]:
-    """Seconds of causal attention of one head over rows of so many tokens, forward and backward, by head size."""
+    """Seconds of causal attention of one head over rows of these lengths, forward and backward, by head size."""
     dtype = device.autocast_dtype or torch.float32
     heads = HEADS["cuda" if device.type == "cuda" else "cpu"]
     share = budget / (2 * len(HEAD_SIZES) * len(rows))

@@ -1,13 +1,12 @@
-"""What was measured on a machine: rates by size, latencies, bandwidths; kept as JSON."""
+"""Measurements of a machine: rates by size, latencies, bandwidths; kept as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
@@ -15,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache_folder import cache_folder
+from stoker.files import replace_file
+from stoker.hardware.cache_folder import device_file
 
 FORMAT = 2  # 2: with attention and calls
-LONGEST = 180  # days that a measurement is believed
+LONGEST = 180  # days that a measurement is valid
 HEAD_SIZES = (32, 64, 128)  # that attention is measured with
 _AGAIN = "measure this machine with `stoker plan --calibrate`"
 
@@ -67,8 +67,8 @@ class Curve:
 
     Attributes:
         kind: ``read``, ``write``, ``copy``, ``add``, ``silu``, ``dropout``, ``multiply`` (a device's memory; the last
-            one into new memory, from operands in no near cache; of both last ones what is written counts twice, since
-            it is read into a cache first); ``to-device``, ``to-host``;
+            into new memory, from operands outside the near caches; in the last two, writes count twice, since the
+            lines are read into a cache first); ``to-device``, ``to-host``;
             ``all-reduce``, ``all-gather``, ``reduce-scatter``, ``all-to-all``, ``send`` (between processes);
             ``forward``, ``backward`` (a call with next to nothing to do);
             ``attention-32``, ``attention-backward-32`` and so on (one head of a size).
@@ -84,7 +84,7 @@ class Curve:
     ranks: int = 1
 
     def time(self, size: float) -> float:
-        """Seconds for so many bytes: log-log between the sizes, the smallest's below, the largest's rate above."""
+        """Seconds for a size: log-log between the sizes, the smallest's time below, the largest's rate above."""
         if size <= self.sizes[0]:
             return self.seconds[0]
         if size >= self.sizes[-1]:
@@ -143,7 +143,7 @@ class Calibration:
         raise UserError(Problem(f"matrix products in {precision} were not measured, only in {measured}", _AGAIN))
 
     def curve(self, kind: str, ranks: int = 1) -> Curve | None:
-        """The times of a kind between so many processes; None where they were not measured."""
+        """The times of a kind between ``ranks`` processes; None where they were not measured."""
         return next((curve for curve in self.curves if (curve.kind, curve.ranks) == (kind, ranks)), None)
 
     def bandwidth(self, kind: str = "copy", size: float | None = None) -> float | None:
@@ -173,42 +173,31 @@ class Calibration:
         return max(small + share * (large - small), small / 2) * (seq_len / inside) ** 2
 
     def call_seconds(self, *, backward: bool = False) -> float:
-        """Seconds of an operator that autograd records, or of its backward pass, when there is next to nothing to do.
-
-        As measured, or else the launch alone.
-        """
+        """Seconds of a tiny operator that autograd records, or of its backward pass; else of a launch alone."""
         curve = self.curve("backward" if backward else "forward")
         return self.launch_s if curve is None else curve.latency
 
     def with_collectives(self, curves: Sequence[Curve]) -> Calibration:
-        """With these collectives in place of what was known of the same ranks and kinds."""
+        """With these collectives in place of those of the same ranks and kinds."""
         new = {(curve.kind, curve.ranks) for curve in curves}
         kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
-        return Calibration(**{**vars(self), "curves": (*kept, *curves)})
+        return replace(self, curves=(*kept, *curves))
 
     def save(self, path: Path | None = None) -> Path:
         """Writes it, by default where `kept_calibration` looks for it, and says where."""
-        path = path or calibration_file(self.device, self.threads)
+        path = path or device_file("calibration", self.device, self.threads)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
-        partial.replace(path)
+        replace_file(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
         return path
 
 
-def calibration_file(device: str, threads: int) -> Path:
-    """Where the calibration of a device is kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / "calibration" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
-
-
 def kept_calibration(device: str, threads: int) -> Calibration | None:
-    """What was measured for this device, if it was.
+    """The kept calibration of this device; None where there is none.
 
     Raises:
-        UserError: it was, but is stale, or not of this device: see `read_calibration`.
+        UserError: it is stale, or of another device: see `read_calibration`.
     """
-    path = calibration_file(device, threads)
+    path = device_file("calibration", device, threads)
     return read_calibration(path, device=device, threads=threads) if path.is_file() else None
 
 

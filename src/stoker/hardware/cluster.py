@@ -1,4 +1,4 @@
-"""A cluster: which devices, how many, how they are joined, what they cost, how often they fail."""
+"""A cluster: its devices, their number and links, cost and failures."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from stoker.errors import Problem, UserError
 from stoker.hardware.calibration import Calibration
 from stoker.hardware.devices import DeviceKind
-from stoker.hardware.network import Network, network_of, parse_network
+from stoker.hardware.network import Network, parse_network
 from stoker.hardware.nodes import NodeType, reference_node
 from stoker.hardware.planner_correction import Correction
-
-__all__ = ["Cluster", "cluster_of", "network_of"]
 
 # Seconds of one step of a ring, by what it crosses: NCCL's own model, src/graph/tuning.cc, protocol Simple.
 NVLINK_LATENCY, PCIE_LATENCY, NETWORK_LATENCY = 3.4e-6, 5.7e-6, 14e-6
@@ -41,11 +39,11 @@ class Cluster:
         host_cores: its cores.
         price_per_hour: of a node; None where unknown.
         failures_per_gpu_hour: interruptions of the run per device and hour.
-        recovery_s: seconds from an interruption until training goes on from the checkpoint.
+        recovery_s: seconds from an interruption until training continues from the checkpoint.
         storage_gbs: GB/s that each node writes checkpoints with, all of them at once.
-        name: what it was called when it was asked for.
-        calibration: what was measured on its devices; None where nothing was.
-        corrections: what finished runs showed of predictions for its devices.
+        name: as it was requested.
+        calibration: measurements of its devices; None without.
+        corrections: of predictions for its devices, learnt from finished runs.
         notes: what was assumed, in sentences for the user.
     """
 
@@ -75,18 +73,13 @@ class Cluster:
         return self.nodes * self.per_node
 
     @property
-    def network_gbs_per_gpu(self) -> float:
-        """GB/s, one way, that each device has to other nodes when all of its node talk at once."""
-        return self.network_gbs / self.per_node
-
-    @property
     def host_memory_gib_per_gpu(self) -> float:
         """GiB of the host for each device."""
         return self.host_memory_gib / self.per_node
 
     @property
     def total_price_per_hour(self) -> float | None:
-        """Of all nodes; None where unknown."""
+        """The price of all nodes; None where unknown."""
         return None if self.price_per_hour is None else self.price_per_hour * self.nodes
 
     @property
@@ -95,15 +88,9 @@ class Cluster:
         return math.exp(-self.failures_per_gpu_hour * HOURS_PER_MONTH)
 
     def correction(self, precision: str, tuning: str) -> Correction | None:
-        """Of predictions for such runs; None where no finished run was learnt from."""
+        """The correction of predictions for such runs; None where there is none."""
         alike = (found for found in self.corrections if (found.precision, found.tuning) == (precision, tuning))
         return next(alike, None)
-
-    def of_gpus(self, gpus: int) -> Cluster:
-        """The nodes of this kind that so many devices need: part of one, or as many whole ones as hold them."""
-        if gpus <= self.per_node:
-            return self.with_nodes(1)._with_per_node(gpus)
-        return self.with_nodes(-(-gpus // self.per_node))
 
     def with_nodes(self, nodes: int) -> Cluster:
         """The same nodes, of another number."""
@@ -137,7 +124,7 @@ def cluster_of(
     network: str | Network | None = None,
     like: NodeType | None = None,
 ) -> Cluster:
-    """A cluster of a device; what is not given is as in the node that stands for it.
+    """A cluster of a device; what is not given is taken from its reference node.
 
     Args:
         gpus: devices in all, instead of ``nodes``: as few equal nodes as hold them, none more than half empty.
@@ -192,5 +179,5 @@ def _equal_nodes(gpus: int, largest: int) -> tuple[int, int]:
         if gpus % nodes == 0 and (nodes == 1 or 2 * gpus // nodes >= largest):
             return nodes, gpus // nodes
     full = gpus // largest * largest
-    message = f"{gpus} devices do not stand in equal nodes of up to {largest}"
+    message = f"{gpus} devices cannot be divided into equal nodes of up to {largest}"
     raise UserError(Problem(message, f"write {full} or {full + largest}"))

@@ -1,4 +1,4 @@
-"""A cluster from what the user writes: YAML, or a few words such as ``4x8xH100``, ``aws-p5``, ``local``."""
+"""A cluster from what the user writes: YAML, or a short form such as ``4x8xH100``, ``aws-p5``, ``local``."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ ALIASES = {
 
 
 def load_cluster(text: str | Path) -> Cluster:
-    """A cluster from a YAML file's path, YAML text, or a few words, with what finished runs showed of its devices.
+    """A cluster from a YAML file's path, YAML text, or a short form, with corrections from finished runs.
 
-    Words: ``H100`` (one), ``8xH100``, ``64xH100`` (nodes of eight), ``4x8xA100-80GB`` (nodes x devices), a type of node
-    (``aws-p5``, ``4x dgx-h100``), ``local`` (this machine), ``cpu`` (this machine's processor).
+    Short forms: ``H100`` (one), ``8xH100``, ``64xH100`` (nodes of eight), ``4x8xA100-80GB`` (nodes x devices), a type
+    of node (``aws-p5``, ``4x dgx-h100``), ``local`` (this machine), ``cpu`` (this machine's processor).
 
     Raises:
         UserError: with every problem's place; the nearest names where one is unknown.
@@ -86,10 +86,10 @@ def _read_cluster(text: str | Path) -> Cluster:
         return _from_document(parse_document(read_text(path), file=text))
     if "\n" in text or text.lstrip().startswith("{") or re.match(r"\s*\w+:\s", text):
         return _from_document(parse_document(text, file="cluster"))
-    return _from_words(text)
+    return _from_short_form(text)
 
 
-def _from_words(text: str) -> Cluster:
+def _from_short_form(text: str) -> Cluster:
     from stoker.hardware.detect_machine import this_machine, this_processor
 
     counted = _COUNTED.fullmatch(text)

@@ -1,4 +1,4 @@
-"""The machine at hand, as a cluster of one node."""
+"""This machine, as a cluster of one node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOPBACK_GBS, LOOPBACK_LATENCY = 2.0, 50e-6
 
 
 def this_machine(processes: int | None = None) -> Cluster:
-    """The GPUs that are here, or its processor, with what was measured of them where something was.
+    """This machine's GPUs, or its processor, with their calibration where there is one.
 
     Args:
         processes: that each take a GPU (a launcher may let each see its own only), or a part of the processor's cores
@@ -30,19 +30,19 @@ def this_machine(processes: int | None = None) -> Cluster:
 
 
 def machines(processes: int, per_machine: int) -> Cluster:
-    """Machines like this one, for so many processes in all.
+    """Machines like this one, for ``processes`` in all.
 
     Raises:
-        UserError: the machines do not have equally many.
+        UserError: the machines would have different numbers of processes.
     """
     if processes % per_machine:
-        message = f"{processes} processes do not stand equally on machines of {per_machine}"
-        raise UserError(Problem(message, "start equally many on each machine"))
+        message = f"{processes} processes cannot be divided equally among machines of {per_machine}"
+        raise UserError(Problem(message, "start the same number on each machine"))
     return this_machine(per_machine).with_nodes(processes // per_machine)
 
 
 def this_processor(processes: int = 1) -> Cluster:
-    """The processor, as so many devices that each have their part of its cores, rates and memory.
+    """The processor, as one device for each process, with a part of its cores, rates and memory.
 
     A process has ``cores // processes`` threads, and at least one.
     """
@@ -74,15 +74,11 @@ def _processor_kind(found: Calibration | None, share: float, memory_gib: float) 
     peaks = {precision: tflops * share for precision, tflops in kind.peak_tflops.items()}
     bandwidth = kind.memory_gbs * share
     if found is not None:
-        peaks = {table.precision: max(_rates(table.sizes, found, table.precision)) / 1e12 for table in found.matmuls}
+        peaks = {table.precision: max(table.rate(n, n, n) for n in table.sizes) / 1e12 for table in found.matmuls}
         bandwidth = (found.bandwidth("copy") or bandwidth * 1e9) / 1e9
     return replace(
         kind, memory_gib=memory_gib, memory_gbs=bandwidth, peak_tflops=peaks, link_gbs=LOOPBACK_GBS, host_gbs=bandwidth
     )
-
-
-def _rates(sizes: tuple[int, ...], found: Calibration, precision: str) -> list[float]:
-    return [found.matmul_rate(size, size, size, precision) for size in sizes]
 
 
 def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluster:
@@ -110,7 +106,7 @@ def _gpu_machine(gpus: list[tuple[str, float]], processes: int | None) -> Cluste
 
 
 def corrected(cluster: Cluster) -> Cluster:
-    """With what finished runs showed of its devices, and a note of it."""
+    """The cluster with corrections learnt from finished runs, and a note of each."""
     cpu = cluster.device.is_cpu
     threads = max(1, cluster.host_cores // cluster.per_node) if cpu else 0
     try:
@@ -124,7 +120,7 @@ def corrected(cluster: Cluster) -> Cluster:
 
 
 def kind_name(device: str) -> str:
-    """The catalogue's name of a device that its maker calls so; the maker's where it has none."""
+    """The catalogue's name of a device with this maker's name; the maker's where it has none."""
     try:
         kind = device_kind(device)
     except UserError:
@@ -133,7 +129,7 @@ def kind_name(device: str) -> str:
 
 
 def _unknown_gpu(name: str, found: Calibration) -> DeviceKind:
-    """A GPU that the catalogue lacks, by what was measured of it; its link is taken to be PCIe."""
+    """A GPU that the catalogue lacks, from its measurements; its link is assumed to be PCIe."""
     kind = _processor_kind(found, 1.0, 0.0)
     to_host = found.bandwidth("to-host")
     host = to_host / 1e9 if to_host else kind.host_gbs
@@ -141,7 +137,7 @@ def _unknown_gpu(name: str, found: Calibration) -> DeviceKind:
 
 
 def _measured(device: str, threads: int) -> tuple[Calibration | None, tuple[str, ...]]:
-    """What was kept of the device, and what the user is to know of it."""
+    """The kept calibration of the device, and notes for the user."""
     try:
         found = kept_calibration(device, threads)
     except UserError as error:

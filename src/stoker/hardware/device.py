@@ -1,4 +1,4 @@
-"""Which device a process trains on, and in which arithmetic."""
+"""The device of a process and its precision."""
 
 from __future__ import annotations
 
@@ -52,11 +52,6 @@ class Device:
         dtype = self.autocast_dtype
         return torch.autocast(self.type, dtype) if dtype is not None else nullcontext()
 
-    def reset_peak(self) -> None:
-        """Starts the measurement of `peak_memory` anew, where the device can."""
-        if self.type == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-
     def peak_memory(self) -> float:
         """GiB: the largest allocation so far on a GPU, the largest resident size of the process on a CPU."""
         if self.type == "cuda":
@@ -80,12 +75,12 @@ def peak_resident() -> float:
 
 
 def choose_device(precision: str = "auto", on: torch.device | None = None) -> Device:
-    """The device of this process and its precision; ``auto`` takes the fastest that trains without care.
+    """The device of this process and its precision; ``auto`` takes the fastest that trains without special care.
 
     bfloat16 needs hardware for it: on a processor without, it is about 20 times slower than float32.
 
     Args:
-        on: the device, where it is settled; by default the best that is here.
+        on: the device; by default the best one.
     """
     on = on or torch.device(best_kind())
     chosen, why = (precision, "given") if precision != "auto" else _precision_of(on.type)
@@ -108,18 +103,18 @@ def _precision_of(kind: str) -> tuple[str, str]:
 
 
 def check_devices(devices: Sequence[int] | None, processes: int) -> None:
-    """Whether this machine has a device for each process that it is to run.
+    """Checks that this machine has a device for each of its processes.
 
     Args:
-        devices: the numbers of the GPUs that are asked for, if they are.
+        devices: the numbers of the requested GPUs.
 
     Raises:
-        CannotRun: it has not.
+        CannotRun: it does not.
     """
     count = torch.cuda.device_count()
     if devices is not None and max(devices) >= count:
         here = f"has {count} GPUs, numbered from 0" if count else "has no GPU"
-        raise CannotRun(Problem(f"parallel.devices: {max(devices)} is asked for, and this machine {here}"))
+        raise CannotRun(Problem(f"parallel.devices: {max(devices)} is requested, and this machine {here}"))
     if count and devices is None and processes > count:
         raise CannotRun(
             Problem(
@@ -134,7 +129,7 @@ def device_of(local_rank: int, devices: Sequence[int] | None = None, *, alone: b
 
     Args:
         devices: which GPUs the processes take, in their order; by default the first ones.
-        alone: whether it is the only process: Apple's GPU serves no more.
+        alone: whether it is the only process: Apple's GPU serves only one.
     """
     if not torch.cuda.is_available():
         return torch.device(best_kind() if alone else "cpu")

@@ -21,7 +21,7 @@ WIDER = {"fp4": "fp8", "fp8": "fp16", "bf16": "fp32", "fp16": "fp32", "tf32": "f
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What a device of this kind can do at best.
+    """The peak figures of a kind of device.
 
     Attributes:
         name: such as ``A100-80GB-SXM``.
@@ -34,8 +34,8 @@ class DeviceKind:
         host_gbs: GB/s, one way, to the host's memory.
         sms: streaming multiprocessors (AMD: compute units), where known.
         source: where the figures are from.
-        power: what its board may draw, to what the chip's fastest one does; fewer watts are a lower clock.
-        like: the device of the catalogue that the figures are derived from, where a name states other ones.
+        power: its board's power limit relative to that of the chip's fastest board; fewer watts are a lower clock.
+        like: the catalogue's device that the figures are derived from, where a name states others.
     """
 
     name: str
@@ -67,10 +67,6 @@ class DeviceKind:
             precision = WIDER[precision]
         return self.peak_tflops[precision] * 1e12
 
-    def ridge(self, precision: str) -> float:
-        """FLOP per byte of memory traffic above which arithmetic, not memory, is the limit (Williams et al., 2009)."""
-        return self.peak(precision) / (self.memory_gbs * 1e9)
-
 
 NVLINK, FABRIC, HOST = "NVLink", "Infinity Fabric", "memory"
 # One way over 16 lanes, by generation; what is left after encoding is about 2% less.
@@ -92,7 +88,7 @@ def _half(tflops: float, **others: float) -> dict[str, float]:
     return {"fp16": tflops, "bf16": tflops, **others}
 
 
-# Of devices that share a first word, the first one is meant by that word alone.
+# The first word alone means the first device that begins with it.
 # fmt: off
 CATALOGUE = (
     DeviceKind("V100-16GB-SXM2", 15.77, 900, {"fp32": 15.7, "fp16": 125}, 150, NVLINK, PCIE3, 80, _VOLTA),
@@ -156,14 +152,14 @@ CATALOGUE = (
 )
 # fmt: on
 
-# Words of a device's name that tell nothing of which one it is.
+# Parts of a device's name that do not identify it.
 _NOISE = re.compile(
     r"nvidia|amd|instinct|tesla|geforce|ampere|hopper|blackwell|tensorcore|accelerator|graphics|device|"
     r"\boam\b|\bgpu\b|\bac\b|\bnvl72\b|\bnvl36\b|\brtx\b"
 )
 _MEMORY = re.compile(r"\b(\d{2,3}) ?(?:gb|gib|g)\b")
 _FORM = re.compile(r"\b(sxm\d?|pcie|nvl)\b")
-_SIZES = {  # what names say where the catalogue's says otherwise: nominal size, or that of another maker's page
+_SIZES = {  # other sizes in names: nominal ones, or those of another maker's page
     "141": ("140", "144"), "180": ("192",), "186": ("192", "184"), "270": ("288",), "279": ("288",), "64": ("128",),
     "96": ("95", "480"), "94": ("93",),
 }  # fmt: skip
@@ -184,18 +180,18 @@ WATTS = {
     "B200": 1000, "B300": 1400, "GB200": 1200, "GB300": 1400, "MI250X": 280, "MI250": 280, "MI300A": 550,
     "MI300X": 750, "MI325X": 1000, "MI350X": 1000, "MI355X": 1400,
 }  # fmt: skip
-FARTHEST = 2.0  # times the memory of the nearest device, beyond which another one must be meant
+FARTHEST = 2.0  # factor of the nearest device's memory beyond which it must be another device
 
 
 @cache
 def device_kind(name: str) -> DeviceKind:
     """The device that a name means, however it is written: ``H100``, ``NVIDIA H100 80GB HBM3``, ``rtx 4090``.
 
-    Of a family's devices it is the nearest to what the name states; where that differs (``A100-64GB``,
-    ``H100-80GB-HBM2e-500W``), its memory, bandwidth and power take the place of the catalogue's.
+    It is the nearest device of its family; where the name states others (``A100-64GB``, ``H100-80GB-HBM2e-500W``), its
+    memory, bandwidth and power replace the catalogue's.
 
     Raises:
-        UserError: no device of the catalogue is meant; the nearest names are told.
+        UserError: the catalogue has no such device; the error names the nearest.
     """
     text = name.lower().replace("hbm2.0", "hbm2")
     rate = _RATE.search(text)
@@ -234,7 +230,7 @@ def device_kind(name: str) -> DeviceKind:
 def _with_differences(
     kind: DeviceKind, *, gigabytes: int | None, stack: str, watts: int | None, gbs: float | None
 ) -> DeviceKind:
-    """The device with what a name states otherwise: its memory, the generation of it, a bandwidth, a limit of power."""
+    """The device with the memory, memory generation, bandwidth and power limit that a name states."""
     changes: dict[str, float] = {}
     said = [kind.name.split("-")[0], f"{gigabytes or _nominal(kind)}GB", _form_of(kind).upper()]
     own, factor = _generation(kind), 1.0
@@ -259,7 +255,7 @@ def _with_differences(
 
 
 def _generation(kind: DeviceKind) -> str:
-    """Of its stacked memory; empty where it has none."""
+    """The generation of its stacked memory; empty where it has none."""
     return next((found for name, found in GENERATIONS.items() if kind.name.startswith(name)), "")
 
 

@@ -1,4 +1,4 @@
-"""Errors that are the machine's: memory, open files, space on the disk. They come from anywhere, as anything."""
+"""Recognises errors of the machine (memory, open files, disk space), whichever library raises them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OF_ERRNO = {
     errno.EDQUOT: SPACE,
     errno.EROFS: READ_ONLY,
 }
-# What libraries say that raise no error of their own kind for it: the loader of shared objects, PyTorch, threads, Rust.
+# Messages of libraries without a specific error: the loader of shared objects, PyTorch, threads, Rust.
 SAID = (
     ("cannot allocate memory", MEMORY),
     ("can't allocate memory", MEMORY),
@@ -46,7 +46,7 @@ def check_limits() -> None:
 
 
 def machine_problem(error: BaseException) -> Problem | None:
-    """What the machine lacks, where that is the reason of an error or of one that led to it; None where it is not."""
+    """What the machine lacks, where that caused an error or one in its chain; None otherwise."""
     seen: BaseException | None = error
     while seen is not None:
         what = _lacking(seen)
@@ -69,7 +69,7 @@ def _lacking(error: BaseException) -> str | None:
 
 
 def _starved() -> str | None:
-    """What is so short that libraries break in ways that do not say why."""
+    """A resource so scarce that libraries fail with unrelated errors."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < FEWEST_FILES:
         return FILES

@@ -1,4 +1,4 @@
-"""What a description of a network says: GB/s of a node, one way, and over how many rails."""
+"""Parses a description of a network: GB/s of a node, one way, and its rails."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Network:
 
 
 def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int = 8) -> Network | None:
-    """The network that a text describes; None where it says nothing of one.
+    """The network that a text describes; None where it describes none.
 
     ``4x100Gb RoCE``, ``1600 Gb/s``, ``8x HDR200 IB per node``, ``400Gb/s x 8``, ``25 GB/s`` (bytes: a large B);
-    ``EFA`` alone is what AWS gives to nodes of the device. What stands of the link inside of a node is passed over.
+    ``EFA`` alone is what AWS gives to nodes of the device. The link inside a node is ignored.
 
     Args:
         device: what ``EFA`` depends on.
@@ -73,14 +73,8 @@ def parse_network(text: str, device: DeviceKind | None = None, *, per_node: int 
 
 
 def describes_node(text: str) -> bool:
-    """Whether a text speaks of the link inside a node."""
+    """Whether a text describes the link inside a node."""
     return bool(_INSIDE.search(text))
-
-
-def network_of(text: str, device: DeviceKind | None = None) -> float | None:
-    """GB/s of a node, one way, all rails together; None where the text says nothing. See `parse_network`."""
-    network = parse_network(text, device)
-    return None if network is None else network.gbs
 
 
 def _port(found: dict[str, str | None]) -> float:

@@ -35,7 +35,7 @@ _GCP = "Google Cloud GPU machine types page"
 _AZURE = "Azure ND-series pages"
 _MI350 = "AMD MI350 platform brief: a 400 Gb/s port a GPU"
 
-# The first node of a device stands for it where a cluster names the device only.
+# The first node of a device is taken where a cluster names only the device.
 # fmt: off
 NODE_TYPES = (
     NodeType("dgx-1", "V100-16GB-SXM2", 8, "4x100 Gb/s", 512, 40, _DGX),
@@ -86,7 +86,7 @@ NODE_TYPES = (
 
 
 def reference_node(device: DeviceKind) -> NodeType:
-    """The node that stands for a device: its maker's; for others a server of eight cards and one 100 Gb/s port."""
+    """The node assumed for a device: its maker's, or else a server of eight cards and one 100 Gb/s port."""
     for node in NODE_TYPES:
         if node.device in (device.name, device.like):
             return node

@@ -1,24 +1,24 @@
-"""What finished runs showed of the planner's error on a device: two factors and a constant, kept as JSON.
+"""Corrections of the planner for a device, learnt from finished runs: two factors and a constant, kept as JSON.
 
 A prediction is corrected as
 
 - seconds: what the device computes, by ``compute``; what travels between devices stays;
 - memory: what is estimated (activations and what goes with them), by ``memory``; and ``constant`` bytes on top.
 
-Model states are exact, and collectives are measured by `stoker plan --calibrate`: an error is looked for in the rest.
+Model states are exact, and collectives are measured by `stoker plan --calibrate`: the rest is corrected.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
 from stoker.errors import Problem, UserError
-from stoker.hardware.cache_folder import cache_folder
+from stoker.files import replace_file
+from stoker.hardware.cache_folder import device_file
 
 FORMAT = 1
 COPIES = "checkpoint copies"
@@ -30,7 +30,7 @@ SHORTEST = 0.05  # share of the predicted computation that a measured step leave
 
 @dataclass(frozen=True)
 class Correction:
-    """What one kind of run on one kind of device showed.
+    """The correction for one kind of run on one kind of device.
 
     Attributes:
         device: the catalogue's name of a GPU, the maker's of a processor.
@@ -75,7 +75,7 @@ def fitted(
     memory: float,
     seconds: float,
 ) -> Correction:
-    """The correction under which what was predicted for a run is what was measured.
+    """The correction that turns a run's prediction into its measurement.
 
     Args:
         correction: whose device, precision and so on are kept.
@@ -87,29 +87,21 @@ def fitted(
     travel = sum(spent for name, spent in time_parts.items() if name in TRAVEL)
     computed = sum(time_parts.values()) - travel
     factor = min(MOST, max(LEAST, (memory - counted) / estimated)) if estimated else 1.0
-    return Correction(
-        **{
-            **asdict(correction),
-            "compute": max(SHORTEST, (seconds - travel) / computed),
-            "memory": factor,
-            "constant": memory - counted - factor * estimated,
-        }
+    return replace(
+        correction,
+        compute=max(SHORTEST, (seconds - travel) / computed),
+        memory=factor,
+        constant=memory - counted - factor * estimated,
     )
 
 
-def correction_file(device: str, threads: int) -> Path:
-    """Where the corrections of a device are kept."""
-    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    return cache_folder() / "correction" / (f"{name}-{threads}-threads.json" if threads else f"{name}.json")
-
-
 def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
-    """What was learnt of the device, for each precision and tuning; nothing of another version of the planner.
+    """The corrections of a device, for each precision and tuning, of this version of the planner.
 
     Raises:
         UserError: the file is damaged.
     """
-    path = correction_file(device, threads)
+    path = device_file("correction", device, threads)
     if not path.is_file():
         return ()
     try:
@@ -122,21 +114,16 @@ def kept_corrections(device: str, threads: int) -> tuple[Correction, ...]:
 
 
 def keep(correction: Correction) -> Path:
-    """Puts it in the place of what was known of its device, precision and tuning; says in which file."""
-    path = correction_file(correction.device, correction.threads)
-    others = [item for item in kept_corrections(correction.device, correction.threads) if not _alike(item, correction)]
+    """Replaces the correction of its device, precision and tuning; returns the file."""
+    path = device_file("correction", correction.device, correction.threads)
+    kept, kind = kept_corrections(correction.device, correction.threads), (correction.precision, correction.tuning)
+    others = [item for item in kept if (item.precision, item.tuning) != kind]
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
     items = [asdict(item) for item in (*others, correction)]
-    partial.write_text(json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, json.dumps({"format": FORMAT, "corrections": items}, indent=1) + "\n")
     return path
 
 
-def _alike(one: Correction, other: Correction) -> bool:
-    return (one.precision, one.tuning) == (other.precision, other.tuning)
-
-
 def forget(device: str, threads: int) -> None:
-    """Drops what was learnt of a device: it corrects predictions that nobody makes once the device is measured anew."""
-    correction_file(device, threads).unlink(missing_ok=True)
+    """Drops the corrections of a device: they do not apply once the device is measured again."""
+    device_file("correction", device, threads).unlink(missing_ok=True)

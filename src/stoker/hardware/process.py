@@ -1,4 +1,4 @@
-"""This process: the processor and cores it may use, and that it ends with the one that started it."""
+"""The processor and cores of this process, and its end with the process that started it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def available_cores() -> int:
 
 
 def processor_name() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name from the system."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():
@@ -36,7 +36,7 @@ def has_bf16_matrix_units() -> bool:
 
 
 def end_with(parent: int) -> None:
-    """From now on this process is killed when its parent, of that process id, is gone, however that one ended."""
+    """Has this process killed when its parent, of that process id, has ended in any way."""
     if sys.platform == "linux":  # the kernel does it, also where this process hangs
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(parent,), daemon=True, name="parent-watch").start()

@@ -1,4 +1,4 @@
-"""What the planner predicted of a run, and what was measured: the run's ``plan.json``."""
+"""The planner's prediction for a run and the measurement: the run's ``plan.json``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ UNSETTLED = 2  # first steps of a start, in which memory is allocated and kernel
 
 @dataclass(frozen=True)
 class Predicted:
-    """What was predicted as the run began. Sizes are bytes of the fullest device, times seconds of a step.
+    """The prediction as the run began. Sizes are bytes of the fullest device, times seconds of a step.
 
     Attributes:
-        layout, micro_batch, accumulation: in words, and rows.
-        longest, mean: positions that are computed of a row in the fullest micro-batch, for which memory is predicted,
-            and on the mean, for which time is.
+        layout, micro_batch, accumulation: the layout as text, rows, and micro-batches of a step.
+        longest, mean: computed positions of a row, in the fullest micro-batch (for memory) and on average (for time).
         model: its name in the job.
         precision, tuning: as `stoker.plan.setting.TrainingWork` names them.
         device: the catalogue's name of a GPU, the maker's of a processor.
@@ -69,7 +68,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What was measured of it.
+    """The measurement of a run.
 
     Attributes:
         steps: that the time is the median of; evaluation and checkpoints are not in it.
@@ -84,7 +83,7 @@ class MeasuredRun:
 
 @dataclass(frozen=True)
 class PredictionRecord:
-    """Both; without a prediction, why there is none; without a measurement as long as the run goes on."""
+    """A prediction, or why there is none, and the measurement once the run has one."""
 
     predicted: Predicted | None
     why_not: str = ""
@@ -108,12 +107,12 @@ class PredictionRecord:
         return f"{text.replace('%', ' %')}; {found.source()}"
 
     def write(self, folder: RunFolder) -> None:
-        """Into the run's folder."""
+        """Writes it into the run's folder."""
         folder.write_plan({"format": FORMAT, **asdict(self), "line": self.line()})
 
 
 def read_comparison(folder: RunFolder) -> PredictionRecord | None:
-    """What a run's folder holds of it; None where it holds nothing, or of another format."""
+    """The record of a run's folder; None where there is none, or of another format."""
     try:
         data: dict[str, Any] = json.loads(folder.plan.read_text(encoding="utf-8"))
         if data["format"] != FORMAT:

@@ -1,8 +1,8 @@
-"""Goodput: what every second of a run went into, from its metrics and events, over all of its starts.
+"""Goodput: the cause of every second of a run, from its metrics and events, over all of its starts.
 
-Effective training time is productive step time over wall time, as Llama 3's report has it (Grattafiori et al., 2024,
-section 3.3.4). The seconds between two records are shared out among what the later one says it took; what is left
-belongs to what the run was about then. So the parts always add up to the wall time.
+Effective training time is productive step time over wall time, as in Llama 3's report (Grattafiori et al., 2024,
+section 3.3.4). The seconds between two records are assigned to the durations in the later one, and the rest to the
+phase of the run, so the parts always add up to the wall time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ WORDS: dict[Cause, str] = {
     "other": "between the steps",
 }
 STARTS = ("started", "resumed")
-ENDS = ("done", "stopped")  # on purpose: what is not running then costs nothing
-# What events say they took. What a checkpoint took is said by the step after it, or by the end of the run.
+ENDS = ("done", "stopped")  # on purpose: the time after them does not count
+# The durations in events. That of a checkpoint is in the step after it, or in the end of the run.
 TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
     "evaluated": lambda event: {"evaluation": event.get("seconds", 0.0)},
     "sampled": lambda _: {"evaluation": math.inf},
@@ -44,7 +44,7 @@ FAULTS = ("failed", "interrupted", "fault", "hung", "rolled_back")  # after whic
 
 @dataclass(frozen=True)
 class Goodput:
-    """Where a run's time went.
+    """The split of a run's time.
 
     Attributes:
         wall: seconds from its first start to its newest record, without those in which it was stopped on purpose.
@@ -62,7 +62,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class _Record:
-    """Something that was over at a time, and the seconds that it says it took since the record before."""
+    """Something that ended at a time, and the seconds it took since the previous record, by cause."""
 
     time: float
     name: str
@@ -77,7 +77,7 @@ def goodput(folder: RunFolder) -> Goodput | None:
 
 
 class Running:
-    """The effective training time of a run while it trains, of all of its starts; made as a start begins to train."""
+    """The effective training time of a running run over all of its starts; created as a start begins to train."""
 
     def __init__(self, folder: RunFolder) -> None:
         records = sorted(_records(folder), key=lambda record: record.time)
@@ -86,7 +86,7 @@ class Running:
         self._begin = (records[-1].time if records else time.time()) - split.wall
 
     def after(self, productive: float) -> float:
-        """Productive step time over wall time, after a step of so many productive seconds."""
+        """Productive step time over wall time, after a step with these productive seconds."""
         self._productive += productive
         return self._productive / max(time.time() - self._begin, self._productive, 1e-9)
 
@@ -117,7 +117,7 @@ def _split(records: Sequence[_Record]) -> Goodput:
 
 
 def _began(records: Sequence[_Record]) -> float:
-    """When the first of the starts among records did."""
+    """The time of the first start among records."""
     start = next((record for record in records if record.name in STARTS), records[0])
     return min(records[0].time, start.began or start.time)
 

@@ -1,4 +1,4 @@
-"""The runs below a folder, each with where it stands."""
+"""The runs below a folder and their state."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class RunSummary:
     """One run at a glance.
 
     Attributes:
-        state: ``running``, ``done``, ``stopped`` (goes on with the same command), ``failed``, ``interrupted``
+        state: ``running``, ``done``, ``stopped`` (continues with the same command), ``failed``, ``interrupted``
             (killed).
         step, steps: reached, and in all; 0 where not known yet.
         loss, held_out_loss: the newest of each.
         age: seconds since the last sign of life.
-        goodput: where its time went; None where that is not known yet.
+        goodput: the split of its time; None where that is not known yet.
     """
 
     path: str
@@ -43,7 +43,7 @@ def list_runs(root: Path) -> list[RunSummary]:
 
 
 def summarise(folder: RunFolder) -> RunSummary:
-    """Where a run stands, from its events and metrics alone."""
+    """The state of a run from its events and metrics."""
     events, metrics = folder.read_events(), folder.read_metrics()
     started: dict[str, Any] = next((e for e in reversed(events) if e.get("event") in ("started", "resumed")), {})
     held_out = [e.get("loss") for e in events if e.get("event") == "evaluated"]

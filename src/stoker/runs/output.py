@@ -1,4 +1,4 @@
-"""Whether a folder is a run's, or can become one: no other folder is written into, moved or removed."""
+"""Whether a folder is a run or can become one: no other folder is written to, moved or removed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_run(folder: Path) -> bool:
 
 
 def is_of_run(job: Path) -> bool:
-    """Whether a job file, or what it links to, lies beside anything that only a run writes."""
+    """Whether anything that only a run writes is beside a job file, or beside what it links to."""
     folders = {job.parent, job.resolve().parent}
     return any(os.path.lexists(folder / name) for folder in folders for name in RECORDS) or any(
         any(folder.glob(pattern)) for folder in folders for pattern in ("checkpoints/*step-*", "logs/rank-*")
@@ -30,13 +30,13 @@ def is_of_run(job: Path) -> bool:
 
 
 def output_problem(folder: Path) -> tuple[str, str] | None:
-    """Why a job's ``output`` can be no run's folder, and what to write instead; None where it can."""
+    """Why a job's ``output`` cannot be a run's folder, and what to write instead; None where it can."""
     what = unwritable(folder) or _holds(folder)
     return (f"output: {folder} {what}", "give a folder of its own, such as runs/mine") if what else None
 
 
 def _holds(folder: Path) -> str:
-    """What a folder holds that is in a run's way; empty where nothing is."""
+    """What in a folder prevents a run; empty where nothing does."""
     if not os.path.lexists(folder):
         return ""
     if is_run(folder):
@@ -47,7 +47,7 @@ def _holds(folder: Path) -> str:
 
 
 def unwritable(folder: Path) -> str:
-    """Why no files can be made in a folder that is there or shall be made; empty where they can."""
+    """Why no files can be created in an existing or future folder; empty where they can."""
     there = folder
     while not os.path.lexists(there):
         there = there.parent

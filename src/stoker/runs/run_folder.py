@@ -30,7 +30,7 @@ from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import no_link, replace_file
 from stoker.runs.output import LOCK, output_problem
 
-PATIENCE = 0.5  # seconds; whoever lists the runs holds the lock for an instant
+PATIENCE = 0.5  # seconds; listing the runs holds the lock for an instant
 
 
 @dataclass(frozen=True)
@@ -69,50 +69,28 @@ class StepMetrics:
     effective: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunFolder:
     """The paths of a run, and how they are written."""
 
     path: Path
 
-    @property
-    def job(self) -> Path:
-        return self.path / "job.yaml"
-
-    @property
-    def environment(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def repeated(self) -> Path:
-        return self.path / "repeated.jsonl"
-
-    @property
-    def chaos(self) -> Path:
-        return self.path / "chaos"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def __post_init__(self) -> None:
+        self.job = self.path / "job.yaml"
+        self.environment = self.path / "environment.json"
+        self.plan = self.path / "plan.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.repeated = self.path / "repeated.jsonl"
+        self.events = self.path / "events.jsonl"
+        self.chaos = self.path / "chaos"
+        self.checkpoints = self.path / "checkpoints"
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Within it no other process trains in this folder; gives whether it was made here.
+        """Locks the folder against other trainings; yields whether it was created.
 
         Raises:
-            UserError: another process is training in it, or there can be no such folder.
+            UserError: another process is training in it, or the folder cannot be created.
         """
         if problem := output_problem(self.path):
             raise UserError(Problem(*problem, key="output"))
@@ -148,7 +126,7 @@ class RunFolder:
                 return False
         except Timeout:
             return True
-        except OSError:  # a folder of somebody else's, that may only be read
+        except OSError:  # a read-only folder of another user
             return False
 
     def event(self, event: str, **values: Any) -> None:
@@ -167,7 +145,7 @@ class RunFolder:
         return list(read_lines(self.metrics))
 
     def forget_after(self, step: int) -> int:
-        """Puts the metrics of steps that are going to be repeated aside; says how many there were."""
+        """Moves the metrics of steps that will be repeated to ``repeated.jsonl``; returns how many there were."""
         lines = self.read_metrics()
         if again := "".join(_line(line) for line in lines if line["step"] > step):
             with writing(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
@@ -224,13 +202,13 @@ class MetricsWriter:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Within it an error of the disk becomes one that a user can read."""
+    """Turns errors of the disk into `DiskFailed`."""
     try:
         yield
     except OSError as error:
         raise DiskFailed(
             f"{path} cannot be written ({error.strerror}); earlier checkpoints are untouched. "
-            "Make room and run the same command to go on"
+            "Make room and run the same command to continue"
         ) from error
 
 
@@ -246,7 +224,7 @@ def _ends_in_newline(file: IO[bytes]) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; a last line that a killed process left unfinished is passed over."""
+    """The objects of a JSON Lines file; an unfinished last line of a killed process is skipped."""
     if not path.is_file():
         return
     for line in path.read_bytes().split(b"\n"):
@@ -259,7 +237,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def put_aside(path: Path) -> Path:
-    """Renames a run's folder to the first free ``NAME.1``, ``NAME.2`` ...; says to which.
+    """Renames a run's folder to the first free ``NAME.1``, ``NAME.2`` ...; returns the new path.
 
     Raises:
         UserError: a process is training in it, or it is not a run.

@@ -1,12 +1,12 @@
-"""A run's folder in shared memory: what its processes leave there outlives each of them, but not the machine.
+"""A run's folder in shared memory: its files outlive the processes of the run, but not the machine.
 
-heart-<rank>        a process' signs of life
+heart-<rank>        the heartbeat of a process
 rank-<rank>/        its copies of the training state
-kept                where the copies are kept after the run's end: which run they are of
+kept                where the copies are kept after the run's end: which run they belong to
 again               where a launcher starts the processes again, and nobody holds the folder meanwhile
 
-The folder is held by a lock on the folder itself. The lock ends with the process that holds it, however that ended,
-and it counts in other containers, where process ids mean other processes.
+A lock on the folder itself holds it. The lock ends with its process, in whatever way, and works across containers,
+where process ids differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL = 0.02  # seconds
 
 
 def shared_folder(run: Path) -> Path:
-    """Where the processes of a run on this machine share memory; the same path in all of them.
+    """The folder in which the processes of a run on this machine share memory.
 
     Args:
         run: the run's folder. Another one at the same path, of another container, has another place.
@@ -51,7 +51,7 @@ def shared_folder(run: Path) -> Path:
 
 
 def has_folder(run: Path) -> bool:
-    """Whether a run has its folder in shared memory: one that this user has made, and no other can write."""
+    """Whether a run has its folder in shared memory, made by this user and writable by no other."""
     try:
         found = shared_folder(run).lstat()
     except FileNotFoundError:
@@ -67,11 +67,11 @@ class SharedFolder:
         self.lock: int | None = None
 
     def hold(self, *, beside: bool = False, patience: float = PATIENCE) -> None:
-        """Holds the folder, which is made where it is not there.
+        """Holds the folder, creating it where it is missing.
 
         Args:
-            beside: beside others that hold it so.
-            patience: seconds to wait for others; whoever removes what was left behind holds it for a moment.
+            beside: shared with others that also hold it so.
+            patience: seconds to wait for others; a clean-up of leftovers holds it for a moment.
 
         Raises:
             RunFailed: others hold it, or it belongs to another user.
@@ -92,7 +92,7 @@ class SharedFolder:
             raise RunFailed(f"{self.path} belongs to another user; remove it, or give another `output`")
 
     def keep(self) -> None:
-        """Makes the folder again where something has removed it."""
+        """Creates the folder again where something has removed it."""
         with suppress(FileNotFoundError):
             if self.lock is not None and self.path.stat().st_ino == os.fstat(self.lock).st_ino:
                 return
@@ -100,29 +100,29 @@ class SharedFolder:
         self.hold()
 
     def clear(self) -> None:
-        """Removes what is in it."""
+        """Removes its content."""
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def release(self) -> None:
-        """Holds it no more."""
+        """Releases the lock."""
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
 
     def remove(self) -> None:
-        """Removes it, and holds it no more."""
+        """Removes the folder and releases the lock."""
         shutil.rmtree(self.path, ignore_errors=True)
         self.release()
 
 
 @contextmanager
 def shared_memory(run: Path) -> Iterator[SharedFolder]:
-    """Within it the run has its folder in shared memory; the caller holds the run's own folder.
+    """Gives the run its folder in shared memory; the caller holds the run's own folder.
 
-    It is empty at first and removed at the end. But where the run ends because the disk cannot be written, the copies
-    in it are kept for the same command to go on from. What runs that were killed left behind is removed: it would take
-    memory until the machine starts again.
+    It is empty at first and removed at the end. Where the run ends because the disk cannot be written, its copies are
+    kept for the same command to continue from. Leftovers of killed runs are removed: they would take memory until the
+    machine restarts.
     """
     folder = SharedFolder(shared_folder(run))
     _sweep(folder.path.parent)
@@ -137,7 +137,7 @@ def shared_memory(run: Path) -> Iterator[SharedFolder]:
 def shared_with_others(
     run: Path, *, clears: bool, removes: bool, again: bool, wait: Callable[[], object]
 ) -> Iterator[None]:
-    """Within it this process shares a run's folder in shared memory with others that a launcher started.
+    """Shares a run's folder in shared memory with other processes of a launcher.
 
     Args:
         clears: whether this process empties the folder before, unless it is kept.
@@ -162,7 +162,7 @@ def shared_with_others(
 
 @contextmanager
 def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: bool = False) -> Iterator[None]:
-    """What becomes of the folder when what is done within has ended, well or not."""
+    """Removes, keeps or releases the folder at the end, depending on how the body ended."""
     left = False
     try:
         yield
@@ -173,7 +173,7 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
         (folder.path / KEPT).write_text(_identity(run))
         raise DiskFailed(
             f"{error}. Step {step} is kept in this machine's memory ({folder.path}) until the machine restarts: the "
-            "same command goes on from there"
+            "same command continues from there"
         ) from error
     except BaseException:
         left = again or is_kept(run)
@@ -186,14 +186,14 @@ def _ending(run: Path, folder: SharedFolder, *, removes: bool = True, again: boo
 
 
 def is_kept(run: Path) -> bool:
-    """Whether a run's shared memory has a state of it that could not be written to the disk."""
+    """Whether a run's shared memory holds a state that could not be written to the disk."""
     with suppress(OSError):
         return has_folder(run) and (shared_folder(run) / KEPT).read_text() == _identity(run)
     return False
 
 
 def _newest(folder: Path) -> int | None:
-    """The newest step that there are copies of; None where there are none."""
+    """The newest step with copies; None where there are none."""
     steps = []
     for header in folder.glob("rank-*/slot-?.json"):
         with suppress(OSError, ValueError):
@@ -202,7 +202,7 @@ def _newest(folder: Path) -> int | None:
 
 
 def _identity(run: Path) -> str:
-    """The run's first event: another run in the same folder begins with another one."""
+    """The digest of the run's first event, which differs for another run in the same folder."""
     with (run / "events.jsonl").open("rb") as file:
         return hashlib.sha256(file.readline()).hexdigest()
 

@@ -185,7 +185,7 @@ def _record(
     repeated = folder.forget_after(resumed)
     common: dict[str, Any] = {"task": job.task, "model": _model_name(job), "steps": plan.steps}
     common["began"] = round(began, 3)
-    common |= {"sources": [part.as_json() for part in prepared.audit.drawn]} if prepared.audit else {}
+    common |= {"sources": [asdict(part) for part in prepared.audit.drawn]} if prepared.audit else {}
     if resumed:
         folder.event("resumed", step=resumed, repeated=repeated, where=where, **common)
     else:

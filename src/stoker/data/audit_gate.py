@@ -1,0 +1,99 @@
+"""Which data must not be trained on: the problems that the audit reports, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.data.byte_streams import utf8_advice
+from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.ignored_fields import LOST_ANSWER
+from stoker.data.render_row import TEMPLATE_REFUSES
+from stoker.data.tables import NOT_UTF8
+from stoker.data.token_cache import ShardSummary, reason_kind
+from stoker.data.tokenise import JUDGED_BAD, TextCodec
+from stoker.data.trained_spans import NO_ROOM, TOO_LONG
+from stoker.errors import Problem
+from stoker.job.job_to_yaml import scalar
+from stoker.job.load_job import LoadedJob
+from stoker.job.task import task_of
+
+
+def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
+    """Rows dropped, by reason."""
+    return sum((Counter(s.reasons) for s in summaries), Counter())
+
+
+def refused(corpus: Corpus, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
+    """The problems of each source."""
+    problems = []
+    for i, source in enumerate(corpus.sources):
+        problems += _source_gate(source, f"data[{i}]", codec, loaded)
+    for i, source in enumerate(corpus.evaluation):
+        problems += _source_gate(source, f"evaluate.data[{i}]", codec, loaded)
+    return problems
+
+
+def _advice(source: TokenisedSource, key: str) -> str:
+    """What to do about the most frequent reason for dropped rows; empty where there is no specific advice."""
+    summaries = source.cache.summaries
+    reason = next((reason for reason, _ in drop_reasons(summaries).most_common(1)), "")
+    if reason == NOT_UTF8:
+        file = next(d.source for s in summaries for d in s.dropped if reason_kind(d.reason) == reason)
+        return utf8_advice(Path(file))
+    if reason in (NO_ROOM, TOO_LONG):
+        return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
+    if reason == JUDGED_BAD:
+        return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
+    if reason.startswith(TEMPLATE_REFUSES) or reason in LOST_ANSWER.values():
+        return f"name a template that writes such rows, {key}.template"
+    return ""
+
+
+def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: LoadedJob) -> list[Problem]:
+    name, cache = source.source.name, source.cache
+    summaries = cache.summaries
+    rows_in, reasons = sum(s.rows_in for s in summaries), drop_reasons(summaries)
+    dropped = sum(reasons.values())
+    most = ", ".join(f"{reason} ({n})" for reason, n in reasons.most_common(3))
+    if not sum(s.trained for s in summaries):
+        message = f"{name}: nothing of it would be trained, all of its {rows_in} rows are dropped: {most}"
+        advice = _advice(source, key) or "mend the rows; `stoker data` names each"
+        return [loaded.problem(f"{key}.path", message, advice)]
+    problems = []
+    if (source.format == "preference") != task_of(loaded.job).pairs:
+        kinds = ("pairs, chosen and rejected", "one answer a row")
+        rows, wanted = kinds if source.format == "preference" else reversed(kinds)
+        message = f"{name}: its rows are {rows}; task {loaded.job.task} trains on {wanted}"
+        advice = f"for the chosen ones alone write {key}.format: prompt, with columns: {{completion: chosen}}"
+        problems.append(loaded.problem(f"{key}.path", message, advice))
+    if source.block.format == "judged":  # the job says it: bad answers are to be left out
+        dropped -= reasons[JUDGED_BAD]
+    if dropped > source.block.max_dropped * rows_in:
+        message = (
+            f"{name}: {dropped} of {rows_in} rows are dropped ({dropped / rows_in:.1%}, at most "
+            f"{source.block.max_dropped:.1%} are allowed): {most}"
+        )
+        advice = _advice(source, key) or "mend the rows"
+        problems.append(loaded.problem(f"{key}.path", message, f"{advice}, or raise {key}.max_dropped"))
+    if source.format != "text" and not cache.column("stops").any():
+        message = f"{name}: the stop token is never trained, so the model would never learn to end an answer"
+        if cache.column("cut").all():
+            advice = "every row is cut before its answer ends: raise train.seq_len"
+        else:
+            advice = f"take a template that writes it behind an answer, such as {key}.template: plain"
+            if ending := _ending(source, codec):
+                advice = f"its answers end with {ending}: write model.stop: {scalar(ending)}, or {advice}"
+        problems.append(loaded.problem(f"{key}.template", message, advice))
+    return problems
+
+
+def _ending(source: TokenisedSource, codec: TextCodec) -> str | None:
+    """The special token that ends the last answer of a source's first row, trailing white space left out."""
+    row = source.cache[0]
+    special = {i: token.content for i, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
+    for number in reversed(row.ids[row.trained].tolist()):
+        if number in special or codec.tokenizer.decode([number]).strip():
+            return special.get(number)
+    return None

@@ -1,0 +1,79 @@
+"""Training sequences shown token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.rows import Rejected
+from stoker.data.tokenise import TextCodec
+
+
+@dataclass(frozen=True)
+class ShownSample:
+    """One training sequence, token by token."""
+
+    source: str
+    row: int
+    tokens: tuple[str, ...]
+    ids: tuple[int, ...]
+    trained: tuple[bool, ...]
+
+
+def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSample]:
+    """Sequences spread evenly over the sources."""
+    found: list[ShownSample] = []
+    for i, source in enumerate(corpus.sources):
+        share = (count + i) // len(corpus.sources)
+        ready = source.cache.ready
+        rows = np.unique(np.linspace(0, ready - 1, share).astype(int)) if ready and share else ()
+        found += [_sample(source, int(row), codec) for row in rows]
+    return found
+
+
+def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSample:
+    row, (file, number) = source.cache[index], source.cache.origin(index)
+    ids = tuple(row.ids.tolist())
+    trained = (False, *row.trained[1:].tolist())
+    return ShownSample(file, number, token_texts(codec, ids), ids, trained)
+
+
+def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:
+    """The sequences of one row, or why it was dropped.
+
+    Args:
+        file: the name of a source as the job has it, or a file's, its folders left out or not.
+        row: as the reader counts.
+    """
+    found: list[ShownSample] = []
+    dropped: list[Rejected] = []
+    for source in (*corpus.sources, *corpus.evaluation):
+        cache, any_file = source.cache, file in (source.source.name, source.block.path)
+        for index in np.flatnonzero(cache.column("row") == row):
+            if any_file or _names(file, cache.origin(int(index))[0]):
+                found.append(_sample(source, int(index), codec))
+        for summary in cache.summaries:
+            dropped += [d for d in summary.dropped if d.row == row and (any_file or _names(file, d.source))]
+    return found, dropped
+
+
+def _names(name: str, file: str) -> bool:
+    return file == name or file.endswith(f"/{name}")
+
+
+def token_texts(codec: TextCodec, ids: Sequence[int]) -> tuple[str, ...]:
+    """The text of each token; joined, they are the whole text. A character of several tokens goes to the last."""
+    decode = codec.tokenizer.decode
+    texts, start, before = [], 0, ""
+    for end in range(1, len(ids) + 1):
+        text = decode(list(ids[start:end]), skip_special_tokens=False)
+        if text.endswith("\ufffd") and end < len(ids) and end - start < 8:
+            texts.append("")
+            continue
+        texts.append(text[len(before) :])
+        # The next piece is decoded with this token before it: some tokenizers drop a text's first space.
+        start, before = end - 1, decode([ids[end - 1]], skip_special_tokens=False)
+    return tuple(texts)

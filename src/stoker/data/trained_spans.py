@@ -1,0 +1,65 @@
+"""Spans of trained tokens, and the windows of a row that fit into a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from stoker.data.encode import Encoded
+from stoker.data.row_batch import Span
+
+Cut = Literal["cut", "drop", "split"]
+TOO_LONG = "too long"
+NO_ROOM = "nothing left to train on"
+
+
+def mark_trained(encoded: Encoded, stop_ids: frozenset[int]) -> tuple[list[Span], bool]:
+    """Spans of trained tokens from where the spans of trained characters begin and end.
+
+    A span is trained up to its last stop token: the model never writes what a template adds after it (such as a line
+    feed). A token that spans the start of a span belongs to the prompt.
+
+    Args:
+        encoded: the ids of a text, and the places of its answers' (start, end, start, end ...).
+        stop_ids: tokens that end an answer.
+
+    Returns:
+        The spans, and whether no token crosses the start of one.
+    """
+    ids, places = encoded
+    spans, exact = [], True
+    for (first, over), (end, _) in zip(places[::2], places[1::2], strict=True):
+        exact = exact and not over
+        last = next((i + 1 for i in range(end - 1, first - 1, -1) if ids[i] in stop_ids), end)
+        if last > first:
+            spans.append((first, last))
+    return spans, exact
+
+
+def fit(length: int, trained: Sequence[Span], seq_len: int, too_long: Cut) -> tuple[list[Span], str]:
+    """The windows of at most ``seq_len`` tokens of a row of ``length`` tokens, or why there are none.
+
+    The first token of a sequence is never predicted, so a window must have a trained token after its first.
+    Windows of a split row overlap by one token, so that every token but the row's first is predicted once.
+    """
+    if length <= seq_len:
+        windows = [(0, length)]
+    elif too_long == "drop":
+        return [], f"{TOO_LONG}: {length} tokens, train.seq_len is {seq_len}"
+    elif too_long == "cut":
+        windows = [(0, seq_len)]
+    else:
+        windows = [(i, min(length, i + seq_len)) for i in range(0, length - 1, seq_len - 1)]
+    kept = [(a, b) for a, b in windows if any(max(first, a + 1) < min(last, b) for first, last in trained)]
+    if kept:
+        return kept, ""
+    if length > seq_len:
+        return [], f"{NO_ROOM}: its first {seq_len} of {length} tokens have no answer, raise train.seq_len"
+    return [], "too short: nothing to predict" if length < 2 else "nothing to train on"
+
+
+def within(trained: Sequence[Span], first: int, last: int) -> list[Span]:
+    """Trained spans of a window, counted from its start; a later one's first token was predicted before."""
+    begin = first + 1 if first else 0
+    clipped = [(max(a, begin) - first, min(b, last) - first) for a, b in trained]
+    return [(a, b) for a, b in clipped if a < b]
