@@ -1,4 +1,4 @@
-"""Every ``auto`` that hangs on neither machine nor model gets its value; all say where they are from."""
+"""Decides every ``auto`` that depends on neither the machine nor the model, and records where each value is from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.job.yaml_document import JobDocument
 VIRTUAL_LR = {"prompt": 3e-2, "p-tuning": 1e-3, "prefix": 1e-3}
 HELD_OUT = 0.05
 EVALUATED = 256  # sequences: enough to tell models apart, few enough to wait for
-LONGEST_BETWEEN_CHECKPOINTS = 500  # steps
+MOST_BETWEEN_CHECKPOINTS = 500  # steps, so that a crash costs little
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Origin:
     Attributes:
         source: the job file, an override on the command line, or Stoker's default.
         where: ``job.yaml:3:5`` or the override's text; empty for a key that was not written.
-        why: the reason of a default, in words; empty for a value that was written.
+        why: the reason of a default; empty for a value that was written.
     """
 
     source: Literal["file", "override", "default"]
@@ -67,18 +67,15 @@ def _is_open(job: Job, key: str) -> bool:
 def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: JobDocument) -> Origin:
     key = dotted(path)
     schema_key = dotted(tuple(part for part in path if isinstance(part, str)))
-    mark = document.marks.get(path)
-    where = document.where(path)
+    if path[:2] == ("evaluate", "data") and len(path) > 2:
+        schema_key = schema_key.removeprefix("evaluate.")  # a source, as those of `data`
+    mark, where = document.marks.get(path), document.where(path)
     if key in decided:
         return Origin("default", where, ("auto: " if mark else "") + decided[key].why)
-    open_key = schema_key.removeprefix("evaluate.") if "data" in path else schema_key
-    if value == "auto" and open_key in UNDECIDED:  # elsewhere it is a name like any other
-        return Origin("default", where, UNDECIDED[open_key])
+    if value == "auto" and schema_key in UNDECIDED:  # elsewhere it is a name like any other
+        return Origin("default", where, UNDECIDED[schema_key])
     if mark is None:
-        reason = REASONS[
-            schema_key.removeprefix("evaluate.") if path[:2] == ("evaluate", "data") and len(path) > 2 else schema_key
-        ]
-        return Origin("default", "", reason)
+        return Origin("default", "", REASONS[schema_key])
     return Origin("override" if mark.override else "file", where, "")
 
 
@@ -165,30 +162,30 @@ def _batch(job: Job) -> dict[str, Decided]:
 
 def _layout(job: Job) -> dict[str, Decided]:
     parts, data = job.parallel, triangle_of(job).data_parallel
-    alone = "not used: `{}` is one"
+    sequence = "divides what `tensor` leaves whole, for no more traffic"
     shard_size = Decided(data, f"one copy, spread over all {data}")
     if parts.shard == "none":
         shard_size = Decided(1, "nothing is sharded")
+
+    def along(axis: str, value: Any, why: str) -> Decided:
+        return Decided(value, why if getattr(parts, axis) > 1 else f"not used: `{axis}` is one")
+
     compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)
     compiling = "as the other `compile` says" if compiled else "compiling pays only in long runs"
     return {
         "parallel.shard_size": shard_size,
-        "parallel.sequence": Decided(
-            parts.tensor > 1,
-            "divides what `tensor` leaves whole, for no more traffic" if parts.tensor > 1 else alone.format("tensor"),
-        ),
-        "parallel.schedule": Decided(
-            DEFAULT_SCHEDULE,
-            "holds the fewest activations" if parts.pipeline > 1 else alone.format("pipeline"),
-        ),
-        "parallel.context_by": Decided(
-            "gather",
-            "works with any number of heads" if parts.context > 1 else alone.format("context"),
-        ),
+        "parallel.sequence": along("tensor", parts.tensor > 1, sequence),
+        "parallel.schedule": along("pipeline", DEFAULT_SCHEDULE, "holds the fewest activations"),
+        "parallel.context_by": along("context", "gather", "works with any number of heads"),
         "parallel.expert": Decided(parts.tensor, "experts are spread over the processes of `tensor`"),
         "parallel.compile": Decided(compiled, compiling),
         "train.compile": Decided(compiled, compiling),
     }
+
+
+def intervals(steps: int) -> tuple[int, int]:
+    """Default steps between evaluations, and between checkpoints, in a run of ``steps``."""
+    return max(1, steps // 10), min(MOST_BETWEEN_CHECKPOINTS, max(1, steps // 5))
 
 
 def _length(job: Job) -> dict[str, Decided]:
@@ -196,12 +193,10 @@ def _length(job: Job) -> dict[str, Decided]:
     if job.steps is None and job.epochs is None:
         found["epochs"] = Decided(1.0, "one pass over the data unless steps or epochs are given")
     if job.steps is not None:
-        found["evaluate.every"] = Decided(max(1, job.steps // 10), f"a tenth of the {job.steps} steps")
-        most = min(LONGEST_BETWEEN_CHECKPOINTS, max(1, job.steps // 5))
-        why = f"a fifth of the {job.steps} steps"
-        if most == LONGEST_BETWEEN_CHECKPOINTS:
-            why += f", but no more than {most}, so that a crash costs little"
-        found["checkpoint.every"] = Decided(most, why)
+        evaluate, save = intervals(job.steps)
+        found["evaluate.every"] = Decided(evaluate, f"a tenth of the {job.steps} steps")
+        limit = f", but no more than {save}, so that a crash costs little" if save == MOST_BETWEEN_CHECKPOINTS else ""
+        found["checkpoint.every"] = Decided(save, f"a fifth of the {job.steps} steps{limit}")
     if job.evaluate.data:
         found["evaluate.fraction"] = Decided(0.0, "evaluate.data is given")
         found["evaluate.rows"] = Decided("all", "evaluate.data is used whole")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from stoker.errors import UserError
+from stoker.job.resolve import intervals
 from stoker.job.resolved import ResolvedJob
 from stoker.train.embedding_warmup import TwoStages
 from stoker.train.lr_schedule import Schedule, warmup_steps
@@ -85,8 +86,7 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
         steps = done.step + steps_in(done.samples, samples, train.batch, done.passed)
     if steps == 0:
         raise UserError("epochs: so small a part of the data holds no sample")
-    every = job.evaluate.every if job.evaluate.every != "auto" else max(1, steps // 10)
-    save = job.checkpoint.every if job.checkpoint.every != "auto" else min(500, max(1, steps // 5))
+    every, save = intervals(steps)
     return RunSchedule(
         steps,
         samples,
@@ -94,8 +94,8 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
         train.micro_batch,
         train.clip,
         job.seed,
-        every,
-        save,
+        every if job.evaluate.every == "auto" else job.evaluate.every,
+        save if job.checkpoint.every == "auto" else job.checkpoint.every,
         job.checkpoint.keep,
         job.checkpoint.keep_every,
         job.checkpoint.best,

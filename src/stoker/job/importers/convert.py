@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def import_files(
     values, refused = _accepted(values)
     dropped += [*lost, *refused]
     unknown = tuple(item for ledger in ledgers for item in ledger.unknown)
-    blocks = tuple(key.split(".")[0].split("[")[0] for key in missing)
+    blocks = tuple(map(_block, missing))
     names = ", ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in ledgers)
     text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
     shown = {(item.target, item.key) for item in values.values()}
@@ -113,14 +114,9 @@ def import_files(
         if (item.target, item.key) in shown:
             carried.setdefault((item.target, item.key), item)
     return Imported(
-        text,
-        plain(values),
-        tuple(carried.values()),
-        tuple(dropped),
-        unknown,
-        blocks,
+        text, plain(values), tuple(carried.values()), tuple(dropped), unknown, blocks,
         tuple(ledger.tool for ledger in ledgers),
-    )
+    )  # fmt: skip
 
 
 def _read(document: JobDocument, format: str | None, data_info: str | None) -> Ledger:
@@ -193,16 +189,19 @@ def _accepted(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Drop
     """
     values = dict(values)
     refused: list[Dropped] = []
-    _each_well(values)
+    document = expand_shorthands(_document(values))
+    try:
+        Job.model_validate(document.data)
+    except ValidationError as error:
+        wrong = [Problem(f.message, f.suggestion, key=dotted(f.path)) for f in findings(error, document)]
+        raise UserError(*(_at_source(problem, values) for problem in wrong)) from error
     while True:
-        document = parse_document(write_job(values, (), (), (), (), "Imported."), "job.yaml")
         try:
-            check_document(document)
+            check_document(_document(values))
             return values, refused
         except UserError as error:
-            options = [problem for problem in error.problems if problem.key in values]
-            options = [problem for problem in options if _block(problem.key) in OPTIONAL]
-            options = [problem for problem in options if problem.key not in ("model.name", "tune.method")]
+            optional = [key for key in values if _block(key) in OPTIONAL and key not in ("model.name", "tune.method")]
+            options = [problem for problem in error.problems if problem.key in optional]
             if not options:
                 raise UserError(*(_at_source(problem, values) for problem in error.problems)) from error
             weakest = min(
@@ -218,14 +217,8 @@ def _block(key: str) -> str:
     return key.split(".", maxsplit=1)[0].split("[", maxsplit=1)[0]
 
 
-def _each_well(values: dict[str, Carried]) -> None:
-    document = parse_document(write_job(values, (), (), (), (), "Imported."), "job.yaml")
-    document = expand_shorthands(document)
-    try:
-        Job.model_validate(document.data)
-    except ValidationError as error:
-        wrong = [Problem(f.message, f.suggestion, key=dotted(f.path)) for f in findings(error, document)]
-        raise UserError(*(_at_source(problem, values) for problem in wrong)) from error
+def _document(values: dict[str, Carried]) -> JobDocument:
+    return parse_document(write_job(values, (), (), (), (), "Imported."), "job.yaml")
 
 
 def _at_source(problem: Problem, values: dict[str, Carried]) -> Problem:
@@ -233,9 +226,7 @@ def _at_source(problem: Problem, values: dict[str, Carried]) -> Problem:
     entry = values.get(problem.key)
     if entry is None or not entry.where:
         return Problem(problem.message, problem.suggestion, key=problem.key)
-    file, line, column = entry.where, 0, 0
-    parts = entry.where.rsplit(":", maxsplit=2)
-    if len(parts) == 3 and parts[1].isdigit():
-        file, line, column = parts[0], int(parts[1]), int(parts[2])
+    found = re.fullmatch(r"(.*):(\d+):(.*)", entry.where)
+    file, line, column = (found[1], int(found[2]), int(found[3])) if found else (entry.where, 0, 0)
     what = f"`{entry.key}`: {problem.message}" if entry.key else problem.message
     return Problem(what, problem.suggestion, key=problem.key, file=file, line=line, column=column)

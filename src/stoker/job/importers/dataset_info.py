@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.importers.foreign_data import ForeignSource, from_here
-from stoker.job.importers.foreign_file import read_source
-from stoker.job.importers.ledger import Dropped, Ledger
-from stoker.job.key_paths import dotted
+from stoker.job.importers.foreign_data import ForeignSource
+from stoker.job.importers.foreign_file import from_here, read_source
+from stoker.job.importers.ledger import Ledger
 from stoker.job.suggest_key import nearest
 from stoker.job.yaml_document import JobDocument
 
@@ -44,7 +43,8 @@ def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> For
         message = f"`{name}` is not in {register.file}"
         ledger.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
         return ForeignSource(name)
-    found = ForeignSource(*_path(name, entry, register))
+    written = Ledger(register, ledger.tool, dropped=ledger.dropped).block((name,))
+    found = ForeignSource(_path(name, entry, register))
     if entry.get("split") not in (None, "train"):
         found.split = str(entry["split"])
     for word, why in (
@@ -53,8 +53,7 @@ def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> For
         ("num_samples", "sampled there with repetition: write `split` or `weight`"),
         ("revision", "Stoker reads the main branch"),
     ):
-        if entry.get(word) is not None:
-            _lost(ledger, register, (name, word), why)
+        written.drop(word, why, matters=True)
     columns = entry.get("columns") or {}
     if not isinstance(columns, dict):
         raise UserError(register.problem((name, "columns"), "`columns` must be a block"))
@@ -63,13 +62,12 @@ def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> For
     else:
         _conversation(found, columns, entry, ranking=bool(entry.get("ranking")))
     for modality in ("images", "videos", "audios", "kto_tag"):
-        if modality in columns:
-            _lost(ledger, register, (name, "columns", modality), "Stoker trains on text")
+        written.drop(f"columns.{modality}", "Stoker trains on text", matters=True)
     tags = entry.get("tags") or {}
     usual = _USUAL_TAGS.get(found.format or "", {})
     for tag, value in tags.items() if isinstance(tags, dict) else ():
         if tag in usual and usual[tag] != value:
-            _lost(ledger, register, (name, "tags", tag), f"Stoker reads `{usual[tag]}` there")
+            written.leave((name, "tags", tag), f"Stoker reads `{usual[tag]}` there", matters=True)
     return found
 
 
@@ -82,17 +80,16 @@ def as_text(found: ForeignSource) -> ForeignSource:
     return found
 
 
-def _path(name: str, entry: dict[str, Any], register: JobDocument) -> tuple[str]:
+def _path(name: str, entry: dict[str, Any], register: JobDocument) -> str:
     for hub in ("hf_hub_url", "ms_hub_url"):
         if entry.get(hub):
-            return (str(entry[hub]),)
+            return str(entry[hub])
     file = entry.get("file_name")
     if not file:
         what = "a loading script" if "script_url" in entry else "no file"
         message = f"`{name}` names {what}, and Stoker reads files and hub data sets"
         raise UserError(Problem(message, "write `file_name`", file=register.file, line=register.marks[(name,)].key[0]))
-    beside = Path(register.file).parent / str(file)
-    return (from_here(beside),)
+    return str(from_here(Path(register.file).parent / str(file)))
 
 
 def _instruction(found: ForeignSource, columns: dict[str, Any], *, ranking: bool) -> None:
@@ -119,7 +116,3 @@ def _conversation(found: ForeignSource, columns: dict[str, Any], entry: dict[str
         ours = {"prompt": "messages", "chosen": "chosen", "rejected": "rejected"}
     given = {"messages": "conversations", **columns}
     found.columns = {mine: str(given[theirs]) for mine, theirs in ours.items() if given.get(theirs) not in (None, mine)}
-
-
-def _lost(ledger: Ledger, register: JobDocument, path: tuple[str, ...], why: str) -> None:
-    ledger.dropped.append(Dropped(dotted(path), register.at(path), why, register.where(path), True))

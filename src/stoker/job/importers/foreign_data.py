@@ -64,12 +64,6 @@ class ForeignSource:
             self.template_arguments, self.keys["template_arguments"] = arguments, "chat_template_kwargs"
 
 
-def from_here(path: Path) -> str:
-    """A path as people write it: relative where it lies below the folder we are in."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
-
-
 def local(path: str, document_file: str) -> str:
     """A path as the job has it: relative ones begin where we are, or else beside the file that names them."""
     beside = Path(document_file).parent / path

@@ -11,7 +11,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath
 from stoker.job.yaml_document import JobDocument, Mark, kind_of, parse_document, parse_value, read_text
 
-SUBCOMMAND = "(subcommand)"  # under this key stands the word before the first option: sft of `trl sft --...`
+SUBCOMMAND = "(subcommand)"  # the key of the word before the first option: sft of `trl sft --...`
 _TOKEN = re.compile(r"#[^\n]*|\\\n|(?:[^\s\"'\\]|\\.|\"(?:\\.|[^\"\\])*\"|'[^']*')+", re.DOTALL)
 _OPTION = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 
@@ -21,10 +21,11 @@ def read_source(path: str | Path) -> JobDocument:
     if not Path(path).exists():
         raise UserError(Problem("there is no such file", file=str(path)))
     text = read_text(path)
-    if _is_command_line(Path(path), text):
+    is_other = Path(path).suffix.lower() in (".yaml", ".yml", ".json")
+    if not is_other and re.search(r"(^|\s)--[A-Za-z][\w-]*", text):
         return _command_line(text, str(path))
-    # JSON is YAML but for tabs, which YAML does not indent with.
-    text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE) if _is_json(text) else text
+    if text.lstrip().startswith("{"):  # JSON is YAML but for tabs, which YAML does not indent with
+        text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), text, flags=re.MULTILINE)
     document = parse_document(text, str(path))
     if not isinstance(document.data, dict) or not document.data:
         what = kind_of(document.data) if document.data else "nothing"
@@ -37,19 +38,13 @@ def find_beside(name: str, document: JobDocument) -> Path | None:
     here = Path(document.file).resolve().parent
     for folder in (Path.cwd(), here, *here.parents):
         if (folder / name).is_file():
-            found = folder / name
-            return found.relative_to(Path.cwd()) if found.is_relative_to(Path.cwd()) else found
+            return from_here(folder / name)
     return None
 
 
-def _is_json(text: str) -> bool:
-    return text.lstrip().startswith("{")
-
-
-def _is_command_line(path: Path, text: str) -> bool:
-    if path.suffix.lower() in (".yaml", ".yml", ".json"):
-        return False
-    return re.search(r"(^|\s)--[A-Za-z][\w-]*", text) is not None
+def from_here(path: Path) -> Path:
+    """A path relative to the current folder, where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _command_line(text: str, file: str) -> JobDocument:
@@ -67,7 +62,9 @@ def _command_line(text: str, file: str) -> JobDocument:
         option = _OPTION.fullmatch(word) if word.startswith("--") and not quoted else None
         if option is None and key:
             _add(data, key, word if quoted else _read(word))
-            marks[(key,)] = Mark(file, marks[(key,)].key, marks[(key,)].value if _many(data[key]) else (line, column))
+            marks[(key,)] = Mark(
+                file, marks[(key,)].key, marks[(key,)].value if isinstance(data[key], list) else (line, column)
+            )
         elif option is None:
             before = word
         else:
@@ -88,10 +85,6 @@ def _command_line(text: str, file: str) -> JobDocument:
 def _add(data: dict[str, Any], key: str, value: Any) -> None:
     held = data[key]
     data[key] = value if held is True else [*held, value] if isinstance(held, list) else [held, value]
-
-
-def _many(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _read(word: str) -> Any:

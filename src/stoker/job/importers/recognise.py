@@ -18,7 +18,6 @@ FORMATS = {
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
 }
-ENGINES = ("deepspeed", "accelerate")
 
 # Top-level keys that only this tool has.
 SIGNS = {
