@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,15 @@ def test_a_file_of_the_folder_is_a_task() -> None:
     files = sorted(path.stem for path in (PACKAGE / "train" / "tasks").glob("*.py") if path.stem != "__init__")
     assert files == sorted(TASKS) and [task.name for task in TASKS.values()] == list(TASKS)
     assert TASKS["pretrain"].batch > DEFAULT_BATCH == TASKS["sft"].batch
+
+
+def test_knowing_the_tasks_takes_no_torch() -> None:
+    code = "import sys, stoker.job.task; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("first", ["stoker.train.tasks.module", "stoker.train.tasks", "stoker.job.schema"])
+def test_whatever_is_imported_first_finds_all_tasks(first: str) -> None:
+    code = f"import {first}; from stoker.job.task import TASKS; print(*TASKS)"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == list(TASKS)
