@@ -214,14 +214,14 @@ def check_quantisable(tuned: TunedRun, quantise: str) -> None:
     quantisation(quantise, torch.float32)
 
 
-def quantised_run(tuned: TunedRun, quantise: str, dtype: torch.dtype = torch.float32) -> TunedRun:
+def quantised_run(tuned: TunedRun, quantise: str) -> TunedRun:
     """The run with its adapters merged and its linear layers quantised; consumes the run's own model.
 
     Raises:
         UserError: see `check_quantisable`.
     """
     check_quantisable(tuned, quantise)
-    return replace(tuned, model=quantised_copy(merged_model(tuned.model), quantise, dtype).eval())
+    return replace(tuned, model=quantised_copy(merged_model(tuned.model), quantise, torch.float32).eval())
 
 
 def merged_model(model: nn.Module):  # type: ignore[no-untyped-def]

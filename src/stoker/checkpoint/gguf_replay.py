@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # it imports torch, which the fresh process does not need
     from stoker.checkpoint.replay import ReplayRequest
 
 FORCED = 1e6  # a logit bias above all logits
+TIMEOUT = 600  # seconds
 
 
 @dataclass(frozen=True)
@@ -43,20 +44,20 @@ class GgufAnswers:
     rendered: list[str]
 
 
-def ask_llamacpp(gguf: Path, request: ReplayRequest, *, timeout: float = 600) -> GgufAnswers:
+def ask_llamacpp(gguf: Path, request: ReplayRequest) -> GgufAnswers:
     """Asks llama.cpp on the CPU, in a fresh process.
 
     Raises:
-        RunFailed: llama.cpp cannot load or run the file, or takes more than ``timeout`` seconds.
+        RunFailed: llama.cpp cannot load or run the file, or takes more than `TIMEOUT`.
     """
     from stoker.checkpoint.replay import NEW_TOKENS
 
     command = [sys.executable, "-P", "-m", "stoker.checkpoint.gguf_replay", str(gguf)]
     asked = json.dumps(asdict(request) | {"new_tokens": NEW_TOKENS})
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise RunFailed(f"{gguf}: the replay through llama.cpp took more than {timeout:g} s") from None
+        raise RunFailed(f"{gguf}: the replay through llama.cpp took more than {TIMEOUT} s") from None
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise RunFailed(f"{gguf} cannot be replayed through llama.cpp:\n{last}")

@@ -83,12 +83,8 @@ def _head(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
     if not base.local:
         yield f"base_model: {base.name}"
     yield f"library_name: {'peft' if form == 'adapter' else 'gguf' if form == 'gguf' else 'transformers'}"
-    yield "license: unknown"
-    yield "pipeline_tag: text-generation"
-    yield "tags:"
-    yield f"- {tuned.job.task}"
-    yield f"- {tuned.job.tune.method}"
-    yield "---"
+    yield "license: unknown\npipeline_tag: text-generation"
+    yield f"tags:\n- {tuned.job.task}\n- {tuned.job.tune.method}\n---"
 
 
 def _body(tuned: TunedRun, form: str, base: BaseName) -> Iterator[str]:
