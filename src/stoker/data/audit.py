@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -103,11 +104,10 @@ class Audit:
 
     def as_json(self) -> dict[str, Any]:
         """The report as other programs read it."""
-        values = asdict(self)
+        values = json.loads(json.dumps(asdict(self)))  # lists, and keys that are strings
         read, dropped = self.evaluation_rows
         values |= {
             "special_tokens": sum(count for _, count, _ in self.special_tokens),
-            "length_histogram": {str(bound): count for bound, count in self.length_histogram.items()},
             "evaluation_rows": {"rows_in": read, "rows_dropped": dropped},
         }
         del values["longest"], values["mean"]
