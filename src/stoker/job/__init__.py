@@ -1,4 +1,4 @@
-"""The job: one YAML file, read strictly, with the place of every value; checked, resolved, written anew."""
+"""The job file: parsed strictly with the place of every value, checked, resolved and written."""
 
 from __future__ import annotations
 

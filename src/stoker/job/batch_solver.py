@@ -8,7 +8,7 @@ from stoker.job.block import LARGEST
 from stoker.job.layout import Layout
 
 DEFAULT_BATCH = 8
-TOKENS_PER_PASS = 8192  # what a forward pass of one process holds unless told otherwise; fills small devices well
+TOKENS_PER_PASS = 8192  # default limit of a process's forward pass; fills small devices well
 ONE_PROCESS = Layout()
 
 

@@ -9,7 +9,7 @@ from stoker.job.task import task_of
 
 SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
-# Every key that the triangle hangs on.
+# Every key that the triangle depends on.
 TRIANGLE = (
     *(f"train.{name}" for name in ("batch", "micro_batch", "accumulation", "seq_len")),
     *(f"parallel.{name}" for name in ("data", "pipeline", "schedule", "devices", "tensor", "context")),

@@ -1,4 +1,4 @@
-"""A job under judgement: what the checks for conflicts may ask of it."""
+"""What the checks for conflicts see of a job."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from stoker.job.yaml_document import JobDocument
 
 
 class CannotTellError(Exception):
-    """A conflict hangs on a key that is itself wrong, which has been reported already."""
+    """A conflict depends on a key that is itself wrong, which has been reported already."""
 
 
 class View:
-    """A job under judgement: its values, which of them were written, and which are wrong by themselves."""
+    """A job while it is checked: its values, which of them were written, and which are wrong by themselves."""
 
     def __init__(self, job: Job, document: JobDocument, wrong: set[KeyPath]) -> None:
         self.job, self.document, self.wrong = job, document, wrong

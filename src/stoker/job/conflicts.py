@@ -1,4 +1,4 @@
-"""Keys that are each well written but cannot stand together, and numbers that cannot be."""
+"""Checks for keys that are each valid but exclude each other, and for impossible numbers."""
 
 from __future__ import annotations
 

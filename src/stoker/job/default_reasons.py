@@ -1,4 +1,4 @@
-"""Why the schema's fixed defaults are what they are, and who decides what stays ``auto``."""
+"""The reasons of the schema's fixed defaults, and what decides each ``auto``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of keys, and what the schema says of each: its block, its type in words, its place in the file."""
+"""Paths of keys, and their blocks and types in the schema."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def field_at(path: KeyPath) -> tuple[FieldInfo | None, KeyPath]:
 
 
 def block_at(path: KeyPath) -> type[Block] | None:
-    """The block that stands at a path: Job for the empty path, None where a path leads to no block."""
+    """The block at a path: Job for the empty path, None where a path leads to no block."""
     if not path:
         return Job
     field, found = field_at(path)
@@ -89,7 +89,7 @@ def block_at(path: KeyPath) -> type[Block] | None:
 
 @cache
 def parents_of_keys() -> dict[str, tuple[KeyPath, ...]]:
-    """For every key of the schema, the blocks it stands in, outermost first; without list indices."""
+    """For every key of the schema, the blocks that contain it, outermost first; without list indices."""
     found: dict[str, list[KeyPath]] = {}
     for path in schema_paths():
         found.setdefault(str(path[-1]), []).append(path[:-1])
@@ -151,7 +151,7 @@ EXAMPLES = {
 
 
 def example_of(path: KeyPath) -> str:
-    """A value that may stand at a key, as YAML text."""
+    """An example value for a key, as YAML text."""
     key = dotted(tuple(part for part in path if isinstance(part, str))).replace("evaluate.data.", "data.")
     field, _ = field_at(path)
     default = None if field is None else field.default
@@ -166,7 +166,7 @@ def item_of(annotation: Any) -> Any:
 
 
 def describe(field: FieldInfo) -> str:
-    """What may be written, in words: ``a whole number above 0 or auto``."""
+    """What may be written: ``a whole number above 0 or auto``."""
     return in_words(field.annotation, field.metadata)
 
 
@@ -210,7 +210,7 @@ def _describe(part: Any, bounds: list[Any]) -> str:
 def _bounds(bounds: list[Any]) -> str:
     low_open, low = _bound(bounds, "gt"), _bound(bounds, "ge")
     high_open, high = _bound(bounds, "lt"), _bound(bounds, "le")
-    if high == str(LARGEST):  # every count has it: only a value beyond it is told of it
+    if high == str(LARGEST):  # every count has this limit: it is not worth a mention
         high = None
     if low is not None and high is not None:
         return f" from {low} to {high}"

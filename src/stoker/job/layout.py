@@ -83,7 +83,7 @@ class Layout:
         return self.pipeline * self.stages_per_process
 
     def takes(self, micro_batches: int) -> bool:
-        """Whether the pipeline's schedule can run so many micro-batches a step.
+        """Whether the pipeline's schedule can run a step of this many micro-batches.
 
         As torch.distributed.pipelining demands: 1F1B fills all its stages; the looped 1F1B and zero-bubble
         schedules run equal rounds of at least as many micro-batches as there are processes.

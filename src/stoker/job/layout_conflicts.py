@@ -1,4 +1,4 @@
-"""Layouts that cannot be, each with its reason: what is known before the model is."""
+"""Checks for impossible layouts that need no model."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _quantised(view: View) -> Iterator[Problem]:
         message = "`offload: params` moves the weights of each block to and fro, and a quantised base stays where it is"
         yield from view.at_each(["parallel.offload", *keys], message, "write `offload: optimizer` or none")
     if view.value("train.precision") == "fp64":
-        message = "`precision: fp64` cannot be had of a quantised base"
+        message = "a quantised base cannot compute in `precision: fp64`"
         yield from view.at_each(
             ["train.precision", *keys], message, "write `tune: lora` on a base that is not quantised"
         )

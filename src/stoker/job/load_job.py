@@ -21,7 +21,7 @@ from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.schema_errors import KeyFinding, findings
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
 
-ANY_TASK = "sft"  # stands in for a task that is missing or wrong, so that the rest can still be judged
+ANY_TASK = "sft"  # replaces a task that is missing or wrong, so that the rest can still be checked
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ _NOWHERE = Mark("", (0, 0), (0, 0))
 
 @dataclass(frozen=True)
 class Migration:
-    """One thing that was changed, in words, and the text after it."""
+    """One change, described, and the text after it."""
 
     what: str
     text: str
 
 
 def fix(text: str, file: str) -> tuple[str, list[str]]:
-    """The text with everything changed that is beyond doubt, and the changes in words.
+    """The text with everything changed that is beyond doubt, and a description of each change.
 
     Adds a missing ``version``; renames misspelt keys; moves keys that belong to another block or bear another
     tool's name. What leaves a choice stays as it is. Raises UserError where the text is no YAML.
@@ -78,7 +78,7 @@ def _arrived(change: Migration, file: str, target: KeyPath, value: Any) -> bool:
 
 
 def _parent(document: JobDocument, path: KeyPath) -> KeyPath:
-    """Where the block that holds a key stands once the shorthands are written out."""
+    """The path of the block that holds a key, once the shorthands are written out."""
     parent = path[:-1]
     is_single_source = parent in SOURCE_LISTS and isinstance(document.at(parent), dict)
     return (*parent, 0) if is_single_source else parent

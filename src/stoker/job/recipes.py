@@ -42,7 +42,7 @@ def recipe_description(name: str) -> str:
 
 
 def write_recipe(name: str = DEFAULT_RECIPE) -> str:
-    """The recipe as a job file in which every key of the schema stands: set, or switched off by ``#``.
+    """The recipe as a job file with every key of the schema: set, or switched off by ``#``.
 
     Raises UserError for an unknown name.
     """

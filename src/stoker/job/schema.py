@@ -225,7 +225,7 @@ class EvaluateBlock(Block):
         default="auto", description="share of the training rows held out instead"
     )
     rows: PositiveInt | Literal["auto", "all"] = Field(
-        default="auto", description="held-out sequences that an evaluation uses: so many, or all"
+        default="auto", description="number of held-out sequences that an evaluation uses, or all"
     )
     every: PositiveInt | Auto = Field(default="auto", description="steps between evaluations")
     samples: NaturalInt = Field(
@@ -284,7 +284,7 @@ class FaultsBlock(Block):
         default=64, description="steps that a loss is compared with"
     )
     deadline: Annotated[float, Field(gt=0, le=LONGEST)] = Field(
-        default=60.0, description="seconds in which a run that is told to end (SIGTERM) has saved and ended"
+        default=60.0, description="seconds within which a run saves and ends after SIGTERM"
     )
     requeue: Annotated[int, Field(ge=0, lt=256)] | None = Field(
         default=None, description="exit code then, on which the scheduler starts the job again; by default 128 + signal"

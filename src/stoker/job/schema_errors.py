@@ -1,4 +1,4 @@
-"""What the validator found, in plain words: one finding for each key that is wrong."""
+"""Readable errors from pydantic's: one finding for each key that is wrong."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def findings(error: ValidationError, document: JobDocument) -> list[KeyFinding]:
         else:
             found.setdefault(path, _wrong(path, document))
     inner = {path[:end] for path in found for end in range(len(path))}
-    told = missing & {finding.meant for finding in found.values()}  # misspelt, and so not missing
-    return [f for path, f in found.items() if path not in told and (path not in inner or f.unknown)]
+    misspelt = missing & {finding.meant for finding in found.values()}
+    return [f for path, f in found.items() if path not in misspelt and (path not in inner or f.unknown)]
 
 
 def _written_path(loc: tuple[int | str, ...], document: JobDocument) -> KeyPath:

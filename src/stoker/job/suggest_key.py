@@ -145,7 +145,7 @@ class Suggestion:
 
 
 def suggest_key(parent: KeyPath, key: str) -> Suggestion:
-    """What to write instead of the unknown key that stands in the block at ``parent``."""
+    """What to write instead of the unknown key in the block at ``parent``."""
     name = re.sub(r"[\s-]+", "_", key.strip().lower())
     level = tuple(part for part in parent if isinstance(part, str))
     block = block_at(parent)
@@ -186,7 +186,7 @@ def _by_likeness(parent: KeyPath, level: KeyPath, name: str, here: list[str]) ->
 
 
 def _move(parent: KeyPath, target: KeyPath, *, certain: bool) -> Suggestion:
-    """Write the target's own name, and its block where that is another one than the key stands in."""
+    """The target's own name, and its block where that is another one than the key's."""
     level = tuple(part for part in parent if isinstance(part, str))
     if target[:-1] == level:
         return Suggestion(f"write `{target[-1]}`", (*parent, target[-1]), certain)

@@ -1,4 +1,4 @@
-"""A chat template written as one text for each role: what may stand in it, and the same in Jinja."""
+"""Chat templates written as one text for each role: their placeholders, and their translation to Jinja."""
 
 from __future__ import annotations
 

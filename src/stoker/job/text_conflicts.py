@@ -1,4 +1,4 @@
-"""What cannot stand together in templates and special tokens."""
+"""Checks of templates and special tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the folder of an extended tokenizer says of the one that it extends: enough to make a model's new rows."""
+"""The record of how a tokenizer was extended: enough to make a model's new rows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read_extension(folder: Path) -> Extension | None:
             raise ValueError("a new token consists of no old ones")
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"cannot be read: {error}"
-        raise UserError(Problem(message, "write it anew with `stoker tokenizer extend`", file=str(path))) from error
+        raise UserError(Problem(message, "write it again with `stoker tokenizer extend`", file=str(path))) from error
     return found
 
 

@@ -1,4 +1,4 @@
-"""What cannot stand together in the block `tune`, and beside it."""
+"""Checks of the block `tune`."""
 
 from __future__ import annotations
 

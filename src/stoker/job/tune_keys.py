@@ -19,7 +19,7 @@ VIRTUAL = ("prefix", "prompt", "p-tuning")  # methods that train virtual tokens
 
 
 def keys_of(method: str, *, deep: bool = False) -> tuple[str, ...]:
-    """Of the keys beside ``method`` those that have an effect; ``deep`` virtual tokens have no encoder."""
+    """The keys of a method; ``deep`` virtual tokens have no encoder."""
     return ("tokens", "deep") if deep and method == "p-tuning" else KEYS[method]
 
 

@@ -27,13 +27,13 @@ _DIRECTIVE = re.compile(r"(?:[ \t]*(?:#.*)?\r?\n|%(?!YAML\b).*\n)*%YAML[ \t]+([^
 TAG = "tag:yaml.org,2002:"
 MERGE = TAG + "merge"
 TYPED = {TAG + name for name in ("null", "bool", "int", "float")}
-# What else the resolver finds without being told; the job file has no dates, so they stay the text they were.
+# Tags that YAML resolves implicitly and a job reads as text: it has no dates.
 TEXT = {TAG + name for name in ("str", "timestamp", "value", "merge")}
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Where a key and its value stand, each as (line, column) counted from 1; (0, 0) on the command line."""
+    """Where a key and its value are, each as (line, column) counted from 1; (0, 0) on the command line."""
 
     file: str
     key: tuple[int, int]
@@ -168,7 +168,7 @@ def parse_value(text: str) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """The kind of a YAML value in words, for messages."""
+    """The kind of a YAML value, for messages."""
     if isinstance(value, dict):
         return "a block"
     if isinstance(value, list):
@@ -237,7 +237,7 @@ class _Builder:
             else:
                 first[key.value] = key
                 child = (*path, key.value)
-                # An alias carries the place of its anchor, which stands earlier: the key is nearer the mark.
+                # An alias has the place of its anchor, which comes earlier; the key's is more useful.
                 aliased = value.start_mark.index < key.start_mark.index
                 empty = value.value == "" and value.tag == TAG + "null"
                 at = _place(key) if aliased or empty else _place(value)
@@ -293,7 +293,7 @@ def _syntax_problem(error: MarkedYAMLError, file: str) -> Problem:
 
 # What the parser says, and what a reader who does not know its grammar can act on.
 _PLAIN_WORDS = (
-    ("'\\t' that cannot start", "a tab stands where YAML wants spaces", "indent and separate with spaces"),
+    ("'\\t' that cannot start", "a tab where YAML needs spaces", "indent and separate with spaces"),
     ("mapping values are not allowed", "a second `key:` on this line, or a wrong indentation",
      "give every key its own line, and put quotes around text that holds `: `"),
     ("but found another document", "a second document begins here",

@@ -14,7 +14,7 @@ FREE = {
     "deepspeed_config.deepspeed_multinode_launcher deepspeed_config.deepspeed_hostfile "
     "deepspeed_config.deepspeed_inclusion_filter deepspeed_config.deepspeed_exclusion_filter",
     "Stoker runs where it is started; a cloud's account is not its concern": "compute_environment",
-    "for TPUs, which Stoker has not": "tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env downcast_bf16",
+    "for TPUs: not supported": "tpu_name tpu_zone tpu_use_cluster tpu_use_sudo tpu_vm tpu_env downcast_bf16",
     "the device is what there is": "use_cpu ipex_config.* dynamo_config.dynamo_mode dynamo_config.dynamo_use_dynamic "
     "dynamo_config.dynamo_use_fullgraph dynamo_config.dynamo_use_regional_compilation",
     "failures are always explained": "debug",
@@ -25,7 +25,7 @@ FREE = {
     "parallelism_config.parallelism_config_sp_attn_implementation",
     "Stoker's ulysses needs no length": "parallelism_config.parallelism_config_sp_seq_length "
     "parallelism_config.parallelism_config_sp_seq_length_is_variable",
-    "idle: of a layout that is not asked for": "parallelism_config.parallelism_config_cp_backend "
+    "idle: for a layout that the file does not use": "parallelism_config.parallelism_config_cp_backend "
     "parallelism_config.parallelism_config_sp_backend",
     "checkpoints carry the optimizer": "megatron_lm_config.megatron_lm_no_load_optim "
     "megatron_lm_config.megatron_lm_no_save_optim",

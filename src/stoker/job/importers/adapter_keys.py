@@ -1,4 +1,4 @@
-"""What the tools say of adapters beside rank and scaling: targets, blocks, modules trained whole, LoRA+."""
+"""Reads the tools' keys of adapters: rank and scaling, targets, blocks, modules trained whole, LoRA+."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_adapter(ledger: Ledger, keys: AdapterKeys, *, all_linear: str = "", def
 
     Args:
         all_linear: a flag of the tool that asks for all linear layers.
-        default: what the tool does where no target is written, for people; all linear layers are taken.
+        default: a note on the tool's default targets; all linear layers are taken.
     """
     rank, alpha, dropout = keys.defaults
     taken = ledger.take(keys.rank, "tune.rank", rank)

@@ -53,7 +53,7 @@ FREE = {
     "tied weights stay tied": "peft_ensure_weight_tying",
     "transposed weights are found by the model's kind": "lora_fan_in_fan_out",
     "double quantisation and nf4 are what 4 bits mean here": "bnb_config_kwargs.* qlora_sharded_model_loading",
-    "idle: of a method that is not asked for": "relora_prune_ratio relora_prune_method relora_cpu_offload "
+    "idle: for a method that the file does not use": "relora_prune_ratio relora_prune_method relora_cpu_offload "
     "loraplus_lr_embedding lisa_step_interval lisa_layers_attr vllm.* trl.* orpo_alpha rpo_alpha simpo_gamma cpo_alpha "
     "kto_desirable_weight kto_undesirable_weight rl_beta max_prompt_len dpo_use_weighting "
     "dpo_use_logits_to_keep num_labels gptq jagged_restart_steps jagged_restart_warmup_steps",
@@ -65,7 +65,7 @@ FREE = {
 LOST = {
     "training begins from the model alone: merge the adapter first": "lora_model_dir",
     "whole modules are trained beside an adapter, not single rows": "peft_trainable_token_indices",
-    "an adapter's variant that Stoker has not": "relora peft_layer_replication "
+    "an adapter's variant that Stoker does not have": "relora peft_layer_replication "
     "peft_init_lora_weights peft.* lisa_n_layers",
     "all weights or an adapter's": "unfrozen_parameters",
     "tokens keep their names and their trained rows": "added_tokens_overrides fix_untrained_tokens shrink_embeddings",

@@ -1,4 +1,4 @@
-"""Axolotl's data sets: the prompt type and the names of the columns, and what they are here."""
+"""Reads Axolotl's data sets: prompt types, columns, templates and which turns are trained."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _texts(type_block: Ledger, kind: dict[str, Any], found: ForeignSource) -> No
         for role, text in texts.items():
             pieces_of(role, text)
     except BadTemplate as error:
-        type_block.drop(key, f"a text that Stoker cannot take over: {error.message}", matters=True)
+        type_block.drop(key, f"a text that Stoker cannot use: {error.message}", matters=True)
         return
     found.template, found.keys["template"] = texts, type_block.path(key)
     if "{input}" in str(kind.get("format")):

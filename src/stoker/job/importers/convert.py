@@ -53,7 +53,7 @@ class Imported:
         job: the job's values, nested.
         carried: what was written in the files, and what their tools do by default.
         missing: the job's blocks that hold examples.
-        tools: of the files, for people.
+        tools: names of the files' tools.
     """
 
     text: str
@@ -109,7 +109,7 @@ def import_files(
     names = ", ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in ledgers)
     text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
     shown = {(item.target, item.key) for item in values.values()}
-    carried: dict[tuple[str, str], Carried] = {}  # as it stands in the files, before what became of it
+    carried: dict[tuple[str, str], Carried] = {}  # before merging
     for item in (*(one for ledger in ledgers for one in ledger.carried), *values.values()):
         if (item.target, item.key) in shown:
             carried.setdefault((item.target, item.key), item)
@@ -127,7 +127,7 @@ def _read(document: JobDocument, format: str | None, data_info: str | None) -> L
 
 
 def _merged(carried: Iterable[Carried]) -> tuple[dict[str, Carried], list[Dropped]]:
-    """One value for each key of the job: the strongest; of equals the last. What is written and loses is told."""
+    """Picks one value for each key of the job: the strongest, of equals the last; reports written values that lose."""
     values: dict[str, Carried] = {}
     dropped: list[Dropped] = []
     for entry in carried:
@@ -158,7 +158,7 @@ def _written_over(overrides: Sequence[str]) -> dict[str, Carried]:
 
 
 def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Every key of the schema in what was written, with its value; unknown keys as they stand."""
+    """Every key of the schema in an override, with its value; unknown keys with what they hold."""
     field, _ = field_at(path)
     if isinstance(value, dict) and block_at(path) is not None:
         for name, inner in value.items():

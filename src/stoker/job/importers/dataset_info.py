@@ -36,7 +36,7 @@ def find_register(ledger: Ledger, given: str | None) -> JobDocument | None:
 
 
 def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> ForeignSource:
-    """The source that a name stands for; keeps a problem where it is not registered."""
+    """The source registered under a name; keeps a problem where there is none."""
     entry = register.data.get(name)
     if not isinstance(entry, dict):
         near = nearest(name, map(str, register.data))

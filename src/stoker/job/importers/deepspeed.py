@@ -66,7 +66,7 @@ SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR
 
 
 def read_deepspeed(document: JobDocument) -> Ledger:
-    """Reads a DeepSpeed file. ``auto`` stands for what the trainer that uses the file says."""
+    """Reads a DeepSpeed file. ``auto`` means what the trainer's own file says."""
     ledger = Ledger(document, "DeepSpeed", engine=True)
     for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):
         if not isinstance(ledger.value(block), dict | None):

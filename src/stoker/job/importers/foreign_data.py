@@ -1,4 +1,4 @@
-"""A source of data on its way from a foreign file into the job."""
+"""A data source while it is read from a foreign file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The layout that several files say together: processes divided among the axes, and what must wait for their number."""
+"""Merges the layouts of several files: divides the processes among the axes."""
 
 from __future__ import annotations
 

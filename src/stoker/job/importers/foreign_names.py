@@ -1,4 +1,4 @@
-"""What the tools call optimizers, schedules and shardings, and what they are called here."""
+"""The tools' names of optimizers, schedules and shardings, translated to the job's."""
 
 from __future__ import annotations
 

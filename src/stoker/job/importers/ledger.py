@@ -1,4 +1,4 @@
-"""What became of every key of a foreign file: carried over, dropped with a reason, or unknown."""
+"""Records what became of every key of a foreign file: carried over, dropped with a reason, or unknown."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Ledger:
     """One file while it is read. Values are asked for by key, and every key ends in one of three lists.
 
     Attributes:
-        tool: the name of the tool, for people.
+        tool: the name of the tool, as reports print it.
         engine: whether the file says how training is spread (DeepSpeed, Accelerate) rather than what is trained.
         processes: how many processes the file says there are.
         within: the block that keys written as text are looked up in.

@@ -22,7 +22,7 @@ FREE = {
     "read: the register of the data sets": "dataset_dir",
     "Stoker caches by content, and tokenises in parallel by itself": "overwrite_cache preprocessing_num_workers "
     "preprocessing_batch_size tokenized_path cache_dir buffer_size data_shared_file_system",
-    "for images, sound and video, which Stoker has not": "media_dir image_max_pixels image_min_pixels video_max_pixels "
+    "for images, sound and video: not supported": "media_dir image_max_pixels image_min_pixels video_max_pixels "
     "video_min_pixels video_fps video_maxlen image_do_pan_and_scan crop_to_patches use_audio_in_video "
     "audio_sampling_rate freeze_vision_tower freeze_multi_modal_projector",
     "for generating and serving: `stoker chat` has options of its own": "do_sample temperature top_p top_k num_beams "
@@ -50,14 +50,14 @@ FREE = {
     "swanlab_mode swanlab_api_key swanlab_logdir swanlab_lark_webhook_url swanlab_lark_secret",
     "Ray's: processes are Stoker's or the launcher's to start": "ray_storage_path ray_storage_filesystem "
     "placement_strategy ray_init_kwargs master_addr master_port",
-    "idle: of an optimizer or a method that is not asked for": "galore_target galore_rank galore_update_interval "
+    "idle: for an optimizer or a method that the file does not use": "galore_target galore_rank galore_update_interval "
     "galore_scale galore_proj_type galore_layerwise apollo_target apollo_rank apollo_update_interval apollo_scale "
     "apollo_proj apollo_proj_type apollo_scale_type apollo_layerwise apollo_scale_front badam_mode badam_start_block "
     "badam_switch_mode badam_switch_interval badam_update_ratio badam_mask_mode badam_verbose pissa_iter "
     "pissa_convert loraplus_lr_embedding oft_rank oft_block_size oft_target module_dropout freeze_trainable_layers "
     "freeze_trainable_modules freeze_extra_modules fp8_backend fp8_enable_fsdp_float8_all_gather kt_optimize_rule "
     "cpu_infer chunk_size mode kt_maxlen kt_use_cuda_graph kt_mode kt_force_think",
-    "idle: of a task that is not asked for": "pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing "
+    "idle: for another task": "pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing "
     "kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
     "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters "
     "reward_model_quantization_bit reward_model_type ld_alpha",

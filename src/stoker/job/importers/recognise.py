@@ -1,4 +1,4 @@
-"""Which tool a file is for, by its keys."""
+"""Finds the tool that a file belongs to, by its keys."""
 
 from __future__ import annotations
 

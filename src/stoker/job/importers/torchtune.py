@@ -36,9 +36,9 @@ LOST = {
     "the step is taken after the whole backward pass: more memory, the same result": "optimizer_in_bwd",
     "Stoker trains in bf16, fp16 or fp32": "quantizer.* enable_fp8_training fp8_recipe_name",
     "one rate for all": "lr_scheduler.num_cycles",
-    "an optimizer's argument that Stoker has not": "optimizer.*",
-    "a schedule's argument that Stoker has not": "lr_scheduler.*",
-    "a model's argument that Stoker has not": "model.*",
+    "an optimizer's argument that Stoker does not have": "optimizer.*",
+    "a schedule's argument that Stoker does not have": "lr_scheduler.*",
+    "a model's argument that Stoker does not have": "model.*",
 }
 ATTENTION = {"output_proj": "o_proj"}
 MLP = ["gate_proj", "up_proj", "down_proj"]
@@ -49,7 +49,7 @@ DISTRIBUTED = (
 
 
 def read_torchtune(document: JobDocument) -> Ledger:
-    """Reads a training file of torchtune. ``${key}`` stands for another key's value."""
+    """Reads a training file of torchtune. ``${key}`` is replaced by another key's value."""
     ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
     formats = read_sources(ledger)
     mode = ledger.text("tokenizer.truncation_type")

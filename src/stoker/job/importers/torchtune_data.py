@@ -1,4 +1,4 @@
-"""torchtune's data sets: their builders, and what they read."""
+"""Reads torchtune's data sets, which are named by their builders."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
 # Why a strategy of evaluations, and one of checkpoints, needs no line.
 EVALUATES = {
-    "steps": "held-out data is evaluated every so many steps, always",
+    "steps": "held-out data is always evaluated at intervals of steps",
     "epoch": f"{EPOCH} a tenth of all",
     "": "`fraction: 0` says it",
 }
 SAVES = {
-    "steps": "a checkpoint is saved every so many steps, always",
+    "steps": "a checkpoint is always saved at intervals of steps",
     "epoch": f"{EPOCH} a fifth, at most 500",
     "": "Stoker always saves, or it could not go on",
 }

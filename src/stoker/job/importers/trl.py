@@ -31,7 +31,7 @@ FREE = {
     "set by the launcher": "config env.* ignore_bias_buffers accelerate_config num_processes",
     "padding never counts": "pad_token",
     "an evaluation's split is named in its own source": "dataset_test_split",
-    "idle: of a task that is not asked for": "beta loss_weights max_prompt_length max_completion_length "
+    "idle: for another task": "beta loss_weights max_prompt_length max_completion_length "
     "num_generations "
     "temperature top_p top_k use_vllm vllm_mode vllm_gpu_memory_utilization reward_model_name_or_path reward_funcs "
     "ref_model_mixup_alpha ref_model_sync_steps sync_ref_model precompute_ref_log_probs disable_dropout "

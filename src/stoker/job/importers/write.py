@@ -49,7 +49,7 @@ def plain(values: Mapping[str, Carried]) -> dict[str, Any]:
 
 
 def origin(entry: Carried) -> str:
-    """Where a value is from, and what differs, in words."""
+    """Where a value is from, and what differs, as text."""
     if entry.strength == OVERRIDE:
         text = "command line"
     elif entry.strength in (DEFAULT, ENGINE_DEFAULT) and entry.tool:
