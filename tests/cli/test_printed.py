@@ -97,6 +97,14 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
     assert ended.stderr == "" and ended.stdout.startswith("version")
 
 
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_training_goes_on_where_the_reader_leaves(processes: int, folder: Path) -> None:
+    Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 8)
+    stoker(f"train job.yaml parallel.data={processes} | head -1")
+    ended = stoker("runs --json")
+    assert json.loads(ended.stdout)[0]["state"] == "done", ended.stdout
+
+
 def test_too_few_open_files_and_too_little_memory_are_told() -> None:
     ended = stoker("train job.yaml", "ulimit -n 12; ")
     assert ended.returncode == 1 and "too many files are open; this shell allows 12" in ended.stderr

@@ -66,7 +66,12 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         kinds = ("pairs, chosen and rejected", "one answer a row")
         rows, wanted = kinds if source.format == "preference" else reversed(kinds)
         message = f"{name}: its rows are {rows}; task {loaded.job.task} trains on {wanted}"
-        advice = f"for the chosen ones alone write {key}.format: prompt, with columns: {{completion: chosen}}"
+        advice = "give each row chosen and rejected"
+        if source.format == "preference":
+            advice = "write the chosen answers as rows of messages; texts and whole conversations are read as they are "
+            advice += (
+                f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"
+            )
         problems.append(loaded.problem(f"{key}.path", message, advice))
     if source.block.format == "judged":  # the job says it: bad answers are to be left out
         dropped -= reasons[JUDGED_BAD]

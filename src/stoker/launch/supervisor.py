@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +61,8 @@ def tell(work: RunSpec, text: str) -> None:
     if not work.quiet:
         if sys.stdout.isatty():
             unescaped(sys.stdout).write("\r\x1b[2K")
-        print(text, flush=True)
+        with suppress(BrokenPipeError):  # the reader has gone; the run has not
+            print(text, flush=True)
 
 
 @dataclass(frozen=True)

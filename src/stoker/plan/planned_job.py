@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.process import has_bf16_matrix_units
 from stoker.job.layout import Layout, layout_of
@@ -53,8 +53,14 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
 
 
 def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> TrainingWork:
-    """The work of a resolved job with a model of this shape."""
+    """The work of a resolved job with a model of this shape.
+
+    Raises:
+        UserError: the planner has no figures for the precision.
+    """
     train = job.train
+    if precision == "fp64":
+        raise UserError(Problem("the planner has no rates of float64", "plan with train.precision=fp32"))
     return TrainingWork(
         shape,
         train.seq_len,

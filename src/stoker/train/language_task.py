@@ -19,7 +19,6 @@ from stoker.models.objective import Loss
 from stoker.train.task import Part
 
 HOST = torch.device("cpu")
-HOST = torch.device("cpu")
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
 
 
@@ -30,7 +29,6 @@ class LanguageTask:
     """
 
     unit = "token"
-    lays_out_ahead = True
     lays_out_ahead = True
 
     def __init__(

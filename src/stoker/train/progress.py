@@ -22,7 +22,15 @@ if TYPE_CHECKING:  # a process that shows something need not load what trains
 LINES = 100  # at most about so many plain lines a run
 
 
-class KeptConsole(Console):
+class ProgressConsole(Console):
+    """A console whose reader may leave (`stoker train job.yaml | head`): training continues, nothing more is shown."""
+
+    def on_broken_pipe(self) -> None:
+        """Called by rich, which would end the process."""
+        self.quiet = True
+
+
+class KeptConsole(ProgressConsole):
     """The terminal or pipe that this process began with, though its standard output goes into a log by now."""
 
     def __init__(self, descriptor: int) -> None:
@@ -51,7 +59,7 @@ class Display:
 
     def __init__(self, steps: int, unit: str = "token", *, console: Console | None = None, quiet: bool = False) -> None:
         self.steps, self.unit, self.quiet = steps, unit, quiet
-        self.console = console or Console(highlight=False)
+        self.console = console or ProgressConsole(highlight=False)
         own = console is None
         self._live = (
             Live(console=self.console, auto_refresh=False, transient=True, redirect_stdout=own, redirect_stderr=own)
