@@ -28,6 +28,7 @@ from typing import Any
 from stoker.data.messages import (
     Refused,
     from_value_messages,
+    has_content,
     messages_in,
     parsed,
     role_messages,
@@ -47,7 +48,7 @@ class Format:
 
     Attributes:
         parse: makes an example of a row, or raises `Refused`.
-        needed: the columns by which it is told.
+        needed: the columns that identify it.
         aliases: other names that published data sets use for a column.
     """
 
@@ -74,13 +75,6 @@ def read(
         return FORMATS[format].parse(row), row.ignored()
     except Refused as refused:
         return str(refused), []
-
-
-def has_content(value: Any) -> bool:
-    """Whether a field says anything: null, NaN, blank text and empty lists say nothing."""
-    if isinstance(value, str):
-        return bool(value) and not value.isspace()
-    return value is not None and value not in ([], {}) and not (isinstance(value, float) and math.isnan(value))
 
 
 def verdict_of(label: Any) -> bool | None:

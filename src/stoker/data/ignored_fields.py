@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.data.formats import has_content
-from stoker.data.messages import REASONING
+from stoker.data.messages import REASONING, has_content
 from stoker.data.rows import Message
 from stoker.data.template_environment import TemplateRefused
 

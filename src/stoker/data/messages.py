@@ -47,6 +47,13 @@ def parsed(value: Any) -> Any:
     return value
 
 
+def has_content(value: Any) -> bool:
+    """Whether a field says anything: null, NaN, blank text and empty lists say nothing."""
+    if isinstance(value, str):
+        return bool(value) and not value.isspace()
+    return value is not None and value not in ([], {}) and not (isinstance(value, float) and math.isnan(value))
+
+
 def text_of(content: Any) -> str:
     """Content as text: a string, or a number or a boolean as JSON writes it.
 
