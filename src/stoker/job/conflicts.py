@@ -9,7 +9,7 @@ from stoker.job.batch_solver import BatchError
 from stoker.job.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
-from stoker.job.layout_conflicts import LAYOUT_CHECKS
+from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
 from stoker.job.schema import Job
 from stoker.job.task import TASKS
 from stoker.job.text_conflicts import TEXT_CHECKS
@@ -154,6 +154,6 @@ def has_effect(job: Job, path: KeyPath) -> bool:
 
 def _idle_in_layout(job: Job, name: str) -> bool:
     parts = job.parallel
-    idle = (["shard_size"] if parts.shard == "none" else []) + (["sequence", "expert"] if parts.tensor == 1 else [])
-    idle += (["schedule", "stages"] if parts.pipeline == 1 else []) + (["context_by"] if parts.context == 1 else [])
-    return name in idle
+    if name in ("shard_size", "expert"):
+        return parts.shard == "none" if name == "shard_size" else parts.tensor == 1
+    return any(getattr(parts, axis) == 1 and name in dict(keys) for axis, keys in OF_AXIS.items())

@@ -39,3 +39,9 @@ def test_accelerate_s_deepspeed_block() -> None:
     parts = checked(imported).job.parallel
     assert (parts.shard, parts.offload, parts.data) == ("zero3", "params", 2)
     assert why(imported, "fsdp_config") == "idle: the file does not ask for FSDP"
+
+
+def test_only_blocks_without_a_file_are_marked_as_examples() -> None:
+    text = import_files([written(ACCELERATE)]).text
+    assert "data:  # an example: write your own" in text
+    assert "  data: 8  # of the processes that the files name" in text

@@ -140,3 +140,14 @@ def test_arguments_of_recomputation_are_known() -> None:
     imported = import_files([written(AXOLOTL + "gradient_checkpointing_kwargs: {use_reentrant: false}\n")])
     assert not imported.unknown
     assert "no variants" in why(imported, "gradient_checkpointing_kwargs.use_reentrant")
+
+
+def test_quantised_training_is_lost_and_not_unknown() -> None:
+    imported = import_files([written(AXOLOTL + "qat: {weight_dtype: int8}\n")])
+    assert imported.unknown == () and "qat.weight_dtype" in lost(imported)
+
+
+def test_an_axis_of_no_process_is_refused_at_its_place() -> None:
+    given = written(AXOLOTL + "tensor_parallel_size: 0\n")
+    with pytest.raises(UserError, match=r"given.yaml:\d+:\d+: .*must be a whole number above 0, not 0"):
+        import_files([given], processes=2)

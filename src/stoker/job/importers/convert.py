@@ -210,7 +210,7 @@ def _accepted(values: dict[str, Carried]) -> tuple[dict[str, Carried], list[Drop
             )
             entry = values.pop(weakest.key)
             why = f"Stoker refuses it: {weakest.message}".split(" (see also")[0]
-            refused.append(Dropped(entry.key or f"({entry.target})", entry.given, why, entry.where, True))
+            refused.append(entry.lost(why))
 
 
 def _block(key: str) -> str:

@@ -34,7 +34,7 @@ def settle_layout(
     others = 1
     for axis in ("tensor", "pipeline", "context"):
         entry = values.get(f"parallel.{axis}")
-        others *= entry.value if entry is not None else 1
+        others *= max(1, entry.value) if entry is not None else 1  # the schema refuses what is below 1
     if processes is not None and "parallel.data" not in values and "parallel.devices" not in values:
         if processes % others:
             message = f"{processes} processes are no multiple of tensor x pipeline x context = {others}"
@@ -48,8 +48,8 @@ def settle_layout(
         if "parallel.shard_size" in values:
             _remove(values, "parallel.shard_size", "nothing is sharded", dropped)
         return values, asides, dropped
-    held, context = values.get("parallel.data"), values.get("parallel.context")
-    known = held.value if held is not None else len(values["parallel.devices"].value) if _devices(values) else None
+    held, devices, context = (values.get(f"parallel.{key}") for key in ("data", "devices", "context"))
+    known = held.value if held is not None else len(devices.value) if devices is not None else None
     if (known or 1) > 1 or (context is not None and context.value > 1):
         return values, asides, dropped
     why = UNSAID if known is None else "there is one process: nothing to spread over"
@@ -62,10 +62,5 @@ def settle_layout(
     return values, asides, dropped
 
 
-def _devices(values: dict[str, Carried]) -> bool:
-    return "parallel.devices" in values
-
-
 def _remove(values: dict[str, Carried], target: str, why: str, dropped: list[Dropped]) -> None:
-    entry = values.pop(target)
-    dropped.append(Dropped(entry.key or f"({target})", entry.given or entry.value, why, entry.where, True))
+    dropped.append(values.pop(target).lost(why))

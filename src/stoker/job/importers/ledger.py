@@ -42,6 +42,10 @@ class Carried:
     tool: str
     strength: int
 
+    def lost(self, why: str) -> Dropped:
+        """What the report says where the job cannot have the value."""
+        return Dropped(self.key or f"({self.target})", self.given or self.value, why, self.where, True)
+
 
 @dataclass(frozen=True)
 class Dropped:
