@@ -7,7 +7,6 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.job.load_job import ReadJob
 from stoker.models.model_source import locate
-from stoker.plan.planned_job import shape_of_name
 
 
 def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
@@ -16,6 +15,8 @@ def router_problem(loaded: ReadJob, base: Path) -> Problem | None:
     source = locate(loaded.job.model.name, base)
     if loaded.job.train.router_aux_loss in ("auto", 0.0) or source is None or source.kind == "hub":
         return None
+    from stoker.plan.planned_job import shape_of_name
+
     try:
         shape = shape_of_name(source.where, base)
     except UserError:  # of a family that only transformers can build
