@@ -79,8 +79,8 @@ class Bare:
     """A training loop of this model without anything around it, over rows that are laid out already."""
 
     def __init__(self, prepared: Prepared, mesh: Mesh | None, rows: int, micro: int) -> None:
-        self.task, self.passes = prepared.task, prepared.passes
-        first, last = self.passes.share(0, rows, rows)
+        self.task, self.engine = prepared.task, prepared.engine
+        first, last = self.engine.share(0, rows, rows)
         parts = [part for i in range(first, last, micro) for part in self.task.parts(i, min(i + micro, last))]
         self.parts = [part.to(prepared.device.torch) for part in parts]
         self.targets = sum(part.targets for part in self.parts) * (mesh.layout.data if mesh else 1)
@@ -90,7 +90,7 @@ class Bare:
 
     def step(self) -> None:
         """Forward and backward passes, clipping at 1, and the optimizer."""
-        together = self.passes if isinstance(self.passes, Distributed) else None
+        together = self.engine if isinstance(self.engine, Distributed) else None
         if together is not None and together._pipeline is not None:
             rows = [part.inputs for part in self.parts]
             assert all(isinstance(row, Inputs) for row in rows)

@@ -31,81 +31,89 @@ def ending(state: str, step: int, number: int | None = None) -> RunResult:
     return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True, "token")
 
 
-def answer(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def answer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Talks to the others, prints to the log and to the display, and gives the sum of the ranks as the step."""
-    share_cores(place.local_world)
-    total = torch.tensor(place.rank)
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=60):
+    share_cores(rank_info.local_world)
+    total = torch.tensor(rank_info.rank)
+    with process_group(
+        torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=60
+    ):
         dist.all_reduce(total)
-    print(f"printed by {place.rank} with {torch.get_num_threads()} threads")
+    print(f"printed by {rank_info.rank} with {torch.get_num_threads()} threads")
     print("a warning", file=sys.stderr)
     if console is not None:
         console.print("the display")
     return ending("done", int(total))
 
 
-def wait_together(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def wait_together(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Says that it is there, then waits for the others in a collective until the step that never comes."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
-        (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
-        if place.rank == 1:
+    with process_group(
+        torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=600
+    ):
+        (spec.base / f"pid-{rank_info.rank}").write_text(str(os.getpid()))
+        if rank_info.rank == 1:
             time.sleep(600)
         dist.barrier()
     raise AssertionError
 
 
-def wait_deaf(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def wait_deaf(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Waits where no signal but SIGKILL reaches it, as in a collective."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
-    (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
+    (spec.base / f"pid-{rank_info.rank}").write_text(str(os.getpid()))
     time.sleep(600)
     raise AssertionError
 
 
-def hang_deaf(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def hang_deaf(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 fails while rank 0 waits so."""
-    if place.rank == 0:
-        return wait_deaf(work, place=place, console=console)
-    (work.base / "pid-1").write_text(str(os.getpid()))
-    while not (work.base / "pid-0").exists():
+    if rank_info.rank == 0:
+        return wait_deaf(spec, rank_info=rank_info, console=console)
+    (spec.base / "pid-1").write_text(str(os.getpid()))
+    while not (spec.base / "pid-0").exists():
         time.sleep(0.02)
     raise ZeroDivisionError("a bug")
 
 
-def stop_when_asked(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def stop_when_asked(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Stops as the loop does: after a step, with an outcome."""
     asked: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: asked.append(n))
-    (work.base / f"pid-{place.rank}").write_text(str(os.getpid()))
+    (spec.base / f"pid-{rank_info.rank}").write_text(str(os.getpid()))
     while not asked:
         time.sleep(0.02)
     time.sleep(0.3)
-    (work.base / f"asked-{place.rank}").write_text(repr(asked))
+    (spec.base / f"asked-{rank_info.rank}").write_text(repr(asked))
     return ending("stopped", 3, asked[0])
 
 
-def refuse_together(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def refuse_together(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Every rank finds the same mistake, one of them later than the other."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=60):
+    with process_group(
+        torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=60
+    ):
         dist.barrier()
-    time.sleep(0.3 * place.rank)
+    time.sleep(0.3 * rank_info.rank)
     raise UserError(Problem("no such thing", "write another", key="train.lr", file="job.yaml", line=2, column=1))
 
 
-def fail_after_a_peer(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def fail_after_a_peer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 cannot go on; what the others say when it has gone is no news."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
-        if place.rank == 1:
+    with process_group(
+        torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=600
+    ):
+        if rank_info.rank == 1:
             raise RunFailed("the disk is full")
         dist.barrier()
     raise AssertionError
 
 
-def step_to(work: RunSpec, *, place: RankInfo, last: int, at: int) -> Heart:
+def step_to(spec: RunSpec, *, rank_info: RankInfo, last: int, at: int) -> Heart:
     """Steps with signs of life, from the one after the last of an earlier start to ``at``."""
-    heart = Heart(shared_folder(work.output), place.rank)
-    kept = work.base / f"steps-{place.rank}"
+    heart = Heart(shared_folder(spec.output), rank_info.rank)
+    kept = spec.base / f"steps-{rank_info.rank}"
     done = int(kept.read_text()) if kept.exists() else 0
     heart.goes_on_after(done)
     for step in range(done + 1, min(at, last) + 1):
@@ -117,66 +125,68 @@ def step_to(work: RunSpec, *, place: RankInfo, last: int, at: int) -> Heart:
     return heart
 
 
-def die_once_and_again(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def die_once_and_again(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 dies at steps 3 and 6, each time once, when rank 0 is there too."""
     for at in (3, 6):
-        step_to(work, place=place, last=10, at=at)
-        mark = work.base / f"died-{at}"
+        step_to(spec, rank_info=rank_info, last=10, at=at)
+        mark = spec.base / f"died-{at}"
         if not mark.exists():
-            if place.rank == 0:
-                (work.base / f"waits-{at}").touch()
+            if rank_info.rank == 0:
+                (spec.base / f"waits-{at}").touch()
                 time.sleep(600)
-            while not (work.base / f"waits-{at}").exists():
+            while not (spec.base / f"waits-{at}").exists():
                 time.sleep(0.02)
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-    step_to(work, place=place, last=10, at=10)
+    step_to(spec, rank_info=rank_info, last=10, at=10)
     return ending("done", 10)
 
 
-def lose_the_memory(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def lose_the_memory(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Something removes what lies in shared memory while a step is done; then a bug comes up, once."""
-    first = work.base / f"first-{place.rank}"
+    first = spec.base / f"first-{rank_info.rank}"
     if first.exists():
-        step_to(work, place=place, last=10, at=10)
+        step_to(spec, rank_info=rank_info, last=10, at=10)
         return ending("done", 10)
     first.touch()
-    step_to(work, place=place, last=10, at=3)
-    if place.rank == 0:
-        shutil.rmtree(shared_folder(work.output))
+    step_to(spec, rank_info=rank_info, last=10, at=3)
+    if rank_info.rank == 0:
+        shutil.rmtree(shared_folder(spec.output))
         time.sleep(0.5)  # several looks
         raise ZeroDivisionError("a bug")
     time.sleep(600)
     raise AssertionError
 
 
-def die_always(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def die_always(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """The second process dies as soon as it is there; with one process all is well."""
-    with (work.base / "starts").open("a") as file:
-        file.write(f"{place.rank} of {place.world}\n")
-    if place.rank == 1:
+    with (spec.base / "starts").open("a") as file:
+        file.write(f"{rank_info.rank} of {rank_info.world}\n")
+    if rank_info.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if place.world == 2:
+    if rank_info.world == 2:
         time.sleep(600)
     return ending("done", 2)
 
 
-def fail_at_a_step(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def fail_at_a_step(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """The same bug whenever step 4 comes."""
-    with (work.base / f"starts-{place.rank}").open("a") as file:
+    with (spec.base / f"starts-{rank_info.rank}").open("a") as file:
         file.write("x")
-    step_to(work, place=place, last=10, at=3)
+    step_to(spec, rank_info=rank_info, last=10, at=3)
     raise ZeroDivisionError("a bug")
 
 
-def hang_once(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def hang_once(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """Rank 1 stops in its own work in step 4, while the others wait in a collective."""
-    with process_group(torch.device("cpu"), rank=place.rank, world=place.world, store=place.store(), timeout=600):
-        heart = step_to(work, place=place, last=10, at=3)
+    with process_group(
+        torch.device("cpu"), rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=600
+    ):
+        heart = step_to(spec, rank_info=rank_info, last=10, at=3)
         for step in range(4, 7):
             heart.beat("train", step)
-            if place.rank == 1 and not (work.base / "hung").exists():
-                (work.base / "hung").touch()
+            if rank_info.rank == 1 and not (spec.base / "hung").exists():
+                (spec.base / "hung").touch()
                 its_own_work()
             dist.barrier()
             heart.beat("optimizer", step)
@@ -188,11 +198,11 @@ def its_own_work() -> None:
     time.sleep(600)
 
 
-def bad_device(work: RunSpec, *, place: RankInfo, console: Console | None) -> RunResult:
+def bad_device(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
     """The second device does not pass its test."""
-    if place.world == 2:
-        if place.rank == 0:
-            leave_out(work, [1])
+    if rank_info.world == 2:
+        if rank_info.rank == 0:
+            leave_out(spec, [1])
         raise CannotRun("device 1 multiplies matrices wrong")
     return ending("done", 2)
 
@@ -220,9 +230,9 @@ ENTRIES: dict[str, Callable[..., RunResult]] = {
 def start(name: str) -> int:
     """``stoker train job.yaml`` with another entry: prints the outcome or the error, gives the exit code."""
     forkserver.PRELOADED[1:] = ["stoker.launch.worker_main"]  # the entries need no more
-    work = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
+    spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     try:
-        got = train_here(work, ENTRIES[name])
+        got = train_here(spec, ENTRIES[name])
     except UserError as error:
         print(f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return error.exit_code

@@ -46,10 +46,10 @@ def test_a_processor_gets_one_process_and_a_launcher_as_many_as_it_started(
     no_gpu(monkeypatch)
     assert layout_of(with_plan(load(tmp_path)).job).world == 1
     assert layout_of(with_plan(load(tmp_path, "parallel.tensor=2")).job).world == 2
-    place = RankInfo(rank=1, world=4, local_rank=1, local_world=2)
-    cluster = cluster_at_hand(load(tmp_path), place)
+    rank_info = RankInfo(rank=1, world=4, local_rank=1, local_world=2)
+    cluster = cluster_at_hand(load(tmp_path), rank_info)
     assert (cluster.nodes, cluster.per_node) == (2, 2)
-    assert layout_of(with_plan(load(tmp_path), place).job).world == 4
+    assert layout_of(with_plan(load(tmp_path), rank_info).job).world == 4
 
 
 def test_a_launcher_sees_one_gpu_a_process_and_starts_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +75,9 @@ def test_the_plan_has_no_conflicts_and_is_the_fastest_of_the_search(tmp_path: Pa
     layout, train = layout_of(chosen.job), chosen.job.train
     assert layout.world == processes
     assert train.batch == train.micro_batch * train.accumulation * layout.data == 16  # type: ignore[operator]
-    work = work_of(loaded, cluster)
-    best = search(work, cluster, software=software_of_job(loaded.job)).plans[0]
-    assert step_time(setting_of_job(chosen.job, cluster, work)).total == pytest.approx(best.seconds)
+    spec = work_of(loaded, cluster)
+    best = search(spec, cluster, software=software_of_job(loaded.job)).plans[0]
+    assert step_time(setting_of_job(chosen.job, cluster, spec)).total == pytest.approx(best.seconds)
     assert chosen.origins["parallel.data"].why == "planner"
     assert chosen.plan.startswith("planner: the fastest that fits of ")
     assert with_plan(chosen, cluster=cluster) is chosen  # planned once

@@ -30,11 +30,11 @@ def test_torchrun() -> None:
 
 
 def test_srun() -> None:
-    place = joined(SLURM)
-    assert place is not None and place.meet is not None
-    assert (place.rank, place.world, place.local_rank, place.local_world) == (9, 11, 1, 3)
-    assert place.meet[0] == "gpu003" and 15_000 <= place.meet[1] < 32_000
-    assert joined({**SLURM, "SLURM_STEP_ID": "1"}).meet != place.meet  # type: ignore[union-attr]
+    rank_info = joined(SLURM)
+    assert rank_info is not None and rank_info.meet is not None
+    assert (rank_info.rank, rank_info.world, rank_info.local_rank, rank_info.local_world) == (9, 11, 1, 3)
+    assert rank_info.meet[0] == "gpu003" and 15_000 <= rank_info.meet[1] < 32_000
+    assert joined({**SLURM, "SLURM_STEP_ID": "1"}).meet != rank_info.meet  # type: ignore[union-attr]
     given = joined({**SLURM, "MASTER_ADDR": "here", "MASTER_PORT": "1234"})
     assert given is not None and given.meet == ("here", 1234)
 

@@ -73,11 +73,11 @@ time.sleep(60)
 
 def silent(phase: str) -> tuple[Heart, RunSpec]:
     """A process that did a step, and has been silent since."""
-    work = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
+    spec = RunSpec(load_job("job.yaml"), Path.cwd(), Path.cwd() / "run")
     heart = Heart()
     for did in ("data", "train", "optimizer", phase):
         heart.beat(did, 1)
-    return heart, work
+    return heart, spec
 
 
 def test_a_process_that_waits_for_ever_ends_itself(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_not_everything_that_takes_long_has_stopped(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(JOB)
-    heart, work = silent(phase)
-    assert stopped(heart, work, 1) is None
+    heart, spec = silent(phase)
+    assert stopped(heart, spec, 1) is None
     time.sleep(0.4)
-    assert (stopped(heart, work, 1) is not None) == (phase == "train")
+    assert (stopped(heart, spec, 1) is not None) == (phase == "train")

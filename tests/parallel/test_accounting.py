@@ -114,9 +114,9 @@ def shape_of(prepared: Prepared, mesh: Mesh) -> ModelShape:
     parts = list(prepared.task.model) if layout.pipeline > 1 else [prepared.task.model]  # type: ignore[call-overload]
     config = unwrap(parts[0]).config
     family = family_of(config)
-    assert family is not None and isinstance(prepared.passes, Distributed)
-    partial = {id(t.parameter) for t in prepared.passes._gradients._trained if t.partial}
-    tied = [t.parameter for t in prepared.passes._gradients._trained if t.tied]
+    assert family is not None and isinstance(prepared.engine, Distributed)
+    partial = {id(t.parameter) for t in prepared.engine._gradients._trained if t.partial}
+    tied = [t.parameter for t in prepared.engine._gradients._trained if t.tied]
 
     def held(parameters: Any) -> tuple[Held, ...]:
         return tuple(Held(tuple(p.shape), p.requires_grad, id(p) in partial) for p in parameters)

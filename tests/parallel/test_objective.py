@@ -69,7 +69,7 @@ def computed(job_file: str) -> Found:
         layout = layout_of(loaded.job)
         mesh = None if layout.one_process else Mesh(layout, torch.device("cpu"))
         prepared = prepare(loaded, path.parent, mesh=mesh, objective=preference)
-        passes, model = prepared.passes, prepared.task.model
+        passes, model = prepared.engine, prepared.task.model
         mine = passes.share(0, PAIRS, PAIRS)
         size = PAIRS_A_PASS if mesh is not None else PAIRS
         parts = [part for i in range(*mine, size) for part in pairs(prepared, i, min(i + size, mine[1]))]

@@ -88,7 +88,7 @@ def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared]
     """Is told of each micro-batch of a step when its passes begin: its samples, from the first to before the last."""
 
     def before(prepared: Prepared) -> None:
-        parts, train = prepared.task.parts, prepared.passes.train
+        parts, train = prepared.task.parts, prepared.engine.train
 
         def marked(first: int, last: int) -> list[Part]:
             return [Marked(**{**vars(part), "samples": (first, last)}) for part in parts(first, last)]
@@ -98,7 +98,7 @@ def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared]
                 see(*samples, list(group))
             return train(parts, counts, scaler)
 
-        prepared.task.parts, prepared.passes.train = marked, watched  # type: ignore[method-assign, assignment]
+        prepared.task.parts, prepared.engine.train = marked, watched  # type: ignore[method-assign, assignment]
 
     return before
 

@@ -135,7 +135,7 @@ def test_the_held_out_loss_is_without_it(job: Path) -> None:
     for weight in (0.0, WEIGHT):
         more = ("train.precision=fp32", "evaluate.fraction=0.2")
         prepared = prepared_of(job, f"train.router_aux_loss={weight}", *more)
-        evaluation = evaluate(prepared.task, prepared.passes)
+        evaluation = evaluate(prepared.task, prepared.engine)
         assert evaluation is not None
         found.append(evaluation.loss)
     assert found[0] == found[1]

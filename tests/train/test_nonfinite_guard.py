@@ -28,8 +28,8 @@ class Trained:
         block = TrainBlock.model_validate({"optimizer": optimizer, **BLOCK})
         self.optimizer = build_optimizer(self.model, block, on_host=on_host)
         self.scaler = torch.amp.GradScaler(device, enabled=fp16, init_scale=64.0)
-        self.passes: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
-        self.guard = Guard(self.optimizer, self.scaler, self.passes, list(self.model.buffers()))
+        self.engine: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
+        self.guard = Guard(self.optimizer, self.scaler, self.engine, list(self.model.buffers()))
 
     def step(self, spoil_loss: float = 1.0, spoil_gradient: float = 1.0, inputs: float = 1.0) -> StepNumbers:
         self.optimizer.zero_grad(set_to_none=True)
@@ -39,7 +39,7 @@ class Trained:
         self.scaler.scale(loss).backward()
         self.model[2].bias.grad[1] *= spoil_gradient
         self.scaler.unscale_(self.optimizer)
-        norm = self.passes.clip(1.0)
+        norm = self.engine.clip(1.0)
         for group in self.optimizer.param_groups:
             group["lr"] = 0.1
         return self.guard.step(loss.detach().double() * spoil_loss, norm, asked=False)
@@ -114,7 +114,7 @@ def test_a_gpu_is_waited_for_once_a_step_and_after_the_step_was_launched(fp16: b
     torch.cuda.set_sync_debug_mode("error")  # from here to the launch nothing may wait for the device
     try:
         trained.scaler.unscale_(trained.optimizer)
-        norm = trained.passes.clip(1.0)
+        norm = trained.engine.clip(1.0)
         found = trained.guard.step(loss.detach().double() * math.nan, norm, asked=False)
     finally:
         torch.cuda.set_sync_debug_mode("default")

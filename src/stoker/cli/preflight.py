@@ -43,11 +43,11 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     return loaded
 
 
-def planned(loaded: LoadedJob, place: RankInfo | None = None) -> LoadedJob:
+def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
     """The job with the planner's layout, where it asks for one with `parallel: auto`.
 
     Args:
-        place: of this process, where a launcher started it with others.
+        rank_info: of this process, where a launcher started it with others.
 
     Raises:
         CannotRun: nothing fits.
@@ -56,7 +56,7 @@ def planned(loaded: LoadedJob, place: RankInfo | None = None) -> LoadedJob:
         return loaded
     from stoker.launch.auto_parallel import with_plan
 
-    return with_plan(loaded, place)
+    return with_plan(loaded, rank_info)
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:

@@ -43,55 +43,55 @@ def run(arguments: argparse.Namespace) -> int:
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
-    place = joined(os.environ)
+    rank_info = joined(os.environ)
     try:
-        work = _open(arguments, place)
+        spec = _open(arguments, rank_info)
     except UserError as error:
-        if place is not None and not place.speaks:
+        if rank_info is not None and not rank_info.speaks:
             return error.exit_code
         raise
-    first = place is None or place.rank == 0
+    first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:
         from stoker.runs.output import is_run
         from stoker.runs.run_folder import put_aside
 
-        if is_run(work.output):
-            print(f"the earlier run is now in {put_aside(work.output)}", file=sys.stderr)
+        if is_run(spec.output):
+            print(f"the earlier run is now in {put_aside(spec.output)}", file=sys.stderr)
     try:
-        ending = _train(work, place)
+        ending = _train(spec, rank_info)
     except Interrupted as interrupted:
-        return exit_code(interrupted.number, work.loaded.job.faults)
+        return exit_code(interrupted.number, spec.loaded.job.faults)
     except LeftToAnother as error:
         return error.exit_code
     if first and arguments.json:
-        print(json.dumps(_answer(work.output, ending)))
+        print(json.dumps(_answer(spec.output, ending)))
     elif first:
-        _say(arguments.job, arguments.overrides, work, ending)
-    return 0 if ending.state == "done" else exit_code(ending.signal or 0, work.loaded.job.faults)
+        _say(arguments.job, arguments.overrides, spec, ending)
+    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
 
 
-def _open(arguments: argparse.Namespace, place: RankInfo | None) -> RunSpec:
+def _open(arguments: argparse.Namespace, rank_info: RankInfo | None) -> RunSpec:
     from stoker.cli.report import quiet_environment, quiet_libraries
 
     opened = open_job(arguments.job, arguments.overrides, trains=True)
-    if place is None and opened.job.faults.restarts:
+    if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
 
         quiet_environment()
         start_server()  # it imports what the workers need while this process continues
-    loaded = planned(opened, place)
+    loaded = planned(opened, rank_info)
     from stoker.launch.cluster_env import check_world
     from stoker.launch.run_spec import RunSpec
 
     quiet_libraries()
     base = Path.cwd()
-    work = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
-    if place is not None:
-        check_world(place, work.layout)
-    return work
+    spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
+    if rank_info is not None:
+        check_world(rank_info, spec.layout)
+    return spec
 
 
-def _train(work: RunSpec, place: RankInfo | None) -> RunResult:
+def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
     """In the process that a launcher started, in this one, or in those that this one starts."""
     from stoker.cli.report import TokeniseReport
     from stoker.hardware.device import check_devices
@@ -99,29 +99,29 @@ def _train(work: RunSpec, place: RankInfo | None) -> RunResult:
     from stoker.launch.supervisor import train_here
     from stoker.runs.run_folder import RunFolder
 
-    folder = RunFolder(work.output)
-    if place is not None:
+    folder = RunFolder(spec.output)
+    if rank_info is not None:
         from stoker.launch.external_worker import train_as_member
 
-        return train_as_member(work, place, TokeniseReport())
-    check_devices(work.devices, work.layout.world)
-    if work.layout.one_process and not work.loaded.job.faults.restarts:  # else this one lives when that one dies
+        return train_as_member(spec, rank_info, TokeniseReport())
+    check_devices(spec.devices, spec.layout.world)
+    if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this one lives when that one dies
         from stoker.launch.worker import held, train
 
-        return train(work, report=TokeniseReport(), hold=held(folder))
+        return train(spec, report=TokeniseReport(), hold=held(folder))
     from stoker.launch.data_gate import check_data
 
     with TokeniseReport() as report:
-        check_data(work, report)
+        check_data(spec, report)
     with folder.take() as is_new:
         try:
-            return train_here(work)
+            return train_here(spec)
         except RankFailed as error:
             print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
             raise
         except UserError as error:
             if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
-                shutil.rmtree(work.output)
+                shutil.rmtree(spec.output)
             raise
 
 
@@ -140,10 +140,10 @@ def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
     }
 
 
-def _say(job: str, overrides: list[str], work: RunSpec, ending: RunResult) -> None:
+def _say(job: str, overrides: list[str], spec: RunSpec, ending: RunResult) -> None:
     from stoker.job.tune_keys import merges
 
-    output = work.output
+    output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
         command = shlex.join(["stoker", "train", job, *overrides])
@@ -160,7 +160,7 @@ def _say(job: str, overrides: list[str], work: RunSpec, ending: RunResult) -> No
         commands = (
             f"chat {shown} --compare",
             f"eval {shown} YOUR.jsonl",
-            f"export {shown} --format {'merged' if merges(work.loaded.job) else 'adapter'} --to exported",
+            f"export {shown} --format {'merged' if merges(spec.loaded.job) else 'adapter'} --to exported",
         )
-        trust = options_of(work.loaded.job)
+        trust = options_of(spec.loaded.job)
         print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

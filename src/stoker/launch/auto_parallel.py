@@ -39,7 +39,7 @@ INSTEAD: dict[tuple[str, Any], Any] = {
 }
 
 
-def cluster_at_hand(loaded: LoadedJob, place: RankInfo | None = None) -> Cluster:
+def cluster_at_hand(loaded: LoadedJob, rank_info: RankInfo | None = None) -> Cluster:
     """The devices of a job without a layout: a launcher's, those that the job names, or all of this machine's.
 
     Without GPUs it has as many processes as the stated part of the layout needs, at least one.
@@ -47,18 +47,18 @@ def cluster_at_hand(loaded: LoadedJob, place: RankInfo | None = None) -> Cluster
     Raises:
         UserError: the launcher's machines have different numbers of processes, or a GPU is unknown.
     """
-    if place is not None:
-        return machines(place.world, place.local_world)
+    if rank_info is not None:
+        return machines(rank_info.world, rank_info.local_world)
     devices = loaded.job.parallel.devices
     here = this_machine(None if devices == "auto" else len(devices))
     return this_processor(layout_of(loaded.job).world) if here.device.is_cpu else here
 
 
-def with_plan(loaded: LoadedJob, place: RankInfo | None = None, *, cluster: Cluster | None = None) -> LoadedJob:
+def with_plan(loaded: LoadedJob, rank_info: RankInfo | None = None, *, cluster: Cluster | None = None) -> LoadedJob:
     """The job with the planner's layout and micro-batch, where `parallel: auto` asks for them; else as it is.
 
     Args:
-        place: rank and world size of this process, where a launcher started it.
+        rank_info: rank and world size of this process, where a launcher started it.
         cluster: where it is to run; by default `cluster_at_hand`.
 
     Raises:
@@ -66,7 +66,7 @@ def with_plan(loaded: LoadedJob, place: RankInfo | None = None, *, cluster: Clus
     """
     if not loaded.document.planned:
         return loaded
-    cluster = cluster or cluster_at_hand(loaded, place)
+    cluster = cluster or cluster_at_hand(loaded, rank_info)
     stated = _Stated.of(loaded)
     batch = stated.batch(loaded, cluster.gpus)
     try:

@@ -78,12 +78,12 @@ def joined(environment: Mapping[str, str]) -> RankInfo | None:
     return None  # also in a Slurm job's script outside of srun: one process, which starts the others
 
 
-def check_world(place: RankInfo, layout: Layout) -> None:
+def check_world(rank_info: RankInfo, layout: Layout) -> None:
     """Raises UserError unless the launcher started as many processes as the layout wants."""
-    if place.world != layout.world:
+    if rank_info.world != layout.world:
         raise UserError(
             Problem(
-                f"the launcher started {place.world} processes, and the job's layout ({layout.describe()}) needs "
+                f"the launcher started {rank_info.world} processes, and the job's layout ({layout.describe()}) needs "
                 f"{layout.world}",
                 f"start {layout.world}, or change `parallel`; without RANK and WORLD_SIZE in the environment "
                 "stoker starts them itself",

@@ -11,20 +11,20 @@ from stoker.launch.run_spec import RunSpec
 from stoker.models.text import open_text_side
 
 
-def check_data(work: RunSpec, report: Report | None = None) -> None:
+def check_data(spec: RunSpec, report: Report | None = None) -> None:
     """Tokenises and audits the job's data, so that each problem is reported once and every process finds the result.
 
     Raises:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
-    if not task_of(work.loaded.job).text:
+    if not task_of(spec.loaded.job).text:
         return
-    text = open_text_side(work.loaded, work.base)
-    job = work.loaded.job
+    text = open_text_side(spec.loaded, spec.base)
+    job = spec.loaded.job
     job = job.model_copy(update={"train": job.train.model_copy(update={"seq_len": text.seq_len})})
-    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=work.base, report=report, loaded=work.loaded)
+    corpus = open_corpus(job, text.codec, seq_len=text.seq_len, base=spec.base, report=report, loaded=spec.loaded)
     try:
-        problems = audited(corpus, text.codec, work.loaded).problems
+        problems = audited(corpus, text.codec, spec.loaded).problems
     finally:
         corpus.close()
     if problems:

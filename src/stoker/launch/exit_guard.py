@@ -19,32 +19,32 @@ EVERY = 1.0  # seconds between two looks
 PATIENT = "prepare"  # the phase in which a process may read and tokenise data for hours
 
 
-def guard(heart: Heart, work: RunSpec, rank: int) -> None:
+def guard(heart: Heart, spec: RunSpec, rank: int) -> None:
     """From now on this process ends with exit code 1 once it has given no sign of life for `faults.hang` seconds."""
-    threading.Thread(target=_look, args=(heart, work, rank), daemon=True, name="guard").start()
+    threading.Thread(target=_look, args=(heart, spec, rank), daemon=True, name="guard").start()
 
 
-def stopped(heart: Heart, work: RunSpec, rank: int) -> Hung | None:
+def stopped(heart: Heart, spec: RunSpec, rank: int) -> Hung | None:
     """Whether this process has given no sign of life for too long; see `stoker.resilience.watchdog.limit`."""
     pulse = heart.pulse
     if pulse is None or pulse.phase == PATIENT:
         return None
     longest = {phase: getattr(pulse, phase) for phase in WAITED_FOR}
-    found = hung({rank: pulse}, now=time.monotonic(), hang=work.loaded.job.faults.hang, longest=longest)
+    found = hung({rank: pulse}, now=time.monotonic(), hang=spec.loaded.job.faults.hang, longest=longest)
     return found[0] if found else None
 
 
-def _look(heart: Heart, work: RunSpec, rank: int) -> None:
-    while (found := stopped(heart, work, rank)) is None:
+def _look(heart: Heart, spec: RunSpec, rank: int) -> None:
+    while (found := stopped(heart, spec, rank)) is None:
         time.sleep(EVERY)
     failure = failure_of_hang(rank, os.getpid(), phase=found.phase, step=found.step, silent=found.silent)
-    if work.output.is_dir():
-        work.logs.mkdir(exist_ok=True)
-        with open(stack_file(work.logs, rank), "a", opener=no_link) as file:
+    if spec.output.is_dir():
+        spec.logs.mkdir(exist_ok=True)
+        with open(stack_file(spec.logs, rank), "a", opener=no_link) as file:
             faulthandler.dump_traceback(file, all_threads=True)
-        failure.write(work.failure_of(rank))
+        failure.write(spec.failure_of(rank))
     print(
-        f"error: rank {rank}: {failure.problems[0]}; its stack is in {stack_file(work.logs, rank)}",
+        f"error: rank {rank}: {failure.problems[0]}; its stack is in {stack_file(spec.logs, rank)}",
         file=sys.stderr,
         flush=True,
     )

@@ -26,7 +26,7 @@ from stoker.runs.shm_folder import shared_with_others
 SETTLE = 0.5  # seconds in which all processes that fail alike have said so
 
 
-def train_as_member(work: RunSpec, place: RankInfo, report: AbstractContextManager[Report]) -> RunResult:
+def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextManager[Report]) -> RunResult:
     """Trains as one of the processes that a launcher started; rank 0 holds the run's folder.
 
     Raises:
@@ -36,26 +36,26 @@ def train_as_member(work: RunSpec, place: RankInfo, report: AbstractContextManag
     starts = _Starts.of(os.environ)
     if starts is not None:
         end_with(os.getppid())  # an agent that is killed would leave it
-        place = replace(place, meet=starts.meet, agent=True) if place.world > 1 else place
-    work.failure_of(place.rank).unlink(missing_ok=True)  # of an earlier start
-    if place.local_world == place.world:
+        rank_info = replace(rank_info, meet=starts.meet, agent=True) if rank_info.world > 1 else rank_info
+    spec.failure_of(rank_info.rank).unlink(missing_ok=True)  # of an earlier start
+    if rank_info.local_world == rank_info.world:
         bind_to_loopback()
     heart = Heart()
-    guard(heart, work, place.rank)
+    guard(heart, spec, rank_info.rank)
     try:
-        return train(work, place=place, report=report, hold=_taken(work, place, starts), heart=heart)
+        return train(spec, rank_info=rank_info, report=report, hold=_taken(spec, rank_info, starts), heart=heart)
     except Exception as error:
         heart.beat("end")
-        failures = _failures_beside(error, work, place)
-        speaks = first_of(failures).rank == place.rank if failures else place.speaks
+        failures = _failures_beside(error, spec, rank_info)
+        speaks = first_of(failures).rank == rank_info.rank if failures else rank_info.speaks
         if not speaks:
             raise LeftToAnother(error.exit_code if isinstance(error, UserError) else 1) from None
         if failures and isinstance(error, UserError):
-            raise error_of(failures, world=place.world) from None
+            raise error_of(failures, world=rank_info.world) from None
         if failures and first_of(failures).consequence:
             why = str(first_of(failures).problems[0]).partition(" This is typically")[0]
             raise RunFailed(
-                f"rank {place.rank}: another process of the run has ended, as the launcher's own log says ({why}). "
+                f"rank {rank_info.rank}: another process of the run has ended, as the launcher's own log says ({why}). "
                 "When the launcher or the same command starts it again, the run resumes from its newest state"
             ) from error
         raise
@@ -85,14 +85,14 @@ class _Starts:
 
 
 @contextmanager
-def _taken(work: RunSpec, place: RankInfo, starts: _Starts | None) -> Iterator[None]:
+def _taken(spec: RunSpec, rank_info: RankInfo, starts: _Starts | None) -> Iterator[None]:
     """Within it rank 0 holds the run's folder, and all share memory; that the folder is taken is the error of all."""
     with ExitStack() as stack:
-        together(lambda: stack.enter_context(RunFolder(work.output).take()) if place.rank == 0 else None)
+        together(lambda: stack.enter_context(RunFolder(spec.output).take()) if rank_info.rank == 0 else None)
         is_new = max(together(lambda: starts.number if starts is not None else 0)) == 0
-        first = place.local_rank == 0
+        first = rank_info.local_rank == 0
         with shared_with_others(
-            work.output,
+            spec.output,
             clears=first and is_new,
             removes=first,
             again=starts is not None and starts.number < starts.most,
@@ -101,11 +101,11 @@ def _taken(work: RunSpec, place: RankInfo, starts: _Starts | None) -> Iterator[N
             yield
 
 
-def _failures_beside(error: Exception, work: RunSpec, place: RankInfo) -> list[Failure]:
+def _failures_beside(error: Exception, spec: RunSpec, rank_info: RankInfo) -> list[Failure]:
     """The failures of all processes so far; none where there is no folder yet to write them in."""
-    if not work.output.is_dir():
+    if not spec.output.is_dir():
         return []
-    work.logs.mkdir(exist_ok=True)
-    failure_of(error, place.rank).write(work.failure_of(place.rank))
+    spec.logs.mkdir(exist_ok=True)
+    failure_of(error, rank_info.rank).write(spec.failure_of(rank_info.rank))
     time.sleep(SETTLE)
-    return work.failures()
+    return spec.failures()

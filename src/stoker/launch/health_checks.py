@@ -35,15 +35,15 @@ MOMENTS = {"adamw": 2, "sgd": 1, "adafactor": 0}  # tensors as large as a parame
 class Checks:
     """The tests of one start: of the devices as soon as the processes can talk, of the rest once all is prepared."""
 
-    def __init__(self, work: RunSpec, place: RankInfo | None, device: torch.device) -> None:
+    def __init__(self, spec: RunSpec, rank_info: RankInfo | None, device: torch.device) -> None:
         """Tests the devices; a collective.
 
         Raises:
             CannotRun: one of them fails its check.
         """
-        self._work = work
-        self._rank = place.rank if place else 0
-        self._is_first_here = place is None or place.local_rank == 0
+        self._spec = spec
+        self._rank = rank_info.rank if rank_info else 0
+        self._is_first_here = rank_info is None or rank_info.local_rank == 0
         self.reports = shared(check_device(device, self._rank))
         self.found = findings(self.reports)
         out = [finding for finding in self.found if finding.out]
@@ -60,7 +60,7 @@ class Checks:
 
     def _leave_out(self, out: Sequence[NodeFinding]) -> None:
         if self._rank == 0:
-            leave_out(self._work, [finding.rank for finding in out])
+            leave_out(self._spec, [finding.rank for finding in out])
         raise CannotRun(
             *[Problem(finding.words, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
         )
@@ -82,7 +82,7 @@ class Checks:
                 )
             )
         needed = state_bytes(prepared, layout)
-        folder = checkpoints_of(self._work)
+        folder = checkpoints_of(self._spec)
         free = rate = None
         if folder is not None and self._is_first_here:
             free, rate = disk(folder)
@@ -96,15 +96,15 @@ class Checks:
         for finding in self.found:
             display.note(finding.words)
         if self._rank == 0:
-            RunFolder(self._work.output).event("checked", **_values(self.reports, self.found, needed, free, rate))
+            RunFolder(self._spec.output).event("checked", **_values(self.reports, self.found, needed, free, rate))
 
 
-def checkpoints_of(work: RunSpec) -> Path | None:
+def checkpoints_of(spec: RunSpec) -> Path | None:
     """Where a run's checkpoints are; None where that is no folder."""
-    to = work.loaded.job.checkpoint.to
+    to = spec.loaded.job.checkpoint.to
     if to is None:
-        return RunFolder(work.output).checkpoints
-    return None if "://" in to else work.base / to
+        return RunFolder(spec.output).checkpoints
+    return None if "://" in to else spec.base / to
 
 
 def state_bytes(prepared: Prepared, layout: Layout) -> int:

@@ -34,15 +34,15 @@ class Watch:
     """
 
     def __init__(
-        self, work: RunSpec, folder: Path, *, say: Callable[[str], None], nccl: bool, longest: dict[str, float]
+        self, spec: RunSpec, folder: Path, *, say: Callable[[str], None], nccl: bool, longest: dict[str, float]
     ) -> None:
-        self._work, self._folder, self._say, self._nccl, self._longest = work, folder, say, nccl, longest
-        self._run = RunFolder(work.output)
+        self._spec, self._folder, self._say, self._nccl, self._longest = spec, folder, say, nccl, longest
+        self._run = RunFolder(spec.output)
         self._listener = Listener(folder)
-        layout = work.layout
+        layout = spec.layout
         size = layout.world // layout.pipeline  # the stages of a pipeline have different work
         parts = [range(first, first + size) for first in range(0, layout.world, size)]
-        self._stragglers = Stragglers(parts, work.loaded.job.faults.slow)
+        self._stragglers = Stragglers(parts, spec.loaded.job.faults.slow)
         self._looked = 0.0
         self.pulses: dict[int, Pulse] = {}
         self.moments: dict[str, float] = {}
@@ -84,7 +84,7 @@ class Watch:
             times = slow.own / max(slow.median, 1e-9)
             self._say(f"rank {slow.rank} is slow: its own work takes {times:.1f} times as long as the others'")
         running = {rank: pulse for rank, pulse in self.pulses.items() if rank in pids}
-        silent = hung(running, now=now, hang=self._work.loaded.job.faults.hang, longest=self._longest)
+        silent = hung(running, now=now, hang=self._spec.loaded.job.faults.hang, longest=self._longest)
         if silent and self.hung is None:
             self.hung = self._stopped(silent, pids)
         return self.hung
@@ -95,7 +95,7 @@ class Watch:
         self._listener.close()
 
     def _listen(self, now: float) -> None:
-        found = {rank: self._listener.pulse(rank) for rank in range(self._work.layout.world)}
+        found = {rank: self._listener.pulse(rank) for rank in range(self._spec.layout.world)}
         self.pulses = {rank: pulse for rank, pulse in found.items() if pulse is not None}
         self._note(now)
 
@@ -103,7 +103,7 @@ class Watch:
         for phase in WAITED_FOR:
             seen = max((getattr(pulse, phase) for pulse in self.pulses.values()), default=0.0)
             self._longest[phase] = max(self._longest.get(phase, 0.0), seen)
-        if len(self.pulses) < self._work.layout.world:
+        if len(self.pulses) < self._spec.layout.world:
             return
         pulses = self.pulses.values()
         reached = {
@@ -116,7 +116,7 @@ class Watch:
 
     def _stopped(self, silent: list[Hung], pids: Mapping[int, int]) -> Failure:
         """Saves the stack of every process, and reports the one that the others wait for."""
-        logs = self._work.logs
+        logs = self._spec.logs
         stacks = ask_for_stacks(pids, folder=self._folder, logs=logs, collectives=self._nccl)
         behind = [h for h in silent if (h.phase, h.step) == (silent[0].phase, silent[0].step)]
         # Of those that stopped at the same place the one that waits for nobody is the one that is waited for.

@@ -37,8 +37,8 @@ class Processes:
         asked: signals that this process got, as they come.
     """
 
-    def __init__(self, work: RunSpec, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
-        self._work, self._entry, self._meet, self._asked = work, entry, meet, asked
+    def __init__(self, spec: RunSpec, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
+        self._spec, self._entry, self._meet, self._asked = spec, entry, meet, asked
         self._ranks: list[BaseProcess] = []
         self._endings: list[Connection] = []
         self._handed_on = 0
@@ -48,7 +48,7 @@ class Processes:
 
     def start(self) -> None:
         """Starts them. They begin with the signals blocked, until they have handlers."""
-        world = self._work.layout.world
+        world = self._spec.layout.world
         parent = os.getpid() if START == "spawn" else None
         secret = new_secret()
         entry = pickle.dumps(self._entry) if self._entry else None
@@ -58,8 +58,8 @@ class Processes:
             context = multiprocessing.get_context(START)
             for rank in range(world):
                 ours, theirs = context.Pipe(duplex=False)
-                place = RankInfo(rank, world, rank, world, self._meet)
-                arguments = (theirs, self._work, place, secret, entry, parent)
+                rank_info = RankInfo(rank, world, rank, world, self._meet)
+                arguments = (theirs, self._spec, rank_info, secret, entry, parent)
                 process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
                 process.start()
                 theirs.close()

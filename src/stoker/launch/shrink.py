@@ -60,16 +60,16 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
     return None
 
 
-def leave_out(work: RunSpec, ranks: list[int]) -> None:
+def leave_out(spec: RunSpec, ranks: list[int]) -> None:
     """Reports ranks with failing devices to the supervisor; does nothing under a launcher."""
-    if has_folder(work.output):
-        (shared_folder(work.output) / OUT).write_text(json.dumps(ranks))
+    if has_folder(spec.output):
+        (shared_folder(spec.output) / OUT).write_text(json.dumps(ranks))
 
 
-def left_out(work: RunSpec) -> list[int]:
+def left_out(spec: RunSpec) -> list[int]:
     """What `leave_out` reported, once."""
-    path = shared_folder(work.output) / OUT
-    if not has_folder(work.output) or not path.is_file():
+    path = shared_folder(spec.output) / OUT
+    if not has_folder(spec.output) or not path.is_file():
         return []
     ranks: list[int] = json.loads(path.read_text())
     path.unlink()

@@ -28,7 +28,7 @@ POLL = 0.05  # seconds between two looks at the processes
 SHOW_CURSOR = "\x1b[?25h"
 
 
-def train_here(work: RunSpec, entry: Entry | None = None) -> RunResult:
+def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
     """Trains in as many processes as the layout has; the caller holds the run's folder.
 
     A process that dies or stops ends the others, and all are started again from the newest state, as the job's
@@ -43,22 +43,22 @@ def train_here(work: RunSpec, entry: Entry | None = None) -> RunResult:
         RankFailed: a process met a bug or was killed.
         Interrupted: a signal ended the processes before they had an outcome.
     """
-    work.logs.mkdir(parents=True, exist_ok=True)
+    spec.logs.mkdir(parents=True, exist_ok=True)
     asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:
         if not asked:
-            tell(work, STOPPING)
+            tell(spec, STOPPING)
         asked.append(number)
 
-    with shared_memory(work.output) as shared, handled_by(ask):
+    with shared_memory(spec.output) as shared, handled_by(ask):
         start_server()
-        return _Supervisor(work, entry, shared, asked).run()
+        return _Supervisor(spec, entry, shared, asked).run()
 
 
-def tell(work: RunSpec, text: str) -> None:
+def tell(spec: RunSpec, text: str) -> None:
     """Prints a message without breaking the live progress line."""
-    if not work.quiet:
+    if not spec.quiet:
         if sys.stdout.isatty():
             unescaped(sys.stdout).write("\r\x1b[2K")
         with suppress(BrokenPipeError):  # the reader has gone; the run has not
@@ -77,10 +77,10 @@ class _Broken:
 class _Supervisor:
     """Restarts the processes until they succeed or the restart policy gives up."""
 
-    def __init__(self, work: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> None:
-        self._work, self._entry, self._shared, self._asked = work, entry, shared, asked
-        self._run = RunFolder(work.output)
-        self._restarts = Restarts(work.loaded.job.faults)
+    def __init__(self, spec: RunSpec, entry: Entry | None, shared: SharedFolder, asked: list[int]) -> None:
+        self._spec, self._entry, self._shared, self._asked = spec, entry, shared, asked
+        self._run = RunFolder(spec.output)
+        self._restarts = Restarts(spec.loaded.job.faults)
         self._nccl = has_nccl()
         self._deadline: float | None = None
         self._longest: dict[str, float] = {}  # evaluation and save of all starts
@@ -96,9 +96,9 @@ class _Supervisor:
                 raise
             if isinstance(ended, RunResult):
                 return ended
-            failures, world, done = ended.failures, self._work.layout.world, max(ended.watch.done, 0)
+            failures, world, done = ended.failures, self._spec.layout.world, max(ended.watch.done, 0)
             first = first_of(failures)
-            log = self._work.log_of(first.rank)
+            log = self._spec.log_of(first.rank)
             error = error_of(failures, world=world, where=f"its log is {log}")
             again = self._restarts.after(first, done=ended.watch.done, steps=ended.watch.steps)
             if self._shrink(error):
@@ -127,37 +127,37 @@ class _Supervisor:
 
     def _shrink(self, error: UserError) -> bool:
         """Continues without lost devices, where the job allows it and others are left."""
-        lost = left_out(self._work)
+        lost = left_out(self._spec)
         if not lost and self._restarts.lost is not None and not isinstance(error, CannotRun):
             lost = [self._restarts.lost]
-        if not lost or self._work.loaded.job.faults.lost != "shrink":
+        if not lost or self._spec.loaded.job.faults.lost != "shrink":
             return False
-        layout = self._work.layout
+        layout = self._spec.layout
         devices = None
         if self._nccl:
-            named = self._work.devices or range(layout.world)
+            named = self._spec.devices or range(layout.world)
             devices = [device for rank, device in enumerate(named) if rank not in lost]
-        read = self._work.read or self._work.loaded.document
-        fewer = with_fewer(self._work.loaded, read, devices=devices, left=layout.world - len(lost))
+        read = self._spec.read or self._spec.loaded.document
+        fewer = with_fewer(self._spec.loaded, read, devices=devices, left=layout.world - len(lost))
         if fewer is None:
             return False
-        self._work = replace(self._work, loaded=fewer)
+        self._spec = replace(self._spec, loaded=fewer)
         self._restarts.reset()
-        now = self._work.layout
+        now = self._spec.layout
         record(self._run, "shrunk", without=lost, was=layout.describe(), now=now.describe(), why=str(error))
         self._say(f"{error}\ngoing on without: {layout.describe()} is now {now.describe()}")
         return True
 
     def _start(self) -> RunResult | _Broken:
         """Starts the processes once and watches them to their end."""
-        work = self._work
-        work.forget_failures()
+        spec = self._spec
+        spec.forget_failures()
         self._shared.keep()
         for left in self._shared.path.glob("heart-*"):
             left.unlink()
-        watch = Watch(work, self._shared.path, say=self._say, nccl=self._nccl, longest=self._longest)
+        watch = Watch(spec, self._shared.path, say=self._say, nccl=self._nccl, longest=self._longest)
         meet = self._shared.path / f"meet-{self._attempt}"
-        processes = Processes(work, self._entry, meet=meet, asked=self._asked)
+        processes = Processes(spec, self._entry, meet=meet, asked=self._asked)
         noticed = None
         try:
             processes.start()
@@ -179,10 +179,10 @@ class _Supervisor:
             return ending
         if self._asked:
             raise Interrupted(self._asked[0])
-        failures = [watch.hung] if watch.hung else work.failures()
+        failures = [watch.hung] if watch.hung else spec.failures()
         failures += processes.failures({failure.rank for failure in failures})
         if not failures:
-            raise RunFailed(f"the processes ended without an outcome; their logs are in {work.logs}")
+            raise RunFailed(f"the processes ended without an outcome; their logs are in {spec.logs}")
         return _Broken(failures, watch, noticed or time.monotonic())
 
     def _is_late(self) -> bool:
@@ -190,7 +190,7 @@ class _Supervisor:
         if signal.SIGTERM not in self._asked:
             return False
         if self._deadline is None:
-            self._deadline = time.monotonic() + seconds_left(self._work.loaded.job.faults)
+            self._deadline = time.monotonic() + seconds_left(self._spec.loaded.job.faults)
         return time.monotonic() > self._deadline
 
     def _tell_restarted(self, watch: Watch) -> None:
@@ -224,7 +224,7 @@ class _Supervisor:
             time.sleep(min(POLL, seconds))
 
     def _say(self, text: str) -> None:
-        tell(self._work, text)
+        tell(self._spec, text)
 
     def _show_cursor(self) -> None:
         """The live line of a process that was killed had hidden it."""

@@ -30,9 +30,9 @@ TIMEOUT = 1800.0  # seconds that a process waits for the others: one of them may
 
 
 def train(
-    work: RunSpec,
+    spec: RunSpec,
     *,
-    place: RankInfo | None = None,
+    rank_info: RankInfo | None = None,
     console: Console | None = None,
     report: AbstractContextManager[Report | None] | None = None,
     hold: AbstractContextManager[object] | None = None,
@@ -41,7 +41,7 @@ def train(
     """Trains as one process of a run, or as all of it.
 
     Args:
-        place: rank and world size; None for a single process.
+        rank_info: rank and world size; None for a single process.
         console: where rank 0 shows the progress; by default standard output.
         report: context that gives the callback for tokenisation progress.
         hold: takes the run's folder, once everything is prepared: a job that cannot be leaves no folder behind.
@@ -52,22 +52,22 @@ def train(
         UserError: as `stoker.train.prepare.prepare` and `stoker.train.run.start` do.
         CannotRun: a device is missing.
     """
-    first, heart = place is None or place.rank == 0, heart or Heart()
-    with _mesh(work, place) as (loaded, mesh):
+    first, heart = rank_info is None or rank_info.rank == 0, heart or Heart()
+    with _mesh(spec, rank_info) as (loaded, mesh):
         heart.beat("prepare")
-        device = mesh.device if mesh else device_of(0, work.devices, alone=True)
-        checks = Checks(work, place, device) if loaded.job.faults.check else None
+        device = mesh.device if mesh else device_of(0, spec.devices, alone=True)
+        checks = Checks(spec, rank_info, device) if loaded.job.faults.check else None
         with (report if first else None) or nullcontext() as tokenised:
-            prepared = prepare(loaded, work.base, tokenised, mesh=mesh)
-        display = Display(0, prepared.task.unit, console=console, quiet=work.quiet or not first)
+            prepared = prepare(loaded, spec.base, tokenised, mesh=mesh)
+        display = Display(0, prepared.task.unit, console=console, quiet=spec.quiet or not first)
         if loaded.plan:
             display.note(loaded.plan)
         with hold or nullcontext():
             if checks is not None:
                 checks.finish(prepared, mesh.layout if mesh else Layout(), display)
             began = psutil.Process().create_time()
-            folder = RunFolder(work.output)
-            outcome, loop = start(prepared, folder, work.base, display=display, heart=heart, began=began)
+            folder = RunFolder(spec.output)
+            outcome, loop = start(prepared, folder, spec.base, display=display, heart=heart, began=began)
         heart.beat("end")
     done, plan = loop.progress, loop.plan
     return RunResult(
@@ -94,22 +94,22 @@ def held(folder: RunFolder) -> Iterator[None]:
 
 
 @contextmanager
-def _mesh(work: RunSpec, place: RankInfo | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
+def _mesh(spec: RunSpec, rank_info: RankInfo | None) -> Iterator[tuple[LoadedJob, Mesh | None]]:
     """Within it this process has its device and its groups; None where it is alone.
 
     A layout that the planner chose is that of rank 0: what it knows of its machine decides, and not each machine.
     """
-    one = work.layout.one_process
-    device = device_of(place.local_rank if place else 0, work.devices, alone=one)
+    one = spec.layout.one_process
+    device = device_of(rank_info.local_rank if rank_info else 0, spec.devices, alone=one)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.init()
-    if one or place is None:
-        yield work.loaded, None
+    if one or rank_info is None:
+        yield spec.loaded, None
         return
-    share_cores(place.local_world)
-    with process_group(device, rank=place.rank, world=place.world, store=place.store(), timeout=TIMEOUT):
-        loaded = [work.loaded]
-        if work.loaded.plan:
+    share_cores(rank_info.local_world)
+    with process_group(device, rank=rank_info.rank, world=rank_info.world, store=rank_info.store(), timeout=TIMEOUT):
+        loaded = [spec.loaded]
+        if spec.loaded.plan:
             dist.broadcast_object_list(loaded)
         yield loaded[0], Mesh(layout_of(loaded[0].job), device)

@@ -33,9 +33,14 @@ Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`
 
 
 def main(
-    result: Connection, work: RunSpec, place: RankInfo, secret: bytes, pickled_entry: bytes | None, parent: int | None
+    result: Connection,
+    spec: RunSpec,
+    rank_info: RankInfo,
+    secret: bytes,
+    pickled_entry: bytes | None,
+    parent: int | None,
 ) -> None:
-    """Trains, or calls another ``entry(work, place=..., console=...)``, and keeps what is printed in a log.
+    """Trains, or calls another ``entry(spec, rank_info=..., console=...)``, and keeps what is printed in a log.
 
     Signals come from the parent only: what a terminal sends to all of its processes does not come twice. They
     are blocked until there is a handler.
@@ -48,22 +53,22 @@ def main(
     """
     end_with(parent or os.getppid())
     os.setsid()
-    os.environ |= _as_launched(place)
-    console = _keep_log(work.log_of(place.rank), place, work)
+    os.environ |= _as_launched(rank_info)
+    console = _keep_log(spec.log_of(rank_info.rank), rank_info, spec)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
-    write_stacks_when_asked(work.logs, place.rank)
+    write_stacks_when_asked(spec.logs, rank_info.rank)
     for number in STOPS:
         signal.signal(number, _stop)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
         bind_to_loopback()
         seal_objects(secret)
-        result.send(_entry(pickled_entry, work, place)(work, place=place, console=console))
+        result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
         return
     except KeyboardInterrupt:
         code = SIGNAL_EXIT + signal.SIGTERM
     except BaseException as error:
-        failure_of(error, place.rank).write(work.failure_of(place.rank))
+        failure_of(error, rank_info.rank).write(spec.failure_of(rank_info.rank))
         traceback.print_exc()
         code = 1
     sys.stdout.flush()
@@ -71,22 +76,22 @@ def main(
     os._exit(code)  # at once: what is torn down in an orderly exit may wait for the other processes
 
 
-def _as_launched(place: RankInfo) -> dict[str, str]:
+def _as_launched(rank_info: RankInfo) -> dict[str, str]:
     """The variables that user code and libraries read to learn which process they are in."""
     return {
-        "RANK": str(place.rank),
-        "WORLD_SIZE": str(place.world),
-        "LOCAL_RANK": str(place.local_rank),
-        "LOCAL_WORLD_SIZE": str(place.local_world),
+        "RANK": str(rank_info.rank),
+        "WORLD_SIZE": str(rank_info.world),
+        "LOCAL_RANK": str(rank_info.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank_info.local_world),
     }
 
 
-def _entry(pickled: bytes | None, work: RunSpec, place: RankInfo) -> Entry:
+def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:
     if pickled is not None:
         return cast(Entry, pickle.loads(pickled))
     from stoker.launch.worker import train
 
-    return partial(train, heart=_beating(work, place))
+    return partial(train, heart=_beating(spec, rank_info))
 
 
 def _stop(*_: Any) -> None:
@@ -94,28 +99,31 @@ def _stop(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _keep_log(path: Path, place: RankInfo, work: RunSpec) -> Console | None:
+def _keep_log(path: Path, rank_info: RankInfo, spec: RunSpec) -> Console | None:
     """Redirects this process' output to its log file; returns the former output for rank 0."""
-    console = KeptConsole(os.dup(1)) if place.rank == 0 else None
+    console = KeptConsole(os.dup(1)) if rank_info.rank == 0 else None
     log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
     began = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"-- {began} rank {place.rank} of {place.world}, process {os.getpid()}: {work.layout.describe()}", flush=True)
+    print(
+        f"-- {began} rank {rank_info.rank} of {rank_info.world}, process {os.getpid()}: {spec.layout.describe()}",
+        flush=True,
+    )
     return console
 
 
-def _beating(work: RunSpec, place: RankInfo) -> Heart:
+def _beating(spec: RunSpec, rank_info: RankInfo) -> Heart:
     """Starts this process' heartbeat, and the flight recorder of a GPU's collectives."""
-    folder = shared_folder(work.output)
+    folder = shared_folder(spec.output)
     nccl = has_nccl()
     if nccl:
         record_collectives()
-        write_collectives_when_asked(folder, work.logs, place.rank)
+        write_collectives_when_asked(folder, spec.logs, rank_info.rank)
     # What a GPU computes and what it waits for cannot be told apart from outside: there its own time is that of
     # reading samples, and the device's rate is what the tests before training and after a fault look at.
-    return Heart(folder, place.rank, device_seconds=(lambda: 0.0) if nccl else None)
+    return Heart(folder, rank_info.rank, device_seconds=(lambda: 0.0) if nccl else None)
 
 
 def has_nccl() -> bool:

@@ -32,7 +32,7 @@ class Evaluation:
 
 
 @torch.no_grad()
-def evaluate(task: Task, passes: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
+def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) -> Evaluation | None:
     """Evaluates on the held-out parts or the given ones; None without any. The model stays as it was."""
     held_out = list(task.evaluation() if parts is None else parts)
     if not held_out:
@@ -40,7 +40,7 @@ def evaluate(task: Task, passes: Engine, parts: Iterable[Part] | None = None) ->
     training = task.model.training
     task.model.eval()
     try:
-        totals = passes.evaluate(held_out)
+        totals = engine.evaluate(held_out)
     finally:
         task.model.train(training)
     if not totals.targets:

@@ -70,7 +70,7 @@ class Loop:
         folder: RunFolder,
         saver: Saver,
         display: Display,
-        passes: Engine,
+        engine: Engine,
         replan: Replan,
         faults: FaultsBlock,
         event: Callable[..., None],
@@ -83,7 +83,7 @@ class Loop:
         self.task, self.optimizer = task, optimizer
         self.device, self.folder, self.saver, self.display = device, folder, saver, display
         self.store, self._event = saver.store, event
-        self.passes, self.sampler, self.hooks, self._replan = passes, sampler, list(hooks), replan
+        self.engine, self.sampler, self.hooks, self._replan = engine, sampler, list(hooks), replan
         self.progress = Progress()
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
@@ -91,12 +91,12 @@ class Loop:
         # A run that ends with a step that is not finite need not put its buffers back.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         batch, micro_batch = self.plan.batch, self.plan.micro_batch
-        self.batches = Batches(task, passes, device.torch, batch=batch, micro_batch=micro_batch)
+        self.batches = Batches(task, engine, device.torch, batch=batch, micro_batch=micro_batch)
         self.stepper = Stepper(
             self.batches,
             optimizer=optimizer,
             scaler=scaler,
-            passes=passes,
+            engine=engine,
             buffers=buffers,
             beat=heart.beat,
             hooks=self.hooks,
@@ -155,7 +155,7 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            if self.passes.first:
+            if self.engine.first:
                 self.writer, self._effective = MetricsWriter(self.folder), Running(self.folder)
             try:
                 while self.progress.step < self.plan.steps and not self._stop:
@@ -300,7 +300,7 @@ class Loop:
     def _evaluate(self) -> Evaluation | None:
         begin = time.perf_counter()
         self.heart.beat("evaluate", self.progress.step)
-        evaluation = evaluate(self.task, self.passes)
+        evaluation = evaluate(self.task, self.engine)
         if evaluation is None:
             return None
         step = self.progress.step
@@ -321,7 +321,7 @@ class Loop:
         return evaluation
 
     def _write_samples(self, sampler: Sampler) -> None:
-        samples = sampler.samples(self.task, self.passes)
+        samples = sampler.samples(self.task, self.engine)
         self._event("sampled", step=self.progress.step, samples=[asdict(sample) for sample in samples])
         for sample in samples:
             self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")

@@ -60,7 +60,7 @@ class Prepared:
         job: resolved for this machine: precision and sequence length are settled.
         facts: what is printed and recorded before training starts.
         fingerprints: of each source of data, by name.
-        passes: how forward and backward passes are carried out, alone or with other processes.
+        engine: how forward and backward passes are carried out, alone or with other processes.
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
         audit: of a language task's data.
         new_rows: of tokens that the model did not have.
@@ -71,7 +71,7 @@ class Prepared:
     device: Device
     facts: dict[str, str]
     fingerprints: dict[str, str]
-    passes: Engine
+    engine: Engine
     pieces: Mapping[str, Piece] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     audit: Audit | None = None
@@ -168,9 +168,9 @@ def _prepare_language(
         facts["base"] = quantised
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
-    passes = _passes(task, device, mesh, spread_out)
+    engine = _engine_of(task, device, mesh, spread_out)
     return Prepared(
-        job, task, device, facts, fingerprints, passes, pieces, aliases, checked, corpus, text, built.new_rows
+        job, task, device, facts, fingerprints, engine, pieces, aliases, checked, corpus, text, built.new_rows
     )
 
 
@@ -197,7 +197,7 @@ def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
     return f"{words}; for {first} steps only they are trained" if first else words
 
 
-def _passes(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
+def _engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
     if mesh is None or parts is None:
         return SingleProcess(task, device, list(trainable(task.model).values()))
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
@@ -222,7 +222,7 @@ def prepare_module(
         assert parts.root is not None
         task.root = parts.root
     fingerprints = {"data": fingerprint_of(task.data)}
-    return Prepared(job, task, device, facts, fingerprints, _passes(task, device, mesh, parts))
+    return Prepared(job, task, device, facts, fingerprints, _engine_of(task, device, mesh, parts))
 
 
 def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:

@@ -57,8 +57,8 @@ def start(
         began: when this process began to prepare the job, seconds since 1970; by default now.
     """
     job, task, heart, began = prepared.job, prepared.task, heart or Heart(), began or time.time()
-    display = display or Display(0, task.unit, quiet=quiet or not prepared.passes.first)
-    event = folder.event if prepared.passes.first else _no_event
+    display = display or Display(0, task.unit, quiet=quiet or not prepared.engine.first)
+    event = folder.event if prepared.engine.first else _no_event
     saver = _saver(job, folder, base, event=event, note=display.note)
     check_same_job(job, prepared.fingerprints, folder, resuming=saver.has_state())
     optimizer = build_optimizer(
@@ -78,7 +78,7 @@ def start(
         folder=folder,
         saver=saver,
         display=display,
-        passes=prepared.passes,
+        engine=prepared.engine,
         faults=job.faults,
         event=event,
         sampler=_sampler(prepared),
@@ -96,7 +96,7 @@ def start(
         if prepared.corpus:
             prepared.corpus.close()
         display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
-        if prepared.passes.first and (folder.read_events() or [{}])[-1].get("event") != "done":
+        if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
             folder.event("done", step=resumed)  # killed between its last checkpoint and its end
         return LoopOutcome("done", resumed, None, None, None), loop
     facts = {**prepared.facts, **_derived(prepared, plan, schedule)}
@@ -106,10 +106,10 @@ def start(
         display.note(f"going on after step {resumed}")
     comparison = predicted_of(prepared)
     display.note(comparison.line())
-    if prepared.passes.first:
+    if prepared.engine.first:
         _record(prepared, folder, plan, facts, resumed=resumed, where=loop.resumed_from, began=began)
         comparison.write(folder)
-    if job.train.tensorboard and prepared.passes.first:
+    if job.train.tensorboard and prepared.engine.first:
         from stoker.train.tensorboard import tensorboard_writer
 
         loop.hooks.append(Hook(after_step=tensorboard_writer(folder.path / "tensorboard", resumed)))
@@ -127,7 +127,7 @@ def start(
             prepared.corpus.close()
     comparison = compared(comparison, folder, prepared.device, resumed=resumed)
     event(outcome.state, step=outcome.step, stall=round(saver.stall, 3))
-    if prepared.passes.first:
+    if prepared.engine.first:
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop

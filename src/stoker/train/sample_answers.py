@@ -39,7 +39,7 @@ class Sampler:
     context: int | None = None
 
     @torch.no_grad()
-    def samples(self, task: Task, passes: Engine) -> list[WrittenSample]:
+    def samples(self, task: Task, engine: Engine) -> list[WrittenSample]:
         """The likeliest answer to each prompt, token by token; the same on every process."""
         rows = list(self.prompts)
         going = list(range(len(rows)))
@@ -47,7 +47,7 @@ class Sampler:
         task.model.eval()
         try:
             for _ in range(LONGEST_ANSWER):
-                for index, token in zip(list(going), passes.continue_rows([rows[i] for i in going]), strict=True):
+                for index, token in zip(list(going), engine.continue_rows([rows[i] for i in going]), strict=True):
                     rows[index] = np.append(rows[index], token)
                     if token in self.codec.stop_ids or len(rows[index]) == self.context:
                         going.remove(index)

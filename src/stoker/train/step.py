@@ -69,14 +69,14 @@ class Stepper:
         *,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
-        passes: Engine,
+        engine: Engine,
         buffers: Sequence[Tensor] = (),
         beat: Beat = lambda _phase, _step: None,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self._batches, self._optimizer, self._scaler, self._passes = batches, optimizer, scaler, passes
+        self._batches, self._optimizer, self._scaler, self._engine = batches, optimizer, scaler, engine
         self._beat, self._hooks = beat, hooks
-        self._guard = Guard(optimizer, scaler, passes, buffers)
+        self._guard = Guard(optimizer, scaler, engine, buffers)
 
     def take(
         self, step: int, span: Span, following: Span | None, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]
@@ -99,16 +99,16 @@ class Stepper:
         if following is not None:  # not before: the thread takes turns with this one
             self._batches.lay_out_ahead(following)
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
-        counts = self._passes.count(parts)
+        counts = self._engine.count(parts)
         self._optimizer.zero_grad(set_to_none=True)
         self._guard.begin()
-        total = self._passes.train(parts, counts, self._scaler)
+        total = self._engine.train(parts, counts, self._scaler)
         for hook in self._hooks:
             total = hook.after_passes(step, total)
         self._beat("optimizer", step)
         set_rate(self._optimizer.param_groups, lr)
         self._scaler.unscale_(self._optimizer)
-        norm = self._passes.clip(plan.clip)
+        norm = self._engine.clip(plan.clip)
         found = self._guard.step(total, norm, asked=asked())
         return Taken(
             step,
@@ -128,7 +128,7 @@ class Stepper:
 
     def _seed(self, seed: int, step: int) -> None:
         """The random state is a function of (seed, step, process), so a resumed run draws the same numbers."""
-        seat = self._passes.seat()
+        seat = self._engine.seat()
         key = stream_key(seed, 7, step, *([seat] if seat else []))
         random.seed(key)
         np.random.seed(key % 2**32)
@@ -166,14 +166,14 @@ class Guard:
         self,
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler,
-        passes: Engine,
+        engine: Engine,
         buffers: Sequence[Tensor] = (),
     ) -> None:
         """
         Args:
             buffers: what forward passes change (batch norm's averages), to be put back after a step left out.
         """
-        self._optimizer, self._scaler, self._passes, self._buffers = optimizer, scaler, passes, buffers
+        self._optimizer, self._scaler, self._engine, self._buffers = optimizer, scaler, engine, buffers
         self._on_device = isinstance(optimizer, AdamW) and bool(optimizer.defaults.get("fused"))
         self._before: list[Tensor] = []
 
@@ -192,7 +192,7 @@ class Guard:
         """
         norm = norm.to(loss)
         flags = torch.stack([norm.isfinite().logical_not().to(loss), torch.full_like(loss, float(asked))])
-        total, odd, stops = self._passes.add_up(loss[None], flags).unbind()
+        total, odd, stops = self._engine.add_up(loss[None], flags).unbind()
         # The sum decides, not a process' own number: no two of them can differ.
         bad = (odd > 0) | total.isfinite().logical_not()
         if self._on_device:

@@ -109,7 +109,7 @@ class Trainer:
             outcome, loop = start(self._prepared, folder, self._base, quiet=self.quiet)
         task = self._prepared.task
         with arithmetic_of(self._prepared.device):
-            evaluation = outcome.evaluation or evaluate(task, self._prepared.passes)
+            evaluation = outcome.evaluation or evaluate(task, self._prepared.engine)
         loss = loop.progress.last_loss
         return FitResult(outcome.state, outcome.step, loss, evaluation, folder.path, task.model)
 
