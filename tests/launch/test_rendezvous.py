@@ -65,7 +65,7 @@ WAITING = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from stoker.launch.exit_guard import guard
-from test_meeting import silent
+from test_rendezvous import silent
 guard(*silent("train"), 1)
 time.sleep(60)
 """

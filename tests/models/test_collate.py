@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.models.collate import Row, common_prefixes, groups_by_length, pack, pad, trim
+from stoker.models.collate import Row, common_prefixes, groups_by_length, lengthen, pack, pad, trim
 
 CPU = torch.device("cpu")
 
@@ -86,3 +86,12 @@ def test_what_follows_the_last_trained_token_is_not_computed() -> None:
     ids, trained = np.arange(10), np.zeros(10, bool)
     trained[4] = True
     assert pack([(ids, trained)], CPU, share=False).ids.tolist() == [[0, 1, 2, 3]]
+
+
+def test_a_filler_longer_than_the_row_has_no_positions_beyond_it() -> None:
+    inputs = pack([(np.arange(5, dtype=np.uint32), np.ones(5, dtype=bool))], CPU, share=False)
+    longer = lengthen(inputs, 40)
+    assert inputs.positions is not None and longer.positions is not None and longer.segments is not None
+    assert longer.ids.shape == longer.positions.shape == (1, 40)
+    assert longer.positions.max() == inputs.positions.max()
+    assert (longer.segments[-1].start, longer.segments[-1].length) == (4, 36)

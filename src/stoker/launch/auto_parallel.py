@@ -237,10 +237,10 @@ def _nothing(found: SearchResult, work: TrainingWork, cluster: Cluster, refused:
     devices = f"{cluster.gpus} x {cluster.device.name}"
     if found.nearest is not None:
         plan = found.nearest
-        need = f"{plan.memory.upper / GIB:.1f} GiB of {plan.capacity / GIB:.1f}"
+        need = f"up to {plan.memory.upper / GIB:.1f} GiB, available {plan.capacity / GIB:.1f} GiB"
         return Problem(
             f"parallel: auto: nothing fits {devices}; the nearest is {plan.setting.layout.describe()}, "
-            f"micro-batch {plan.setting.micro_batch}: {need}",
+            f"micro-batch {plan.setting.micro_batch}, which needs {need}",
             "give more devices, a shorter train.seq_len, or tune: lora; `stoker plan` says which helps",
         )
     if refused:

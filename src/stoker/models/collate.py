@@ -80,15 +80,17 @@ class Inputs:
 
 
 def lengthen(inputs: Inputs, length: int) -> Inputs:
-    """A packed row extended to a length by a document without targets."""
+    """A packed row extended to a length by a document without targets, whose positions stay within the row's own."""
     more = length - inputs.ids.shape[1]
     assert more >= 0 and inputs.segments is not None and inputs.positions is not None
     if not more:
         return inputs
+    # A model with learned positions has none beyond its context, and a filler may be longer than any document.
+    positions = torch.arange(more, device=inputs.ids.device) % (inputs.positions.max() + 1)
     return replace(
         inputs,
         ids=torch.nn.functional.pad(inputs.ids, (0, more)),
-        positions=torch.cat((inputs.positions, torch.arange(more, device=inputs.ids.device)[None]), dim=1),
+        positions=torch.cat((inputs.positions, positions[None]), dim=1),
         segments=(*inputs.segments, Segment(inputs.ids.shape[1], more)),
     )
 
