@@ -15,6 +15,7 @@ import pytest
 
 import stoker
 
+pytestmark = pytest.mark.slow  # the commands of the page train, verify and export
 PACKAGE = Path(stoker.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs" / "extending.md"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -235,6 +235,7 @@ def test_llamacpp_continues_as_transformers(kind: str, tmp_path: Path) -> None:
     assert known > 20  # llama.cpp gives none for a token that ends inside a character, as a random model's often do
 
 
+@pytest.mark.slow
 def test_both_programs_stop_at_the_stop_token(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp")
     model = _model("llama")
@@ -278,6 +279,7 @@ def test_llamacpp_encodes_and_renders_as_the_tokenizer(pre: str, tmp_path: Path)
     _encodes_and_renders(tmp_path, pre, llamacpp)
 
 
+@pytest.mark.slow
 def test_transformers_encodes_and_renders_as_the_tokenizer(tmp_path: Path) -> None:
     def transformers(file: Path, request: ReplayRequest) -> tuple[Any, Any]:
         _, said = answer_afresh(file, request)

@@ -37,7 +37,8 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     return base
 
 
-@pytest.mark.parametrize("form", ["adapter", pytest.param("merged", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["adapter", "merged"])
 def test_a_fresh_process_answers_as_the_run(base: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export is replayed by plain transformers and peft before it is called done."""
     monkeypatch.chdir(base)

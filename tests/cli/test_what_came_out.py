@@ -172,7 +172,7 @@ def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: p
     assert AutoTokenizer.from_pretrained(base / "out/adapter").chat_template == CHATML
 
 
-@pytest.mark.parametrize("run", ["lora", "full"])
+@pytest.mark.parametrize("run", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_merged_weights_load_in_plain_transformers(base: Path, run: str) -> None:
     assert main(["export", run, "--format", "merged", "--to", f"out/merged-{run}"]) == 0
     plain = AutoModelForCausalLM.from_pretrained(base / f"out/merged-{run}").eval()

@@ -42,6 +42,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_rate_of_products_agrees_with_a_direct_timing() -> None:
     # What else runs here may slow either down; a formula that is wrong would disagree every time.
     ratios = [_measured_by_direct() for _ in range(3)]

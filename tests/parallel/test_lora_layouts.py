@@ -32,7 +32,11 @@ GROUPED = {"num_attention_heads": 8, "num_key_value_heads": 2}
 
 @pytest.mark.parametrize(
     ("family", "tune", "cells"),
-    [("llama", SOME, [ZERO3, TENSOR, INTERLEAVED]), ("gpt2", TIED, [BOTH, PIPELINE]), ("llama", ONE_STAGE, [PIPELINE])],
+    [
+        pytest.param("llama", SOME, [ZERO3, TENSOR, INTERLEAVED], marks=pytest.mark.slow),
+        ("gpt2", TIED, [BOTH, PIPELINE]),
+        ("llama", ONE_STAGE, [PIPELINE]),
+    ],
     ids=["some", "tied", "one stage"],
 )
 def test_adapters_compute_what_one_process_does(

@@ -111,6 +111,7 @@ print(sum(p.numel() * 4 for p in blank.model.parameters()) / 2**20, resident("Vm
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured as Linux tells it")
 def test_a_process_needs_the_memory_of_its_share(tmp_path: Path) -> None:
     """A quarter of 200 MiB, rows of some matrices and columns of others."""

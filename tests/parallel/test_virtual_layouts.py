@@ -24,7 +24,13 @@ JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntune: {tune}\n"
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("bloom", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "tune", ["prompt", "{method: p-tuning, encoder: lstm}", "prefix", "{method: p-tuning, deep: true}"]
+    "tune",
+    [
+        pytest.param("prompt", marks=pytest.mark.slow),
+        "{method: p-tuning, encoder: lstm}",
+        pytest.param("prefix", marks=pytest.mark.slow),
+        "{method: p-tuning, deep: true}",
+    ],
 )
 def test_layouts_compute_what_one_process_does(family: str, tune: str, pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(JOB.format(tune=tune))

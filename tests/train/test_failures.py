@@ -202,6 +202,7 @@ def whole(base: Path, job: dict[str, Any]) -> Ran:
     return run(base, job, "output=whole")
 
 
+@pytest.mark.slow
 def test_killed_and_stopped_in_earnest(base: Path, job: dict[str, Any], whole: Ran) -> None:
     """kill -9 at any step, then SIGTERM at any step, then to the end; and no second process beside them."""
     folder = RunFolder(base / "run")

@@ -40,9 +40,9 @@ TUNES: dict[str, dict[str, Any]] = {"full": {"method": "full"}, "lora": {"method
 # layout until it breaks, layout from then on, what is tuned, from where it goes on
 PAIRS = [
     (ZERO3, TENSOR, "full", "disk"),
-    (ZERO3, TENSOR, "lora", "memory"),
+    pytest.param(ZERO3, TENSOR, "lora", "memory", marks=pytest.mark.slow),
     pytest.param(ZERO3, ONE, "full", "memory", marks=pytest.mark.slow),
-    (ZERO3, ONE, "lora", "disk"),
+    pytest.param(ZERO3, ONE, "lora", "disk", marks=pytest.mark.slow),
     (ZERO3, THREE_D, "full", "memory"),
     (THREE_D, ZERO3, "lora", "disk"),
     pytest.param(THREE_D, ZERO2, "full", "memory", marks=pytest.mark.slow),
