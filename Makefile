@@ -81,6 +81,7 @@ docs: .venv/.installed
 
 # dist/stoker-VERSION-py3-none-any.whl, which needs no source tree.
 wheel: .venv/.installed
+	rm -rf build/lib # what an earlier build left there would be packed, too
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:

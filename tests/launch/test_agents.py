@@ -131,6 +131,6 @@ def test_an_agent_that_is_killed_takes_its_process_with_it(tmp_path: Path) -> No
     BEGUN[1].wait()
     assert_gone([theirs, other], 20)
     said = (tmp_path / "agent-0.log").read_text()
-    assert "another process of the run has ended" in said and "goes on from its newest state" in said
+    assert "another process of the run has ended" in said and "resumes from its newest state" in said
     failed = [event for event in RunFolder(tmp_path / "run").read_events() if event["event"] == "failed"]
     assert len(failed) == 1 and json.dumps(failed[0])
