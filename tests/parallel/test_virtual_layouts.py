@@ -27,7 +27,7 @@ JOB = "task: sft\nmodel: some/model\ndata: none.jsonl\nsteps: 5\ntune: {tune}\n"
     "tune",
     [
         pytest.param("prompt", marks=pytest.mark.slow),
-        "{method: p-tuning, encoder: lstm}",
+        pytest.param("{method: p-tuning, encoder: lstm}", marks=pytest.mark.slow),
         pytest.param("prefix", marks=pytest.mark.slow),
         "{method: p-tuning, deep: true}",
     ],
