@@ -34,7 +34,11 @@ def run(*command: object, cwd: Path) -> str:
 @pytest.mark.timeout(900)
 def test_the_first_steps_of_the_quickstart_from_the_wheel(tmp_path: Path) -> None:
     # A copy: setuptools would put what earlier builds left in the source's own build/lib into the wheel.
-    source = shutil.copytree(SOURCE, tmp_path / "source", ignore=shutil.ignore_patterns(".*", "build", "dist", "runs"))
+    source = tmp_path / "source"
+    shutil.copytree(SOURCE / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for path in SOURCE.glob("*"):
+        if path.is_file():
+            shutil.copy(path, source)
     venv.create(tmp_path / "empty", with_pip=True)
     folder = tmp_path / "empty" / "bin"
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
