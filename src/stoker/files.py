@@ -1,9 +1,19 @@
-"""Files written whole, and never through a link that somebody else has put in their place."""
+"""Files written whole, never through a link, and read at once: a FIFO in the place of a file is refused."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
+
+KINDS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
 
 
 def replace_file(path: Path, data: str | bytes) -> None:
@@ -25,6 +35,37 @@ def replace_file(path: Path, data: str | bytes) -> None:
         raise
 
 
+def irregular(path: Path) -> str:
+    """What is at a path instead of a regular file, such as ``a FIFO``; empty for a file, a link to one, or nothing."""
+    try:
+        return _kind(path.stat().st_mode)
+    except OSError:
+        return "a link to nothing" if path.is_symlink() else ""
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file: a FIFO would have to be waited for.
+    """
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def regular(path: str, flags: int) -> int:
+    """An opener for `open`: fails at once where there is something else than a regular file."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+    if kind := _kind(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", path)
+    return descriptor
+
+
 def no_link(path: str, flags: int) -> int:
-    """An opener for `open`: fails where the file is a link."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    """An opener for `open`: fails where the file is a link, or no regular file."""
+    return regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
+def _kind(mode: int) -> str:
+    return "" if stat.S_ISREG(mode) else KINDS.get(stat.S_IFMT(mode), "no regular file")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 import pickle
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +169,44 @@ def test_a_file_of_a_run_runs_nothing(kind: str, name: str, base: Path, capsys: 
     tag = b"!!python/object/apply:os.mkdir [it-ran]\n"
     (RUN / name).write_bytes(pickle.dumps(Evil()) if kind == "pickle" else tag)
     attack(capsys, "chat", "runs", "plan", "check", "train")
+
+
+# The verbs that read a file of the run, and stop where it is no file.
+READ_BY = {
+    "job.yaml": [verb for verb in VERBS if verb != "plan"],
+    "events.jsonl": ["chat", "eval", "export", "runs", "train"],
+    "metrics.jsonl": ["chat", "eval", "export", "runs", "train"],
+    "checkpoints/step-00000002/state.json": ["chat", "eval", "export", "train"],
+    "environment.json": ["train"],
+    "plan.json": ["train"],
+}
+
+
+def fifo(path: Path) -> str:
+    os.mkfifo(path)
+    return "FIFO"
+
+
+def socket_file(path: Path) -> str:
+    with socket.socket(socket.AF_UNIX) as opened, contextlib.chdir(path.parent):  # its path must be short
+        opened.bind(path.name)
+    return "socket"
+
+
+@pytest.mark.parametrize("name", READ_BY)
+@pytest.mark.parametrize("make", [fifo, socket_file])
+def test_nothing_but_a_file_is_read(
+    make: Callable[[Path], str], name: str, base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A FIFO would be waited for without end."""
+    if name.endswith("state.json"):
+        shutil.rmtree(checkpoint().with_name("step-00000001"))
+    (RUN / name).unlink()
+    kind = make(RUN / name)
+    said = attack(capsys, *READ_BY[name])
+    assert all(code for code, _ in said.values()), said
+    assert all(words.count(kind) == 1 or "No such device" in words for _, words in said.values()), said
+    assert all(words.startswith("error: ") for _, words in said.values()), said
 
 
 def set_job(**changes: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.files import read_file
 from stoker.job.resolved import ResolvedJob
 from stoker.models import offline_models
 from stoker.models.model_source import locate
@@ -142,7 +143,7 @@ def _losses(tuned: TunedRun, events: list[dict[str, Any]]) -> Iterator[tuple[str
 
 def _versions(tuned: TunedRun) -> dict[str, str | None]:
     try:
-        found: dict[str, str | None] = json.loads(tuned.folder.environment.read_text("utf-8"))["versions"]
+        found: dict[str, str | None] = json.loads(read_file(tuned.folder.environment))["versions"]
     except (OSError, ValueError, KeyError):
         return {}
     return found

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from stoker.files import regular
+
 STATE = "state.json"
 METADATA = ".metadata"  # what tensors there are and where they lie, as torch.distributed.checkpoint reads it
 NAME = re.compile(r"step-(\d{8})")
@@ -198,7 +200,7 @@ class LocalStorage:
         return {path.name: path.stat().st_size for path in files if path.name != STATE}
 
     def open(self, step: int, name: str) -> IO[bytes]:
-        return (self.path(step) / name).open("rb")
+        return open(self.path(step) / name, "rb", opener=regular)
 
     def room(self) -> int | None:
         there = next(path for path in (self.folder, *self.folder.absolute().parents) if path.is_dir())

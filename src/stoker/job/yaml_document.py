@@ -18,6 +18,7 @@ from stoker.job.key_paths import KeyPath, dotted
 
 LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
+STREAMS = ("/dev/", "/proc/")  # a FIFO here is what a shell writes into: `stoker check <(generate)`
 COMMAND_LINE = "command line"
 
 # What escapes of YAML can write, but neither a path nor a tokenizer can take.
@@ -109,6 +110,8 @@ def read_text(path: str | Path) -> str:
             inner = path / "job.yaml"
             hint = f"name a file in it, such as {inner}" if inner.is_file() else "name the job file itself"
             raise UserError(Problem("this is a folder, not a job file", hint, file=file))
+        if path.is_fifo() and not file.startswith(STREAMS):
+            raise UserError(Problem("this is a FIFO, not a file", "name the job file itself", file=file))
         with path.open("rb") as opened:
             raw = opened.read(LARGEST_FILE + 1)  # a device has no size and perhaps no end
         if len(raw) > LARGEST_FILE:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from stoker.files import read_file
 from stoker.runs.run_folder import RunFolder
 
 FORMAT = 1
@@ -114,7 +115,7 @@ class PredictionRecord:
 def read_comparison(folder: RunFolder) -> PredictionRecord | None:
     """The record of a run's folder; None where there is none, or of another format."""
     try:
-        data: dict[str, Any] = json.loads(folder.plan.read_text(encoding="utf-8"))
+        data: dict[str, Any] = json.loads(read_file(folder.plan))
         if data["format"] != FORMAT:
             return None
         predicted = Predicted(**data["predicted"]) if data["predicted"] else None

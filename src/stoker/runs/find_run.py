@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from stoker.errors import UserError
+from stoker.files import irregular
 from stoker.runs.run_folder import RunFolder
 
 
@@ -13,10 +14,13 @@ def find_run(path: str, base: Path) -> RunFolder:
     """The run at a path, or of that name below ``runs/``.
 
     Raises:
-        UserError: there is none; the nearest is named.
+        UserError: there is none, and the nearest is named; or one of its files is no regular file.
     """
     for candidate in (base / path, base / "runs" / path):
         folder = RunFolder(candidate)
+        for file in (folder.job, folder.events, folder.metrics):
+            if kind := irregular(file):
+                raise UserError(f"{file} cannot be read: it is {kind}, not a file")
         if folder.job.is_file() and folder.events.is_file():
             return folder
     known = sorted(str(events.parent.relative_to(base)) for events in (base / "runs").glob("*/events.jsonl"))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from stoker.files import irregular
+
 LOCK = ".lock"
 # What a run writes into its folder. Nobody else writes the records.
 RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl")
-WRITTEN = (*RECORDS, "job.yaml", "checkpoints", "logs", "tensorboard", "chaos")
+FILES = (*RECORDS, "job.yaml")
+WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
 
 
 def is_run(folder: Path) -> bool:
@@ -41,7 +44,11 @@ def _holds(folder: Path) -> str:
         return ""
     if is_run(folder):
         links = [name for name in WRITTEN if (folder / name).is_symlink()]
-        return f"holds a link, {links[0]}, where a run writes" if links else ""
+        if links:
+            return f"holds a link, {links[0]}, where a run writes"
+        return next(
+            (f"holds {kind}, {name}, where a run writes" for name in FILES if (kind := irregular(folder / name))), ""
+        )
     other = next(folder.iterdir(), None)
     return f"is a folder with other files ({other.name}), not a run" if other else ""
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
-from stoker.files import no_link, replace_file
+from stoker.files import no_link, read_file, replace_file
 from stoker.runs.output import LOCK, output_problem
 
 PATIENCE = 0.5  # seconds; listing the runs holds the lock for an instant
@@ -151,7 +151,7 @@ class RunFolder:
             with writing(self.repeated), open(self.repeated, "a", encoding="utf-8", opener=no_link) as file:
                 file.write(again)
         kept = "".join(_line(line) for line in lines if line["step"] <= step)
-        if self.metrics.is_file() and kept.encode() != self.metrics.read_bytes():  # also where half a line is left
+        if self.metrics.is_file() and kept.encode() != read_file(self.metrics):  # also where half a line is left
             self._replace(self.metrics, kept)
         return sum(line["step"] > step for line in lines)
 
@@ -224,10 +224,18 @@ def _ends_in_newline(file: IO[bytes]) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON Lines file; an unfinished last line of a killed process is skipped."""
-    if not path.is_file():
+    """The objects of a JSON Lines file; an unfinished last line of a killed process is skipped.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    try:
+        content = read_file(path)
+    except FileNotFoundError:
         return
-    for line in path.read_bytes().split(b"\n"):
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    for line in content.split(b"\n"):
         try:
             value = json.loads(line)
         except ValueError:

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stoker.errors import DiskFailed, RunFailed
+from stoker.files import regular
 
 PREFIX = "stoker_"
 KEPT = "kept"
@@ -203,7 +204,7 @@ def _newest(folder: Path) -> int | None:
 
 def _identity(run: Path) -> str:
     """The digest of the run's first event, which differs for another run in the same folder."""
-    with (run / "events.jsonl").open("rb") as file:
+    with open(run / "events.jsonl", "rb", opener=regular) as file:
         return hashlib.sha256(file.readline()).hexdigest()
 
 

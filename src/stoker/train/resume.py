@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.checkpoint.collective import by_first
 from stoker.errors import RunFailed, UserError
+from stoker.files import read_file
 from stoker.job.load_job import load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.runs.run_folder import RunFolder
@@ -93,7 +94,7 @@ def check_none_lost(folder: RunFolder, place: Path | str) -> None:
 def _data_of(folder: RunFolder) -> dict[str, str]:
     """The fingerprints that the run recorded; empty where its record is lost."""
     try:
-        return dict(json.loads(folder.environment.read_text(encoding="utf-8"))["data"])
+        return dict(json.loads(read_file(folder.environment))["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return {}
 
