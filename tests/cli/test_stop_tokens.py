@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForC
 
 from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.export_check import distance
+from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
@@ -137,6 +138,21 @@ def test_a_token_that_is_not_there_is_an_error_at_its_place(folder: Path, capsys
     code, found = audited(capsys, "model.name=llama-3m")  # whose vocabulary is learnt from the rows
     assert code == 2 and found["errors"][0]["key"] == "model.stop" and found["errors"][0]["line"] == 3
     assert "did you mean <|endoftext|>?" in found["errors"][0]["suggestion"]
+
+
+@pytest.mark.parametrize("model", ["llama-3m", "copy.gguf"])
+def test_check_refuses_a_stop_that_training_would_refuse(
+    model: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the tokenizer is still to be learnt, or in a GGUF file, as a packaged model's is."""
+    if model.endswith(".gguf"):
+        write_gguf(folder / "model", folder / model)
+    accepted, refused = f"model={{name: {model}, stop: <|endoftext|>}}", f"model={{name: {model}, stop: <|endoftex|>}}"
+    assert main(["check", "job.yaml", accepted]) == 0
+    assert main(["check", "job.yaml", refused]) == 2
+    said = capsys.readouterr().err
+    assert "'<|endoftex|>' is no token of the vocabulary; did you mean <|endoftext|>?" in said
+    assert main(["train", "job.yaml", refused]) == 2 and capsys.readouterr().err == said
 
 
 def test_a_model_from_scratch_has_rows_for_them(folder: Path) -> None:

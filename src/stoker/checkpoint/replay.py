@@ -27,6 +27,10 @@ from stoker.models.quantise import compute_exactly
 from stoker.models.virtual_tokens import virtual_ids
 
 NEW_TOKENS = 24
+STARTING = 900.0  # seconds that a replay may take, whatever the model's size
+BYTES_PER_SECOND = (
+    4e6  # of the weights: some twenty times slower than a disk gives them and a processor scores the rows
+)
 Conversation = list[dict[str, str]]
 
 
@@ -141,29 +145,53 @@ def vocabulary_of(tokens: Mapping[str, int]) -> str:
     return json.dumps(sorted(tokens, key=lambda token: tokens[token]), ensure_ascii=False)
 
 
-def answer_afresh(artifact: Path, request: ReplayRequest) -> tuple[list[ReplayAnswer], TextAnswers]:
+def answer_afresh(
+    artifact: Path, request: ReplayRequest, *, limit: float | None = None
+) -> tuple[list[ReplayAnswer], TextAnswers]:
     """Replays rows through the export in a folder, or a GGUF file, in a fresh process.
 
+    Args:
+        limit: seconds that the process may take; by default `STARTING`, and more for large weights.
+
     Raises:
-        RunFailed: the artifact cannot be loaded by transformers and peft.
+        RunFailed: the artifact cannot be loaded by transformers and peft, or the process takes longer than the limit.
     """
+    limit = time_limit(artifact, request.base) if limit is None else limit
     with TemporaryDirectory() as temporary:
         out = Path(temporary) / "answers.safetensors"
         named = _with_base(artifact, request.base, Path(temporary))
         asked = asdict(request) | {"out": str(out)}
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
-            input=json.dumps(asked),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "stoker.checkpoint.replay", str(named)],
+                input=json.dumps(asked),
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=limit,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RunFailed(
+                f"the export gave no answer within {limit:.0f} s in a fresh process, so it is not checked; export it "
+                "again where the machine has more memory, or less to do"
+            ) from error
         if done.returncode:
             raise RunFailed(f"the export cannot be loaded: {done.stderr.strip().splitlines()[-1]}")
         with safe_open(out, "pt") as file:
             tokens = [tuple(file.get_tensor(f"tokens.{i}").tolist()) for i in range(len(request.questions))]
             answers = [ReplayAnswer(file.get_tensor(f"logits.{i}"), ids) for i, ids in enumerate(tokens)]
             return answers, TextAnswers(**json.loads(file.metadata()["texts"]))
+
+
+def time_limit(artifact: Path, base: str | None) -> float:
+    """Seconds that a replay may take: `STARTING`, and the time that the weights need at `BYTES_PER_SECOND`.
+
+    Args:
+        base: path of an adapter's base.
+    """
+    places = [artifact, *([Path(base)] if base is not None else [])]
+    files = (file for place in places for file in (place.iterdir() if place.is_dir() else [place]))
+    return STARTING + sum(file.stat().st_size for file in files if file.is_file()) / BYTES_PER_SECOND
 
 
 def _with_base(folder: Path, base: str | None, temporary: Path) -> Path:

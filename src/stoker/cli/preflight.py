@@ -71,7 +71,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
     """The problems of the job's model and sources, each at its key; relative paths begin where we are."""
     from stoker.data.sources import source_problem
     from stoker.models.model_source import model_problem, tokenizer_problem
-    from stoker.models.special_tokens import stop_problem
+    from stoker.models.special_tokens import stop_tokens
 
     base = Path.cwd()
     problems: list[Problem] = []
@@ -84,9 +84,6 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
-        found = stop_problem(loaded.job.model, base)
-        if found is not None:
-            problems.append(loaded.problem("model.stop", *found))
     problems += _checkpoint_problems(loaded, base)
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
@@ -96,7 +93,17 @@ def preflight(loaded: ReadJob) -> list[Problem]:
             problems.append(loaded.problem(key, *found))
         if isinstance(block.template, str) and block.template not in ("auto", *WITHOUT_ARGUMENTS):
             problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
+    if not problems and loaded.job.model is not None and stop_tokens(loaded.job.model):
+        problems = _stop_problems(loaded, base)
     return problems
+
+
+def _stop_problems(loaded: ReadJob, base: Path) -> list[Problem]:
+    from stoker.models.tokenizer import stop_problems
+
+    assert loaded.job.model is not None
+    found = stop_problems(loaded.job.model, loaded.job.data, base)
+    return [loaded.problem(p.key, p.message, p.suggestion) if p.key else p for p in found]
 
 
 def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path) -> list[Problem]:

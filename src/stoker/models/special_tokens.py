@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.schema import ModelBlock
-from stoker.job.tokenizer_extension import ROLES, Extension, fingerprint, read_vocabulary, special_tokens
+from stoker.job.tokenizer_extension import ROLES, Extension, fingerprint, special_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -32,7 +31,7 @@ def add_special_tokens(tokenizer: PreTrainedTokenizerFast, block: ModelBlock) ->
         roles = {f"{role}_token": token for role in ROLES if (token := getattr(tokens, role)) is not None}
         tokenizer.add_special_tokens({role: special(token) for role, token in roles.items()})
     known = [token.content for token in tokenizer.added_tokens_decoder.values()]
-    if problems := _unknown(block, tokenizer.get_vocab(), known):
+    if problems := unknown_stops(block, tokenizer.get_vocab(), known):
         raise UserError(*problems)
     if stops := stop_tokens(block):
         tokenizer.add_tokens([special(token) for token in stops], special_tokens=True)
@@ -47,18 +46,7 @@ def stop_tokens(block: ModelBlock) -> list[str]:
     return [] if eos is None else [eos]
 
 
-def stop_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """(what is wrong, what to write) about the stop tokens of a tokenizer in a local folder; else None."""
-    if not stop_tokens(block):
-        return None
-    vocabulary = read_vocabulary(base / Path(block.tokenizer or block.name).expanduser())
-    if vocabulary is None:  # missing, or refused when it is loaded
-        return None
-    problems = _unknown(block, *vocabulary)
-    return (problems[0].message, problems[0].suggestion) if problems else None
-
-
-def _unknown(block: ModelBlock, vocabulary: Collection[str], special: Sequence[str]) -> list[Problem]:
+def unknown_stops(block: ModelBlock, vocabulary: Collection[str], special: Sequence[str]) -> list[Problem]:
     """The stop tokens that are neither in the vocabulary nor added to it."""
     added = special_tokens(block)
     problems = []

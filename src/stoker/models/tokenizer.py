@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,14 @@ from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, reading
 from stoker.job.paths import absolute, exists
 from stoker.job.resolved import ResolvedJob
-from stoker.job.schema import ModelBlock
-from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension
+from stoker.job.schema import ModelBlock, SourceBlock
+from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension, read_vocabulary, special_tokens
 from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
 from stoker.models.model_source import ModelSource, locate
-from stoker.models.special_tokens import add_special_tokens, stop_tokens, with_new_tokens
+from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -50,7 +51,7 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     if source is None:
         raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
-        return _learnt(job, source.where, base)
+        return _opened(_learnt(job.data, source.where, base))
     return load_tokenizer_from(source, trust_remote_code=job.model.trust_remote_code, revision=job.model.revision)
 
 
@@ -106,21 +107,50 @@ def load_tokenizer_from(
     return tokenizer  # type: ignore[return-value]  # it has just been looked at
 
 
-def _learnt(job: ResolvedJob, size: str, base: Path) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of the catalogue size's vocabulary, trained once on the job's data and cached."""
+def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) -> list[Problem]:
+    """The stop tokens of a job that its tokenizer lacks, where the tokenizer is on this machine.
+
+    The tokenizer of a GGUF file is converted for that, and a vocabulary that training would learn is learnt; both are
+    kept in the cache, where training finds them.
+    """
+    if set(stop_tokens(block)) <= {*special_tokens(block)}:
+        return []
+    name = block.tokenizer or block.name
+    source = locate(name, base)
+    try:
+        if source is None or source.kind == "folder":
+            folder = absolute(name, base)
+        elif source.kind == "gguf":
+            folder = tokenizer_of_gguf(Path(source.where))
+        elif source.kind == "scratch" and not set(stop_tokens(block)) <= {*special_tokens(block), *SPECIAL}:
+            folder = _learnt(data, source.where, base)
+        else:
+            return []
+    except UserError as error:
+        return list(error.problems)
+    vocabulary = read_vocabulary(folder)  # None where it is missing, or refused when it is loaded
+    return unknown_stops(block, *vocabulary) if vocabulary is not None else []
+
+
+def _opened(folder: Path) -> PreTrainedTokenizerFast:
     from transformers import AutoTokenizer
 
+    return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
+
+
+def _learnt(data: Sequence[SourceBlock], size: str, base: Path) -> Path:
+    """The folder of a byte-level BPE of the catalogue size's vocabulary, trained once on the job's data and cached."""
     vocabulary = offline_models.SCRATCH[size].vocabulary
-    sources = [open_source(block, base) for block in job.data]
+    sources = [open_source(block, base) for block in data]
     key = hashlib.blake2b(digest_size=16)
     for part in (str(vocabulary), *(s.fingerprint() for s in sources)):
         key.update(part.encode() + b"\x00")
     folder = cache_folder() / "vocabularies" / key.hexdigest()
     with lock(folder):
         if not (folder / "tokenizer.json").exists():
-            learnt = learn_vocabulary(list(zip(sources, job.data, strict=True)), vocabulary)
+            learnt = learn_vocabulary(list(zip(sources, data, strict=True)), vocabulary)
             with_special_tokens(learnt).save_pretrained(folder)
-    return AutoTokenizer.from_pretrained(folder)  # type: ignore[return-value]  # saved as one of these
+    return folder
 
 
 def with_special_tokens(learnt: Tokenizer) -> PreTrainedTokenizerFast:

@@ -1,0 +1,24 @@
+"""The fresh process that answers with an export has a limited time, which grows with the weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.checkpoint.replay import ReplayRequest, answer_afresh, time_limit
+from stoker.errors import RunFailed
+
+
+def test_a_replay_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"gave no answer within 0 s in a fresh process, so it is not checked"):
+        answer_afresh(tmp_path, ReplayRequest((), (), ()), limit=0.0)  # sooner than a process can start
+
+
+def test_larger_weights_have_more_time(tmp_path: Path) -> None:
+    for name, size in (("small", 4_000_000), ("large", 400_000_000)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)
+    assert time_limit(tmp_path / "small", None) == 901.0
+    assert time_limit(tmp_path / "small", str(tmp_path / "large")) == 1001.0  # an adapter and its base
+    assert time_limit(tmp_path, None) == 1001.0  # the files of a folder
