@@ -98,7 +98,8 @@ def test_a_row_whose_call_is_not_written_is_dropped(chatml: TextCodec, codec_of:
     assert ignored(found) == {"messages[].tool_calls": 3, "tools": 2}
     (problem,) = found.problems
     assert "the template writes no tool calls (2)" in problem.message
-    assert "data[0].template" in problem.suggestion
+    assert "`data[0].template: FILE.jinja` with a chat template that writes `message.tool_calls`" in problem.suggestion
+    assert "message.tool_calls" in HERMES
     found = audited(codec_of(HERMES), *rows)
     assert (found.reasons, ignored(found)) == ({}, {})
 
@@ -112,9 +113,21 @@ def test_a_row_is_dropped_for_content_and_calls_that_are_left_out(codec_of: Code
     assert ignored(found) == {"messages[].tool_calls": 1}
 
 
+def test_the_template_that_a_refusal_advises_takes_the_rows(codec_of: CodecOf) -> None:
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + NO_SYSTEM
+    row = {"messages": [{"role": "system", "content": "Be brief."}, USER, YES]}
+    (problem,) = audited(codec_of(refuses), row).problems
+    assert "write `data[0].template: plain`" in problem.suggestion
+    found = audited(codec_of(refuses), row, template="plain")
+    assert (found.problems, found.reasons, ignored(found)) == ((), {}, {})
+
+
 def test_reasoning_alone_is_an_answer_where_the_template_writes_it(chatml: TextCodec, codec_of: CodecOf) -> None:
     row = {"messages": [USER, {"role": "assistant", "content": [{"type": "reasoning", "value": "Clouds."}]}]}
-    assert audited(chatml, row).reasons == {"the template writes no reasoning, and an answer has nothing else": 1}
+    found = audited(chatml, row)
+    assert found.reasons == {"the template writes no reasoning, and an answer has nothing else": 1}
+    assert "a chat template that writes `message.reasoning_content`" in found.problems[0].suggestion
+    assert "message.reasoning_content" in HERMES
     assert audited(codec_of(HERMES), row).reasons == {}
 
 

@@ -46,8 +46,14 @@ def _advice(source: TokenisedSource, key: str) -> str:
         return f"raise train.seq_len: the longest row has {max(s.longest for s in summaries):,} tokens"
     if reason == JUDGED_BAD:
         return f"write `{key}.format: judged` to train on the good ones alone, or `messages` to train on all of them"
-    if reason.startswith(TEMPLATE_REFUSES) or reason in LOST_ANSWER.values():
-        return f"name a template that writes such rows, {key}.template"
+    if reason.startswith(TEMPLATE_REFUSES) or reason == LOST_ANSWER["content"]:
+        return f"write `{key}.template: plain`, which writes the content of every turn, whatever its role and place"
+    for name, field in (("tool_calls", "tool_calls"), ("reasoning", "reasoning_content")):
+        if reason == LOST_ANSWER[name]:
+            return (
+                f"write `{key}.template: FILE.jinja` with a chat template that writes `message.{field}`, or put "
+                "that text into the answers' `content`"
+            )
     return ""
 
 
