@@ -138,6 +138,8 @@ def packed_attention(
             mask = biased(mask, slopes, query_BHTK.dtype)
         if not plain:
             return scored_attention(query_BHTK, key_BGTK, value_BGTK, mask=mask, **how).transpose(1, 2), None
+        if query_BHTK.shape[2] == 1 and query_BHTK.shape[1] != key_BGTK.shape[1]:
+            return _one_query(query_BHTK, key_BGTK, value_BGTK, mask, dropout=dropout, scaling=scaling), None
         tensors = (query_BHTK, key_BGTK, value_BGTK, mask)
         return sdpa_attention_forward(module, *tensors, dropout=dropout, scaling=scaling, **options)
     if row.across is not None:
@@ -180,6 +182,27 @@ def packed_attention(
     if row.across is not None:
         out_BHTK = row.across.leave(out_BHTK)
     return out_BHTK.transpose(1, 2), None
+
+
+def _one_query(
+    query_BH1K: Tensor,
+    key_BGTK: Tensor,
+    value_BGTK: Tensor,
+    mask: Tensor | None,
+    *,
+    dropout: float,
+    scaling: float | None,
+) -> Tensor:
+    """Attention of one query a row, shape (B, 1, H, K): the heads of a group are queries of one head.
+
+    So keys and values need not be repeated for each head, which would be most of the time of a long row.
+    """
+    batch, heads, _, size = query_BH1K.shape
+    grouped_BGNK = query_BH1K.view(batch, key_BGTK.shape[1], -1, size)
+    out_BGNK = F.scaled_dot_product_attention(
+        grouped_BGNK, key_BGTK, value_BGTK, attn_mask=mask, dropout_p=dropout, scale=scaling
+    )
+    return out_BGNK.reshape(batch, 1, heads, size)
 
 
 def _mask_of(

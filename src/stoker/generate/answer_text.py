@@ -1,0 +1,119 @@
+"""The text of an answer, piece by piece as its tokens come; it ends at a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from stoker.generate.engine import Engine
+from stoker.generate.request import Generation, Request, answer_ids
+
+
+class AnswerText:
+    """Decodes tokens as they come, and holds back what may be the beginning of a stop string.
+
+    Attributes:
+        text: what was given so far.
+        stopped: whether a stop string was found; neither it nor what follows is part of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
+        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+        self._stop = [s for s in stop if s]
+        self._ids: list[int] = []
+        self._decoded = 0  # characters
+        self._held = ""
+        self.text, self.stopped = "", False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were pushed."""
+        return len(self._ids)
+
+    def push(self, token: int) -> str:
+        """The text that a token adds; empty where it completes no character, or a stop string may have begun."""
+        self._ids.append(token)
+        piece = self._stream.step(self._tokenizer, token) or ""
+        self._decoded += len(piece)
+        return self._give(piece)
+
+    def finish(self) -> str:
+        """The rest, once there are no more tokens; an incomplete character is a replacement character."""
+        whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
+        given = self._give(whole[self._decoded :])
+        if self.stopped:
+            return given
+        held, self._held = self._held, ""
+        self.text += held
+        return given + held
+
+    def _give(self, piece: str) -> str:
+        if self.stopped or not piece:
+            return ""
+        text = self._held + piece
+        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        if found:
+            self.stopped, given, self._held = True, text[: min(found)], ""
+        else:
+            cut = len(text) - max((_overlap(text, stop) for stop in self._stop), default=0)
+            given, self._held = text[:cut], text[cut:]
+        self.text += given
+        return given
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of a text that is the beginning of a stop string, but not all of it."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer as text.
+
+    Attributes:
+        finish: ``stop`` (a stop token or string) or ``length``.
+    """
+
+    text: str
+    finish: str
+    generation: Generation
+
+
+def answer_all(
+    engine: Engine, tokenizer: Tokenizer, requests: Sequence[Request], stop: Sequence[str] = ()
+) -> list[Answer]:
+    """Answers requests, all together."""
+    texts = [AnswerText(tokenizer, stop) for _ in requests]
+    generations = engine.run(requests, [partial(_listen, text) for text in texts])
+    return [
+        Answer(text.text, "stop" if text.stopped else str(generation.ended), generation)
+        for text, generation in zip(texts, generations, strict=True)
+    ]
+
+
+def _listen(text: AnswerText, generation: Generation) -> None:
+    """Adds the newest token of an answer to its text."""
+    for token in answer_ids(generation)[text.tokens :]:
+        text.push(token)
+    if text.stopped:
+        generation.cancel()
+    elif generation.ended is not None:
+        text.finish()
+
+
+def stream_answer(engine: Engine, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()) -> Iterator[str]:
+    """The text of one answer, piece by piece; closing the iterator cancels it."""
+    text = AnswerText(tokenizer, stop)
+    for token in engine.stream(request):
+        if token.id not in request.stop_ids and (piece := text.push(token.id)):
+            yield piece
+        if text.stopped:
+            return
+    if rest := text.finish():
+        yield rest

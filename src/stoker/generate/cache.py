@@ -1,0 +1,222 @@
+"""Keys and values of sequences that are generated together, aligned at their ends.
+
+Every sequence is a row, and begins at a column of its own. A pass writes the same columns in every row, as for a batch
+that is padded on the left, so the causal and sliding-window masks of transformers hold as they are.
+
+Shapes: S rows, B rows of a pass, G key-value heads, C columns, T tokens, K head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+STEP = 64  # columns are allocated in multiples of this
+
+Kept = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values of consecutive tokens in every layer, each of shape (G, T, K)."""
+
+
+@dataclass
+class _Pass:
+    """The columns of a pass.
+
+    Attributes:
+        rows, columns: that are allocated.
+        start: first column that a row uses.
+        first, end: columns of the pass' tokens.
+        fresh_BT: true where a token is written, shape (B, T); None where all of them are.
+    """
+
+    rows: int
+    columns: int
+    start: int = 0
+    first: int = 0
+    end: int = 0
+    fresh_BT: Tensor | None = None
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values of one layer, both of shape (S, G, C, K)."""
+
+    is_sliding = False
+
+    def __init__(self, at: _Pass) -> None:
+        super().__init__()
+        self.at = at
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = (self._zeros(states) for states in (key_states, value_states))
+        self.is_initialized = True
+
+    def _zeros(self, like_BGTK: Tensor) -> Tensor:
+        return like_BGTK.new_zeros(self.at.rows, like_BGTK.shape[1], self.at.columns, like_BGTK.shape[3])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, held: Tensor | None, states_BGTK: Tensor) -> Tensor:
+        assert held is not None
+        at, rows = self.at, states_BGTK.shape[0]
+        place = held[:rows, :, at.first : at.end]
+        if at.fresh_BT is not None:
+            states_BGTK = torch.where(at.fresh_BT[:, None, :, None], states_BGTK, place)
+        place.copy_(states_BGTK)
+        return held[:rows, :, at.start : at.end]
+
+    def get_seq_length(self) -> int:
+        return self.at.first - self.at.start
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.at.first - self.at.start + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def lay_out_again(self, used: slice, to: int) -> None:
+        """Allocates what `_Pass` says, and copies the used columns of all rows to begin at ``to``."""
+        for name in ("keys", "values"):
+            held = getattr(self, name)
+            if held is not None:
+                fresh = self._zeros(held)
+                fresh[: held.shape[0], :, to : to + used.stop - used.start] = held[:, :, used]
+                setattr(self, name, fresh)
+
+
+class RowCache(Cache):
+    """Keys and values of up to S sequences.
+
+    Attributes:
+        starts: the first column of each row.
+        end: the column after the last token.
+    """
+
+    def __init__(self, layers: int) -> None:
+        self._at = _Pass(0, 0)
+        self._layers = [_Layer(self._at) for _ in range(layers)]
+        super().__init__(layers=list(self._layers))
+        self.starts: list[int] = []
+        self.end = 0
+        self._written: list[int] = []  # the column after each row's tokens that are there before the pass
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def length(self, row: int) -> int:
+        """Tokens of a row."""
+        return self.end - self.starts[row]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.end - min(self.starts, default=self.end)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self._held())
+
+    def _held(self) -> list[tuple[Tensor, Tensor]]:
+        return [(x.keys, x.values) for x in self._layers if x.keys is not None and x.values is not None]
+
+    def begin(self, tokens: int, device: torch.device) -> tuple[Tensor | None, Tensor]:
+        """Opens the next columns for a pass.
+
+        Returns:
+            (the pass' attention mask, shape (B, columns), None where every row uses every column; positions of its
+            tokens, shape (B, T)).
+        """
+        self._reserve(len(self.starts), self.end + tokens)
+        at = self._at
+        at.start, at.first, at.end = min(self.starts), self.end, self.end + tokens
+        starts_B1 = torch.tensor(self.starts)[:, None]
+        columns = torch.arange(at.start, at.end)
+        new = columns[-tokens:]
+        positions_BT = (new - starts_B1).clamp_(min=0).to(device)
+        written = torch.tensor(self._written)[:, None]
+        at.fresh_BT = None
+        if any(column > at.first for column in (*self.starts, *self._written)):
+            at.fresh_BT = ((new >= written) & (new >= starts_B1)).to(device)
+        full = all(start == at.start for start in self.starts)
+        return None if full else (columns >= starts_B1).to(device), positions_BT
+
+    def advance(self, tokens: int) -> None:
+        """Ends a pass."""
+        self.end += tokens
+
+    def open(self, lengths: Sequence[int], pieces: Sequence[Sequence[Kept]]) -> None:
+        """Lays out rows of these lengths, whose first tokens are known, in an empty cache.
+
+        The next pass begins at the first token of any row that is not known.
+        """
+        width = max(lengths)
+        self._reserve(len(lengths), width)
+        self.starts = [width - length for length in lengths]
+        self._written = [self._fill(row, start, pieces[row]) for row, start in enumerate(self.starts)]
+        self.end = min(self._written)
+
+    def add(self, pieces: Sequence[Kept]) -> None:
+        """Appends a row that holds the tokens of consecutive pieces and ends where all end."""
+        length, row = sum(piece[0][0].shape[1] for piece in pieces), len(self.starts)
+        if not self.starts:
+            self.end = 0
+        self._reserve(row + 1, max(self.end, length), by=max(0, length - self.end))
+        if not self.starts:
+            self.end = length
+        self.starts.append(self.end - length)
+        self._written.append(self._fill(row, self.end - length, pieces))
+
+    def kept(self, row: int, first: int, last: int) -> Kept:
+        """The keys and values of a row's tokens first .. last-1; they change with the cache."""
+        columns = slice(self.starts[row] + first, self.starts[row] + last)
+        return tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in self._held())
+
+    def drop(self, row: int) -> None:
+        """Removes a row; the last one takes its number."""
+        last = len(self.starts) - 1
+        if row != last:
+            columns = slice(self.starts[last], self.end)
+            for pair in self._held():
+                for held in pair:
+                    held[row, :, columns] = held[last, :, columns]
+            self.starts[row], self._written[row] = self.starts[last], self._written[last]
+        self.starts.pop()
+        self._written.pop()
+
+    def _fill(self, row: int, column: int, pieces: Sequence[Kept]) -> int:
+        for piece in pieces:
+            tokens = piece[0][0].shape[1]
+            for layer, (keys, values) in zip(self._layers, piece, strict=True):
+                if not layer.is_initialized:
+                    layer.lazy_initialization(keys[None], values[None])
+                assert layer.keys is not None and layer.values is not None
+                layer.keys[row, :, column : column + tokens] = keys
+                layer.values[row, :, column : column + tokens] = values
+            column += tokens
+        return column
+
+    def _reserve(self, rows: int, end: int, *, by: int = 0) -> None:
+        """Makes room for rows and for columns before ``end``; moves what there is by ``by`` columns."""
+        at, used = self._at, slice(min(self.starts, default=0), self.end)
+        enough = rows <= at.rows and end <= at.columns
+        if enough and not by:
+            return
+        if rows > at.rows:
+            at.rows = max(rows, 2 * at.rows)
+        if end > at.columns:
+            by = by or -used.start
+            width = end + min(by, 0)
+            if width + width // 4 > at.columns:
+                at.columns = -(-(width + width // 2) // STEP) * STEP
+        for layer in self._layers:
+            layer.lay_out_again(used, used.start + by)
+        self.starts = [start + by for start in self.starts]
+        self._written = [column + by for column in self._written]
+        self.end += by

@@ -1,0 +1,159 @@
+"""Forward passes of a model over the rows of a cache.
+
+Shapes: B rows, T tokens of a pass, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from stoker.errors import UserError
+from stoker.generate.cache import Kept, RowCache
+from stoker.generate.request import BASE
+from stoker.generate.small_products import small_products
+from stoker.hardware.device import Device
+from stoker.models.adapters import unwrap, without_adapter
+from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.models.virtual_tokens import Prefix, virtual_ids, virtual_of
+from stoker.parallel.float64_mode import arithmetic_of
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model that continues rows.
+
+    Attributes:
+        model: with its adapters around it.
+        language: the model inside, and its head.
+        context: longest sequence, prompt and answer together; None without a limit.
+    """
+
+    model: nn.Module
+    language: LanguageModel
+    device: Device
+    context: int | None = None
+
+    @property
+    def layers(self) -> int:
+        """Layers that keep keys and values."""
+        return int(self.language.model.config.get_text_config().num_hidden_layers)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters in memory."""
+        return tuple(self.model.peft_config) if isinstance(self.model, PeftModel) else ()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Encloses passes: evaluation mode, no gradients, the precision of the device."""
+        training = self.model.training
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(not _sharded(self.model)))
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(arithmetic_of(self.device))
+            stack.enter_context(self.device.autocast())
+            stack.enter_context(small_products(self.language.model))
+            self.model.eval()
+            try:
+                yield
+            finally:
+                self.model.train(training)
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Makes the model compute with an adapter within the block.
+
+        Raises:
+            UserError: there is no adapter of this name.
+        """
+        if adapter is None:
+            yield
+        elif adapter == BASE:
+            with without_adapter(self.model):
+                yield
+        else:
+            model = self.model
+            if not isinstance(model, PeftModel) or adapter not in model.peft_config:
+                raise UserError(f"no adapter {adapter!r}; there are: {', '.join(self.adapters) or 'none'}")
+            before = model.active_adapter
+            model.set_adapter(adapter)
+            try:
+                yield
+            finally:
+                model.set_adapter(before)
+
+    def before(self, adapter: str | None) -> Kept | None:
+        """Keys and values of virtual tokens before every row; None without any."""
+        found = virtual_of(self.model)
+        if not isinstance(found, Prefix) or adapter == BASE:
+            return None
+        dtype = self.language.model.dtype
+        return tuple((keys[0], values[0]) for keys, values in found.keys_and_values(1, dtype))
+
+    def before_ids(self, adapter: str | None) -> list[int]:
+        """Ids of virtual tokens before every row."""
+        return [] if adapter == BASE else virtual_ids(self.model)
+
+    def hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
+        """Runs a pass over the next columns of a cache; the last hidden states, shape (B, T, D).
+
+        Without a head of its own, the model's logits, shape (B, T, V).
+        """
+        language = self.language
+        mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
+        model = language.model
+        body = model if language.head is None or model.base_model is model else model.base_model
+        arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
+        if mask is not None:
+            arguments["attention_mask"] = mask.to(torch.int64)
+        elif not _takes_positions(body):
+            arguments["attention_mask"] = torch.ones(ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64)
+        if _takes_positions(body):
+            arguments["position_ids"] = positions
+        with _prefix_given(self.model):
+            found = body(**arguments)
+        cache.advance(ids_BT.shape[1])
+        return found.logits if language.head is None else found.last_hidden_state
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """The logits of a few positions, shape (N, V)."""
+        head = self.language.head
+        return hidden_ND if head is None else head.logits(hidden_ND)
+
+
+def decoder_of(model: nn.Module, device: Device, *, context: int | None = None) -> Decoder:
+    """The decoder of a model that is in memory."""
+    with arithmetic_of(device), device.autocast():
+        return Decoder(model, lay_out_for(unwrap(model)), device, context)
+
+
+def _takes_positions(body: nn.Module) -> bool:
+    return "position_ids" in signature(body.forward).parameters
+
+
+def _sharded(model: nn.Module) -> bool:
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+@contextmanager
+def _prefix_given(model: nn.Module) -> Iterator[None]:
+    """Keeps a prefix from filling the cache, which holds it already."""
+    found = virtual_of(model)
+    if not isinstance(found, Prefix) or not found.enabled:
+        yield
+        return
+    found.enabled = False
+    try:
+        yield
+    finally:
+        found.enabled = True

@@ -1,0 +1,451 @@
+"""Continuous batching: sequences join and leave between steps; a step adds a token to each.
+
+New prompts run through the model in a cache of their own, in pieces, so that answers being written wait for one piece
+at most. Then their keys and values are copied beside those of the others. Requests with different adapters
+are different batches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+
+from stoker.errors import Problem, UserError
+from stoker.generate.cache import Kept, RowCache
+from stoker.generate.decoder import Decoder
+from stoker.generate.prefixes import Prefixes, common_length
+from stoker.generate.request import Ending, Generation, Listener, Request, Token
+from stoker.generate.sampling import next_tokens
+
+PIECE = 512  # tokens of prompts in a pass, padding included, while answers are being written
+PIECE_ALONE = 2048  # and while none is
+PADDING = 0.4  # most padding among the prompts of a pass
+WORTH_SHARING = 32  # tokens of a common beginning that is computed first
+AHEAD = 256  # tokens of an answer for which memory is set aside before it begins
+SCORED = 128  # positions of a prompt whose logits are in memory at once
+SHARE_OF_MEMORY = 0.25  # of what is free, for keys and values, on the CPU; most of a GPU's
+REMEMBERED = 0.25  # of this memory, for keys and values of earlier prompts
+
+
+@dataclass
+class _Waiting:
+    """A generation whose prompt was not computed yet.
+
+    Attributes:
+        ids: virtual tokens, prompt, and the answer so far. Ids of virtual tokens that exist as keys and values only are
+            negative.
+    """
+
+    generation: Generation
+    ids: np.ndarray
+    looked_for_others: bool = False
+
+
+@dataclass
+class _Prompt:
+    """A prompt, and all generations that begin with it; without any, a common beginning of others."""
+
+    ids: np.ndarray
+    known: Kept | None
+    known_tokens: int
+    generations: list[Generation]
+
+    @property
+    def new(self) -> int:
+        """Tokens to compute."""
+        return len(self.ids) - self.known_tokens
+
+
+@dataclass
+class _Prefill:
+    """Prompts on their way through the model."""
+
+    adapter: str | None
+    prompts: list[_Prompt]
+    cache: RowCache
+    ids_BC: np.ndarray  # by column
+
+    @property
+    def left(self) -> int:
+        """Columns to compute."""
+        return self.ids_BC.shape[1] - self.cache.end
+
+
+@dataclass
+class _Batch:
+    """Answers that are being written with one adapter, by row of the cache."""
+
+    adapter: str | None
+    cache: RowCache
+    generations: list[Generation] = field(default_factory=list)
+
+
+class Engine:
+    """Answers requests with a model in memory. `submit` and `Generation.cancel` may be called from any thread."""
+
+    def __init__(self, decoder: Decoder, *, rows: int | None = None, memory: int | None = None) -> None:
+        """
+        Args:
+            rows: most sequences in a step; by default 64 on the CPU and 256 on a GPU.
+            memory: bytes for keys and values; by default a share of what is free.
+        """
+        self.decoder = decoder
+        on_gpu = decoder.device.type == "cuda"
+        self._rows = rows or (256 if on_gpu else 64)
+        self._memory = memory or _free_memory(decoder.device.torch)
+        self._prefixes = Prefixes(int(self._memory * REMEMBERED))
+        self._waiting: deque[_Waiting] = deque()
+        self._prefill: _Prefill | None = None
+        self._batches: dict[str | None, _Batch] = {}
+        self._token_bytes = 0
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a prompt with its answer; None without a limit."""
+        return self.decoder.context
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not begun."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Requests that have begun."""
+        beginning = sum(len(prompt.generations) for prompt in self._prefill.prompts) if self._prefill else 0
+        return beginning + sum(len(batch.generations) for batch in self._batches.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would do anything."""
+        return bool(self._waiting or self._prefill or self._batches)
+
+    def submit(self, request: Request, listener: Listener | None = None) -> Generation:
+        """Queues a request.
+
+        Raises:
+            UserError: the prompt is empty, too long for the model, or names an adapter that is not there.
+        """
+        adapter = request.adapter
+        if adapter and adapter not in self.decoder.adapters:
+            names = ", ".join(self.decoder.adapters) or "none"
+            raise UserError(f"there is no adapter {adapter!r}; there are: {names}")
+        if not request.prompt:
+            raise UserError("the prompt is empty: the model needs a token to begin with")
+        if self.context is not None:
+            room = self.context - len(request.prompt)
+            if room < 1:
+                raise UserError(prompt_too_long(len(request.prompt), self.context))
+            if request.max_tokens > room:
+                request = replace(request, max_tokens=room)
+        generation = Generation(request, listener)
+        self._enqueue(generation)
+        return generation
+
+    def run(self, requests: Sequence[Request], listeners: Sequence[Listener] | None = None) -> list[Generation]:
+        """Answers requests, all together."""
+        heard_by: Sequence[Listener | None] = listeners or [None for _ in requests]
+        generations = [self.submit(*asked) for asked in zip(requests, heard_by, strict=True)]
+        with self.decoder.at_work():
+            while any(generation.ended is None for generation in generations):
+                self.step()
+        return generations
+
+    def stream(self, request: Request) -> Iterator[Token]:
+        """Answers one request token by token; closing the iterator cancels it."""
+        generation = self.submit(request)
+        given = 0
+        try:
+            while generation.ended is None or given < len(generation.tokens):
+                if given == len(generation.tokens):
+                    with self.decoder.at_work():
+                        self.step()
+                while given < len(generation.tokens):
+                    given += 1
+                    yield generation.tokens[given - 1]
+        finally:
+            generation.cancel()
+
+    def forget(self) -> None:
+        """Drops the keys and values of earlier prompts: the weights have changed."""
+        self._prefixes.forget()
+
+    def step(self) -> None:
+        """A piece of a prompt, then a token of every answer that has begun. To be called within `Decoder.at_work`.
+
+        Raises:
+            Exception: what a pass raised; the generations in it have ended with it.
+        """
+        self._leave()
+        if self._prefill is None:
+            self._prefill = self._next_prefill()
+        if self._prefill is not None:
+            self._compute(self._prefill)
+        for adapter, batch in list(self._batches.items()):
+            if batch.generations:
+                self._continue(batch)
+            if not batch.generations:
+                del self._batches[adapter]
+
+    def fail(self, error: BaseException) -> None:
+        """Ends everything with an error."""
+        generations = [waiting.generation for waiting in self._waiting]
+        generations += [g for prompt in (self._prefill.prompts if self._prefill else ()) for g in prompt.generations]
+        generations += [g for batch in self._batches.values() for g in batch.generations]
+        self._waiting.clear()
+        self._prefill = None
+        self._batches.clear()
+        for generation in generations:
+            generation.error = error
+            _end(generation, "failed")
+
+    def _enqueue(self, generation: Generation, *, first: bool = False) -> None:
+        adapter = generation.request.adapter
+        virtual = self.decoder.before(adapter)
+        count = virtual[0][0].shape[1] if virtual else 0
+        ids = [*range(-count, 0), *self.decoder.before_ids(adapter), *generation.so_far]
+        waiting = _Waiting(generation, np.asarray(ids, dtype=np.int64))
+        if first:
+            self._waiting.appendleft(waiting)
+        else:
+            self._waiting.append(waiting)
+
+    def _leave(self) -> None:
+        """Lets go of what was cancelled."""
+        for waiting in [w for w in self._waiting if w.generation.cancelled]:
+            self._waiting.remove(waiting)
+            _end(waiting.generation, "cancelled")
+        for batch in self._batches.values():
+            for row in reversed(range(len(batch.generations))):
+                if batch.generations[row].cancelled:
+                    self._finish(batch, row, "cancelled")
+
+    def _next_prefill(self) -> _Prefill | None:
+        """The prompts at the head of the queue that fit beside what is going on."""
+        if not self._waiting:
+            return None
+        adapter = self._waiting[0].generation.request.adapter
+        if (beginning := self._common_beginning(adapter)) is not None:
+            return self._opened(adapter, [beginning])
+        prompts: dict[bytes, _Prompt] = {}
+        rows = self.running
+        for waiting in list(self._waiting):
+            generation = waiting.generation
+            if rows >= self._rows or generation.request.adapter != adapter:
+                break
+            key = waiting.ids.tobytes()
+            if key in prompts and not generation.request.score_prompt:
+                prompts[key].generations.append(generation)
+            else:
+                prompt = self._prompt(waiting)
+                widths = [p.new for p in prompts.values()] + [prompt.new]
+                padded = len(widths) * max(widths)
+                if prompts and (padded > PIECE_ALONE or sum(widths) < (1 - PADDING) * padded):
+                    break
+                if not self._fits(generation, rows):
+                    break
+                prompts[key if not generation.request.score_prompt else key + bytes(len(prompts))] = prompt
+            self._waiting.remove(waiting)
+            rows += 1
+        return self._opened(adapter, list(prompts.values())) if prompts else None
+
+    def _prompt(self, waiting: _Waiting) -> _Prompt:
+        request = waiting.generation.request
+        known, tokens = self._known(request.adapter, waiting.ids, scored=request.score_prompt)
+        waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
+        return _Prompt(waiting.ids, known, tokens, [waiting.generation])
+
+    def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
+        """Keys and values that need no computation, and their number: at least one token has to be computed."""
+        virtual = self.decoder.before(adapter)
+        known, tokens = virtual, virtual[0][0].shape[1] if virtual else 0
+        found = None if scored else self._prefixes.longest(adapter, ids[:-1])
+        if found is not None and found[1] > tokens:
+            known, tokens = found
+        return known, tokens
+
+    def _common_beginning(self, adapter: str | None) -> _Prompt | None:
+        """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
+        first, *others = self._waiting
+        if first.looked_for_others or first.generation.request.score_prompt:
+            return None
+        first.looked_for_others = True
+        known, tokens = self._known(adapter, first.ids, scored=False)
+        shared = [
+            common_length(first.ids, other.ids)
+            for other in others
+            if other.generation.request.adapter == adapter
+            and not other.generation.request.score_prompt
+            and not np.array_equal(first.ids, other.ids)
+        ]
+        length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
+        length = min(length, len(first.ids) - 1)
+        if length - tokens < WORTH_SHARING or length * self._token_bytes > self._prefixes.budget // 2:
+            return None
+        return _Prompt(first.ids[:length], known, tokens, [])
+
+    def _opened(self, adapter: str | None, prompts: list[_Prompt]) -> _Prefill:
+        cache = RowCache(self.decoder.layers)
+        cache.open([len(p.ids) for p in prompts], [[p.known] if p.known else [] for p in prompts])
+        ids_BC = np.zeros((len(prompts), max(len(p.ids) for p in prompts)), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids_BC[row, ids_BC.shape[1] - len(prompt.ids) :] = np.maximum(prompt.ids, 0)
+        return _Prefill(adapter, prompts, cache, ids_BC)
+
+    def _compute(self, prefill: _Prefill) -> None:
+        """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
+        budget = PIECE if self._batches else PIECE_ALONE
+        first = prefill.cache.end
+        tokens = min(prefill.left, max(1, budget // len(prefill.prompts)))
+        ids_BT = torch.from_numpy(prefill.ids_BC[:, first : first + tokens]).to(self.decoder.device.torch)
+        generations = [g for prompt in prefill.prompts for g in prompt.generations]
+        with self._failing(generations), self.decoder.using(prefill.adapter):
+            hidden_BTD = self.decoder.hidden(ids_BT, prefill.cache)
+            for row, prompt in enumerate(prefill.prompts):
+                if prompt.generations and prompt.generations[0].request.score_prompt:
+                    self._score(prompt, prefill.cache.starts[row], first, hidden_BTD[row])
+            if prefill.left:
+                return
+            rows = [row for row, prompt in enumerate(prefill.prompts) for _ in prompt.generations]
+            drawn = next_tokens(self.decoder.logits(hidden_BTD[rows, -1]), generations) if generations else []
+        self._prefill = None
+        cache = prefill.cache
+        self._token_bytes = cache.nbytes // (ids_BT.shape[0] * prefill.ids_BC.shape[1]) or 1
+        batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, RowCache(self.decoder.layers)))
+        for row, prompt in enumerate(prefill.prompts):
+            if not prompt.generations:
+                self._prefixes.remember(prefill.adapter, prompt.ids, cache.kept(row, 0, len(prompt.ids)))
+        for row, generation, token in zip(rows, generations, drawn, strict=True):
+            kept = cache.kept(row, 0, len(prefill.prompts[row].ids))
+            ending = _take(generation, token)
+            if ending is None:
+                batch.cache.add([kept])
+                batch.generations.append(generation)
+                generation.notify()
+            else:
+                if generation.request.remember:
+                    self._prefixes.remember(prefill.adapter, prefill.prompts[row].ids, kept)
+                _end(generation, ending)
+
+    def _score(self, prompt: _Prompt, start: int, first: int, hidden_TD: Tensor) -> None:
+        """Adds the log-probabilities of a prompt's tokens that a piece predicts."""
+        generation = prompt.generations[0]
+        skip = len(prompt.ids) - len(generation.request.prompt)  # virtual tokens
+        columns = range(max(first, start + skip), min(first + len(hidden_TD), start + len(prompt.ids) - 1))
+        for begin in range(columns.start, columns.stop, SCORED):
+            part = range(begin, min(begin + SCORED, columns.stop))
+            logits_NV = self.decoder.logits(hidden_TD[part.start - first : part.stop - first])
+            log_p_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
+            targets = torch.from_numpy(prompt.ids[part.start - start + 1 : part.stop - start + 1]).to(log_p_NV.device)
+            scores = log_p_NV.gather(1, targets[:, None]).squeeze(1).tolist()
+            count = generation.request.alternatives
+            best = log_p_NV.topk(count) if count else None
+            pairs = (
+                [
+                    tuple(zip(i, v, strict=True))
+                    for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+                ]
+                if best
+                else [()] * len(scores)
+            )
+            generation.scored += [Token(*found) for found in zip(targets.tolist(), scores, pairs, strict=True)]
+
+    def _continue(self, batch: _Batch) -> None:
+        """A token of each answer of a batch."""
+        self._make_room(batch)
+        last = [[generation.tokens[-1].id] for generation in batch.generations]
+        with self._failing(batch.generations), self.decoder.using(batch.adapter):
+            hidden_B1D = self.decoder.hidden(torch.tensor(last, device=self.decoder.device.torch), batch.cache)
+            drawn = next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations)
+        for row in reversed(range(len(drawn))):
+            ending = _take(batch.generations[row], drawn[row])
+            if ending is None:
+                batch.generations[row].notify()
+            else:
+                self._finish(batch, row, ending)
+
+    def _finish(self, batch: _Batch, row: int, ending: Ending) -> None:
+        generation = self._remove(batch, row)
+        _end(generation, ending)
+
+    def _remove(self, batch: _Batch, row: int) -> Generation:
+        generation, cache = batch.generations[row], batch.cache
+        if generation.request.remember and not generation.cancelled:
+            tokens = cache.length(row)
+            virtual = self.decoder.before(batch.adapter)
+            count = virtual[0][0].shape[1] if virtual else 0
+            ids = [*range(-count, 0), *self.decoder.before_ids(batch.adapter), *generation.so_far][:tokens]
+            self._prefixes.remember(batch.adapter, np.asarray(ids, dtype=np.int64), cache.kept(row, 0, tokens))
+        cache.drop(row)
+        batch.generations[row] = batch.generations[-1]
+        batch.generations.pop()
+        return generation
+
+    def _fits(self, generation: Generation, rows: int) -> bool:
+        """Whether there is memory for one more row; the first one always begins."""
+        if not rows or not self._token_bytes:
+            return True
+        length = len(generation.so_far) + min(AHEAD, generation.request.max_tokens)
+        longest = max([length, *(b.cache.longest + AHEAD for b in self._batches.values())])
+        return (rows + 1) * longest * self._token_bytes <= self._memory
+
+    def _make_room(self, batch: _Batch) -> None:
+        """Puts answers back into the queue while their keys and values need more memory than there is."""
+        while len(batch.generations) > 1:
+            needed = len(batch.generations) * (batch.cache.longest + 1) * self._token_bytes
+            if needed <= self._memory:
+                return
+            generation = self._remove(batch, len(batch.generations) - 1)
+            self._enqueue(generation, first=True)
+
+    def _failing(self, generations: Sequence[Generation]) -> _Failing:
+        return _Failing(self, list(generations))
+
+
+class _Failing:
+    """Ends generations with the error that a pass raises."""
+
+    def __init__(self, engine: Engine, generations: list[Generation]) -> None:
+        self.engine, self.generations = engine, generations
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.engine.fail(error)
+
+
+def prompt_too_long(tokens: int, context: int) -> Problem:
+    """The message for a prompt that leaves no room for an answer."""
+    message = f"the prompt is {tokens:,} tokens, and the model was built for {context:,} with the answer"
+    return Problem(message, "shorten the prompt")
+
+
+def _take(generation: Generation, token: Token) -> Ending | None:
+    """Adds a token; gives why it ends the answer, if it does."""
+    generation.tokens.append(token)
+    request = generation.request
+    if request.constraint is not None:
+        request.constraint.accept(token.id)
+    if generation.cancelled:
+        return "cancelled"
+    if token.id in request.stop_ids:
+        return "stop"
+    return "length" if len(generation.tokens) >= request.max_tokens else None
+
+
+def _end(generation: Generation, ending: Ending) -> None:
+    generation.ended = ending
+    generation.notify()
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.8)
+    return int(psutil.virtual_memory().available * SHARE_OF_MEMORY)

@@ -1,0 +1,129 @@
+"""Opens a model to generate with: a run, an exported folder, a GGUF file, or a hub id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+
+from stoker.checkpoint.load_run import open_run
+from stoker.data.corpus import special_tokens_of
+from stoker.data.template_environment import TemplateRefused
+from stoker.data.tokenise import TextCodec, encode_prompt
+from stoker.errors import Problem, UserError
+from stoker.generate.decoder import Decoder, decoder_of
+from stoker.generate.engine import Engine
+from stoker.hardware.device import choose_device
+from stoker.job.schema import ModelBlock
+from stoker.job.task import task_of
+from stoker.models.families import family_of
+from stoker.models.load_model import blank_model
+from stoker.models.meta_model import allocate
+from stoker.models.model_source import locate, located, model_problem
+from stoker.models.text import context_of
+from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from, served_stop_ids
+from stoker.models.weight_source import fill_whole
+from stoker.parallel.float64_mode import arithmetic_of
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model in memory with its tokenizer.
+
+    Attributes:
+        name: the run's or the folder's.
+        codec: tokenizer, chat template and stop tokens.
+        chats: whether prompts are conversations; else they are plain text that the model continues.
+        special_tokens: how special tokens in messages are encoded.
+        untuned: whether the model without its tuning is in memory, too, as the adapter `BASE`.
+        step: of the run's checkpoint; None without a run.
+    """
+
+    name: str
+    decoder: Decoder
+    codec: TextCodec
+    chats: bool
+    special_tokens: Literal["text", "keep"] = "text"
+    untuned: bool = False
+    step: int | None = None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.codec.tokenizer
+
+    def engine(self, **settings: Any) -> Engine:
+        """An engine with this model; see `Engine`."""
+        return Engine(self.decoder, **settings)
+
+    def prompt_ids(self, turns: Sequence[dict[str, Any]]) -> list[int]:
+        """The token ids of a conversation that ends before an answer.
+
+        Raises:
+            UserError: the chat template refuses it.
+        """
+        try:
+            return encode_prompt(self.codec, turns, self.special_tokens)
+        except TemplateRefused as error:
+            raise UserError(f"the chat template refuses this conversation: {error}") from error
+
+    def text_ids(self, text: str) -> list[int]:
+        """The token ids of plain text."""
+        return self.codec.encoder.encode_one(text)
+
+
+def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> OpenModel:
+    """Loads a model by the name of a run, else of a folder, a GGUF file, the catalogue or the hub.
+
+    Args:
+        at: the checkpoint of a run: ``last``, ``best`` or a step.
+        trusted: what may run code, as ``key=value``; see `open_run`.
+
+    Raises:
+        UserError: there is no such model, or it cannot be loaded.
+    """
+    if locate(name, base) is None:
+        return _of_run(name, base, at, trusted)
+    return _of_files(name, base, trusted)
+
+
+def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel:
+    tuned = open_run(name, base, at=at, trusted=trusted)
+    source = tuned.job.data[0]
+    return OpenModel(
+        name=tuned.folder.path.name,
+        decoder=decoder_of(tuned.model, tuned.device, context=tuned.text.context),
+        codec=tuned.text.codec.for_source(source, base),
+        chats=task_of(tuned.job).chat or tuned.text.own_template,
+        special_tokens=special_tokens_of(source, source.format),
+        untuned=tuned.job.tune.method != "full",
+        step=tuned.step,
+    )
+
+
+def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
+    block = ModelBlock(
+        name=name,
+        trust_remote_code="model.trust_remote_code=true" in trusted,
+        allow_pickle="model.allow_pickle=true" in trusted,
+    )
+    if problem := model_problem(block, base):
+        raise UserError(Problem(*problem))
+    source, device = located(name, base), choose_device()
+    tokenizer = load_tokenizer_from(source, trust_remote_code=block.trust_remote_code)
+    with arithmetic_of(device):
+        blank = blank_model(block, base, seed=0, dtype=device.autocast_dtype or torch.float32)
+        family = family_of(blank.model.config)
+        if family is not None and family.attend is not None:
+            family.attend(blank.model)
+        fill_whole(allocate(blank.model, device.torch), blank.weights)
+    _, own = chat_template(tokenizer)
+    return OpenModel(
+        name=Path(name).name,
+        decoder=decoder_of(blank.model.eval(), device, context=context_of(source, block)),
+        codec=codec_of(tokenizer, served_stop_ids(tokenizer, source, block)),
+        chats=own,
+    )

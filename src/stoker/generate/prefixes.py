@@ -1,0 +1,66 @@
+"""Keys and values of earlier prompts, so that a request that begins alike computes only what is new."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from stoker.generate.cache import Kept
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A sequence whose keys and values are kept."""
+
+    ids: np.ndarray
+    kept: Kept
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values."""
+        return sum(keys.nbytes + values.nbytes for keys, values in self.kept)
+
+
+class Prefixes:
+    """The sequences used last, by adapter, up to a number of bytes."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget: Final = budget
+        self._held: OrderedDict[tuple[str | None, bytes], Remembered] = OrderedDict()
+
+    def longest(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept, int] | None:
+        """The keys and values of the longest common beginning, and its length; None without any."""
+        best, length = None, 0
+        for key, remembered in self._held.items():
+            if key[0] == adapter and (common := common_length(remembered.ids, ids)) > length:
+                best, length = key, common
+        if best is None:
+            return None
+        self._held.move_to_end(best)
+        return tuple((k[:, :length], v[:, :length]) for k, v in self._held[best].kept), length
+
+    def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
+        """Copies a sequence's keys and values, and forgets those used longest ago."""
+        size = sum(k.nbytes + v.nbytes for k, v in kept)
+        if size > self.budget:
+            return
+        for key, held in list(self._held.items()):  # what the new one continues is part of it
+            if key[0] == adapter and common_length(held.ids, ids) == len(held.ids):
+                del self._held[key]
+        self._held[adapter, ids.tobytes()] = Remembered(ids, tuple((k.clone(), v.clone()) for k, v in kept))
+        while sum(held.nbytes for held in self._held.values()) > self.budget:
+            self._held.popitem(last=False)
+
+    def forget(self) -> None:
+        """Drops everything: the weights have changed."""
+        self._held.clear()
+
+
+def common_length(a: np.ndarray, b: np.ndarray) -> int:
+    """Length of the common beginning of two sequences."""
+    size = min(len(a), len(b))
+    differ = np.flatnonzero(a[:size] != b[:size])
+    return int(differ[0]) if len(differ) else size

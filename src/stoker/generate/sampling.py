@@ -1,0 +1,150 @@
+"""Draws the next token of each row from its logits.
+
+A draw is one uniform number, a function of the request's seed and of the token's number in its answer, looked up in the
+cumulative distribution by token id. So an answer depends on nothing else in the batch.
+
+Shapes: B rows, V vocabulary, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.generate.request import Generation, Sampling, Token
+
+CANDIDATES = 256  # tokens that are sorted first; all are, where these do not hold the share that top-p asks for
+
+
+def uniform(seed: int, number: int) -> float:
+    """The uniform number in [0, 1) of a token's number in an answer (Philox; Salmon et al., 2011)."""
+    bits = np.random.Philox(key=seed % 2**64, counter=number).random_raw()
+    return float(bits >> 11) * 2.0**-53
+
+
+def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[Token]:
+    """The next token of each generation, with its log-probability.
+
+    Args:
+        logits_BV: of any precision; not changed.
+    """
+    logits_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+    requests = [generation.request for generation in generations]
+    scaled_BV = _adjusted(logits_BV, generations)
+    totals_B1 = scaled_BV.logsumexp(-1, keepdim=True)
+    drawn = [row for row, request in enumerate(requests) if request.sampling.temperature > 0]
+    chosen_B = scaled_BV.argmax(-1)
+    if drawn:
+        sampled = scaled_BV[drawn], totals_B1[drawn], [generations[row] for row in drawn]
+        chosen_B[drawn] = _draw(*sampled)
+    scores_B = (scaled_BV.gather(1, chosen_B[:, None]) - totals_B1).squeeze(1)
+    most = max(request.alternatives for request in requests)
+    best = (scaled_BV - totals_B1).topk(most) if most else None
+    tokens = []
+    ids, scores = chosen_B.tolist(), scores_B.tolist()
+    listed = list(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best else None
+    for row, request in enumerate(requests):
+        count = request.alternatives
+        others = tuple(zip(listed[row][0][:count], listed[row][1][:count], strict=True)) if listed else ()
+        tokens.append(Token(ids[row], scores[row], others))
+    return tokens
+
+
+def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:
+    """The logits after constraints, penalties and temperature."""
+    plain = True
+    for row, generation in enumerate(generations):
+        request = generation.request
+        early = len(generation.tokens) < request.min_tokens
+        if not (early or request.constraint or request.sampling.changes_logits):
+            continue
+        if plain:
+            logits_BV, plain = logits_BV.clone(), False
+        logits_V = logits_BV[row]
+        if request.sampling.changes_logits:
+            _penalise(logits_V, request.sampling, generation)
+        if early and request.stop_ids:
+            logits_V[sorted(request.stop_ids)] = -torch.inf
+        if request.constraint is not None:
+            request.constraint.mask(logits_V)
+    temperatures = [generation.request.sampling.temperature or 1.0 for generation in generations]
+    if any(t != 1.0 for t in temperatures):
+        return logits_BV / torch.tensor(temperatures, device=logits_BV.device, dtype=logits_BV.dtype)[:, None]
+    return logits_BV
+
+
+def _penalise(logits_V: Tensor, sampling: Sampling, generation: Generation) -> None:
+    answer = Counter(generation.ids)
+    if sampling.repetition_penalty != 1.0:
+        seen = torch.tensor(sorted({*generation.request.prompt, *answer}), device=logits_V.device)
+        values = logits_V[seen]
+        penalty = sampling.repetition_penalty
+        logits_V[seen] = torch.where(values > 0, values / penalty, values * penalty)
+    if answer and (sampling.presence_penalty or sampling.frequency_penalty):
+        ids = torch.tensor(list(answer), device=logits_V.device)
+        counts = torch.tensor(list(answer.values()), device=logits_V.device, dtype=logits_V.dtype)
+        logits_V[ids] -= sampling.presence_penalty + sampling.frequency_penalty * counts
+    for token, bias in sampling.bias:
+        logits_V[token] += bias
+
+
+def _draw(scaled_BV: Tensor, totals_B1: Tensor, generations: Sequence[Generation]) -> Tensor:
+    numbers = [uniform(g.request.sampling.seed, len(g.tokens)) for g in generations]
+    u_B1 = torch.tensor(numbers, dtype=_wide(scaled_BV), device=scaled_BV.device)[:, None]
+    chosen_B = torch.empty(len(generations), dtype=torch.int64, device=scaled_BV.device)
+    whole = [row for row, g in enumerate(generations) if not g.request.sampling.truncates]
+    if whole:
+        everything_BV = (scaled_BV[whole] - totals_B1[whole]).exp()
+        chosen_B[whole] = _look_up(everything_BV, u_B1[whole])
+    for row, generation in enumerate(generations):
+        sampling = generation.request.sampling
+        if sampling.truncates:
+            ids_C, probabilities_C = candidates(scaled_BV[row], float(totals_B1[row]), sampling)
+            chosen_B[row] = ids_C[_look_up(probabilities_C[None], u_B1[row : row + 1])[0]]
+    return chosen_B
+
+
+def candidates(scaled_V: Tensor, total: float, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The tokens that may be drawn after top-k, top-p and min-p, in this order, by id.
+
+    Args:
+        total: logarithm of the sum of the exponentials of the logits.
+
+    Returns:
+        (ids, shape (C,), ascending; their probabilities, shape (C,), which do not sum to 1).
+    """
+    vocabulary = scaled_V.shape[0]
+    count = min(vocabulary, sampling.top_k or CANDIDATES)
+    while True:
+        values_C, ids_C = scaled_V.topk(count)
+        probabilities_C = (values_C.to(_wide(scaled_V)) - total).exp()
+        below = float(probabilities_C[-1]) < sampling.min_p * float(probabilities_C[0])
+        if sampling.top_k or count == vocabulary or below or float(probabilities_C.sum()) >= sampling.top_p:
+            break
+        count = min(vocabulary, 16 * count)
+    kept = sampling.min_p * probabilities_C[0] <= probabilities_C
+    if sampling.top_p < 1:
+        # The share is one of what top-k left.
+        whole = probabilities_C.sum() if sampling.top_k else probabilities_C.new_ones(())
+        before_C = probabilities_C.cumsum(0) - probabilities_C
+        kept &= before_C < sampling.top_p * whole
+    kept[0] = True
+    order = ids_C[kept].argsort()
+    return ids_C[kept][order], probabilities_C[kept][order]
+
+
+def _look_up(probabilities_BC: Tensor, u_B1: Tensor) -> Tensor:
+    """The first candidate whose cumulative probability is above the share ``u`` of the whole, shape (B,)."""
+    cumulative_BC = probabilities_BC.to(u_B1.dtype).cumsum(-1)
+    found_B1 = torch.searchsorted(cumulative_BC, u_B1 * cumulative_BC[:, -1:], right=True)
+    # Rounding can put the share at the very end: then the last token that has a probability.
+    last_B1 = torch.searchsorted(cumulative_BC, cumulative_BC[:, -1:].contiguous())
+    return torch.minimum(found_B1, last_B1).squeeze(1)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float32 if x.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
