@@ -20,6 +20,7 @@ from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
+from stoker.generate.request import Request
 from stoker.job.load_job import load_job
 from stoker.models.build_model import build_meta
 from stoker.models.quantise import device_for
@@ -206,11 +207,11 @@ def test_chat_and_exports_ask_as_training_did(
     assert main(["train", "job.yaml", "checkpoint.every=1"]) == 0
     asked: list[tuple[list[int], frozenset[int]]] = []
 
-    def answer(model: Any, tokenizer: Any, ids: list[int], stops: frozenset[int], **_: Any) -> list[str]:
-        asked.append((ids, stops))
+    def answer(engine: Any, tokenizer: Any, request: Request, *_: Any) -> list[str]:
+        asked.append((list(request.prompt), request.stop_ids))
         return ["Here."]
 
-    monkeypatch.setattr("stoker.models.generate.stream_answer", answer)
+    monkeypatch.setattr("stoker.generate.answer_text.stream_answer", answer)
     question = "Where is <|im_end|>?"
     assert main(["chat", "run", "--prompt", question]) == 0
     run = open_run("run", folder)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from families import SHAPES, VOCABULARY, tiny
 from torch import Tensor
 
+from families import SHAPES, VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
 from stoker.generate.engine import Engine
@@ -56,7 +56,8 @@ def test_answers_in_a_batch_are_the_likeliest_of_whole_passes(family: str) -> No
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "bloom"])
 def test_sequences_that_join_and_leave_between_steps_do_not_change_each_other(family: str) -> None:
     engine = engine_of(family, rows=3)
-    waiting = [Request(prompt, tokens) for prompt, tokens in zip(prompts((3, 40, 8, 25, 2, 12)), (30, 4, 9, 20, 6, 3), strict=True)]
+    counts = (30, 4, 9, 20, 6, 3)
+    waiting = [Request(p, count) for p, count in zip(prompts((3, 40, 8, 25, 2, 12)), counts, strict=True)]
     generations = []
     with engine.decoder.at_work():
         while waiting or engine.busy:
@@ -64,7 +65,7 @@ def test_sequences_that_join_and_leave_between_steps_do_not_change_each_other(fa
                 generations.append(engine.submit(waiting.pop(0)))
             engine.step()
             engine.step()
-    assert [len(g.tokens) for g in generations] == [30, 4, 9, 20, 6, 3]
+    assert [len(g.tokens) for g in generations] == list(counts)
     for generation in generations:
         assert_greedy(engine, generation)
 

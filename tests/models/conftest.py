@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from families import VOCABULARY
 
+from families import VOCABULARY
 from stoker.models.collate import Row
 
 

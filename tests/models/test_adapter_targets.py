@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from families import SHAPES, tiny
 from peft import LoraConfig, get_peft_model
 
+from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
 from stoker.job.tune_keys import block_numbers

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from families import tiny
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
 from stoker.models.adapters import add_adapter, unwrap, without_adapter

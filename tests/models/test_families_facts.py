@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import deep
 from torch import nn
 
+from families import deep
 from stoker.job.schema import TuneBlock
 from stoker.models import packed_attention
 from stoker.models.adapters import add_adapter, unwrap

@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 import torch
-from families import tiny
 from torch import Tensor, nn
 
+from families import tiny
 from stoker.models import chunked_head
 from stoker.models.head import Head, head_of
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import SHAPES, tiny
 from peft import get_peft_model
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from families import SHAPES, tiny
 from stoker.hardware.device import Device
 from stoker.job.schema import Job
 from stoker.models.adapter_targets import layers_to_adapt

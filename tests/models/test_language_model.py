@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import tiny
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
+from families import tiny
 from stoker.models import packed_attention
 from stoker.models.collate import Row
 from stoker.models.language_model import lay_out_for

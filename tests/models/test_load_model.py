@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from families import tiny
 from loading import load_model
 from transformers import AutoModelForCausalLM
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock, TuneBlock
 from stoker.models import packed_attention

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from families import tiny
 from loading import load_model
 from safetensors.torch import load_file, save_file
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models.hf_config import generation_config

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import tiny
 from loading import load_model
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models import offline_models

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import SHAPES, tiny
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from families import SHAPES, tiny
 from stoker.models import packed_attention
 from stoker.models.collate import Row
 from stoker.models.families import family_of

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import tiny
 from loading import load_model
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device

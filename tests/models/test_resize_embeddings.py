@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from families import VOCABULARY, tiny
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from families import VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.hardware.device import choose_device
 from stoker.job.load_job import load_job

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from families import tiny
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from families import tiny
 from stoker.models import packed_attention
 from stoker.models.collate import Row
 from stoker.models.language_model import LanguageModel, lay_out_for

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import tiny
 from safetensors import safe_open
 
+from families import tiny
 from stoker.job.schema import TuneBlock
 from stoker.models.adapters import add_adapter
 from stoker.models.families import FAMILIES

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import tiny
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.models.text import TextSide, open_text_side

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-from families import tiny
 from peft import PeftModel
 from torch import Tensor, nn
 
+from families import tiny
 from stoker.errors import UserError
 from stoker.job.schema import TuneBlock
 from stoker.models.adapters import add_adapter, keep_originals, trained_whole, without_adapter

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import tiny
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from families import tiny
 from stoker.checkpoint.adapter_export import save_adapter
 from stoker.job.schema import TuneBlock
 from stoker.models.adapters import without_adapter

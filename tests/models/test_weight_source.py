@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import SHAPES, tiny
 from loading import load_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from families import SHAPES, tiny
 from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.schema import Job, ModelBlock

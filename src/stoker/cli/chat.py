@@ -1,52 +1,60 @@
-"""Chat with a run; answers stream. /new starts a new conversation, /quit or Ctrl-D ends."""
+"""Chat with a run or a model; answers stream. /new starts a new conversation, /quit or Ctrl-D ends."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker.cli.trust_options import add_trust, trusted
-from stoker.errors import Problem, UserError
-from stoker.job.task import task_of
+from stoker.errors import UserError
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from stoker.checkpoint.load_run import TunedRun
+    from stoker.generate.engine import Engine
+    from stoker.generate.open_model import OpenModel
+    from stoker.generate.request import Sampling
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker chat``."""
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument(
+        "run", metavar="RUN", help="the run's folder, or its name below runs/; or a model: folder, GGUF file, hub id"
+    )
     parser.add_argument("--prompt", help="one question, one answer")
     parser.add_argument("--system", help="a system message before the conversation")
     parser.add_argument("--compare", action="store_true", help="answer with and without the tuning")
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
+    parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens with this probability")
+    parser.add_argument("--top-k", type=int, default=0, help="draw from this many of the likeliest tokens")
+    parser.add_argument("--min-p", type=float, default=0.0, help="least probability, as a share of the likeliest's")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="above 1: repeats become less likely")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
     add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt, or hold a conversation."""
-    if arguments.max_tokens < 1 or arguments.temperature < 0:
-        raise UserError("--max-tokens must be above 0, and --temperature at least 0")
+    if arguments.max_tokens < 1:
+        raise UserError("--max-tokens must be above 0")
+    sampling = _sampling(arguments)
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
-    from stoker.checkpoint.load_run import open_run
+    from stoker.generate.open_model import open_model
 
-    tuned = open_run(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
-    chat = _Chat(tuned, arguments)
+    opened = open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
+    chat = _Chat(opened, arguments, sampling)
     if arguments.prompt is not None:
         chat.ask(arguments.prompt)
         return 0
     interactive = sys.stdin.isatty()
     if interactive:
-        print(f"{tuned.folder.path}, step {tuned.step}; /new starts a new conversation, /quit ends")
+        step = "" if opened.step is None else f", step {opened.step}"
+        print(f"{opened.name}{step}; /new starts a new conversation, /quit ends")
     while True:
         try:
             line = input("you> " if interactive else "").strip()
@@ -65,13 +73,26 @@ def run(arguments: argparse.Namespace) -> int:
                 print(*error.problems, sep="\n")
 
 
-class _Chat:
-    """A conversation with the tuned model, and beside it one with the model as it was."""
+def _sampling(arguments: argparse.Namespace) -> Sampling:
+    from stoker.generate.request import Sampling
 
-    def __init__(self, tuned: TunedRun, arguments: argparse.Namespace) -> None:
-        self.tuned, self.arguments = tuned, arguments
-        self.codec = tuned.text.codec.for_source(tuned.job.data[0], Path.cwd())
-        self.untuned = _untuned(tuned) if arguments.compare else None
+    return Sampling(
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        repetition_penalty=arguments.repetition_penalty,
+        seed=arguments.seed,
+    )
+
+
+class _Chat:
+    """A conversation with the model, and beside it one with the model as it was before tuning."""
+
+    def __init__(self, opened: OpenModel, arguments: argparse.Namespace, sampling: Sampling) -> None:
+        self.opened, self.arguments, self.sampling = opened, arguments, sampling
+        self.engine = opened.engine()
+        self.untuned = _untuned(opened, self.engine) if arguments.compare else None
         self.begin()
 
     def begin(self) -> None:
@@ -82,59 +103,48 @@ class _Chat:
 
     def ask(self, question: str) -> None:
         """Streams the answer, or both."""
-        from stoker.models.adapters import without_adapter
+        from stoker.generate.request import BASE
 
         for name, turns in self.turns.items():
             asked = [*turns, {"role": "user", "content": question}]
-            if self.untuned:
-                label = "before" if name == "untuned" else f"after {self.tuned.step} steps"
-                print(f"[{label}] ", end="", flush=True)
-            if name == "untuned" and self.untuned is self.tuned.model:
-                with without_adapter(self.tuned.model):
-                    answer = self._stream(self.tuned.model, asked)
-            else:
-                answer = self._stream(self.untuned if name == "untuned" and self.untuned else self.tuned.model, asked)
-            self.turns[name] = [*asked, {"role": "assistant", "content": answer}]
+            engine, adapter = self.engine, None
+            if self.untuned is not None:
+                print("[before] " if name == "untuned" else f"[after {self.opened.step} steps] ", end="", flush=True)
+                if name == "untuned":
+                    engine, adapter = self.untuned, BASE if self.untuned is self.engine else None
+            self.turns[name] = [*asked, {"role": "assistant", "content": self._stream(engine, adapter, asked)}]
 
-    def _stream(self, model: nn.Module, turns: list[dict[str, str]]) -> str:
+    def _stream(self, engine: Engine, adapter: str | None, turns: list[dict[str, str]]) -> str:
+        from stoker.generate.answer_text import stream_answer
+        from stoker.generate.request import Request
+
+        opened = self.opened
+        # A plain-text model continues the last message.
+        ids = opened.prompt_ids(turns) if opened.chats else opened.text_ids(turns[-1]["content"])
+        request = Request(
+            tuple(ids),
+            self.arguments.max_tokens,
+            self.sampling,
+            stop_ids=opened.codec.stop_ids,
+            adapter=adapter,
+            remember=True,  # the next question begins with all of this
+        )
         answer = ""
-        for piece in self._pieces(model, turns):
+        for piece in stream_answer(engine, opened.tokenizer, request, self.arguments.stop):
             answer += piece
             print(piece, end="", flush=True)
         print()
         return answer
 
-    def _pieces(self, model: nn.Module, turns: list[dict[str, str]]) -> Iterator[str]:
-        from stoker.data.corpus import special_tokens_of
-        from stoker.data.template_environment import TemplateRefused
-        from stoker.data.tokenise import encode_prompt
-        from stoker.models.generate import stream_answer
-        from stoker.parallel.float64_mode import arithmetic_of
 
-        if not task_of(self.tuned.job).chat and not self.tuned.text.own_template:
-            ids = self.codec.tokenizer.encode(turns[-1]["content"]).ids  # a plain-text model continues it
-        else:
-            source = self.tuned.job.data[0]
-            try:
-                ids = encode_prompt(self.codec, turns, special_tokens_of(source, source.format))
-            except TemplateRefused as error:
-                raise UserError(f"the chat template refuses this conversation: {error}") from error
-        context = self.tuned.text.context
-        if context is not None and len(ids) >= context:
-            message = f"the prompt is {len(ids):,} tokens, and the model was built for {context:,} with the answer"
-            raise UserError(Problem(message, "shorten it, or begin a new conversation with /new"))
-        yield from stream_answer(
-            model,
-            self.tuned.tokenizer,
-            ids,
-            self.codec.stop_ids,
-            new_tokens=min(self.arguments.max_tokens, context - len(ids)) if context else self.arguments.max_tokens,
-            temperature=self.arguments.temperature,
-            around=arithmetic_of(self.tuned.device),
-        )
-
-
-def _untuned(tuned: TunedRun) -> nn.Module:
+def _untuned(opened: OpenModel, engine: Engine) -> Engine:
+    if opened.run is None:
+        raise UserError("--compare needs a run: a model by itself has no state before its tuning")
+    if opened.untuned:
+        return engine
+    from stoker.generate.decoder import decoder_of
+    from stoker.generate.engine import Engine
     from stoker.train.evaluate_run import untuned_model
 
-    return tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, Path.cwd())
+    model = untuned_model(opened.run, Path.cwd())
+    return Engine(decoder_of(model, opened.run.device, context=opened.decoder.context))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from tokenizers import Tokenizer
 
-from stoker.checkpoint.load_run import open_run
+from stoker.checkpoint.load_run import TunedRun, open_run
 from stoker.data.corpus import special_tokens_of
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec, encode_prompt
@@ -40,7 +40,7 @@ class OpenModel:
         chats: whether prompts are conversations; else they are plain text that the model continues.
         special_tokens: how special tokens in messages are encoded.
         untuned: whether the model without its tuning is in memory, too, as the adapter `BASE`.
-        step: of the run's checkpoint; None without a run.
+        run: the run that it comes from; None for a model by itself.
     """
 
     name: str
@@ -49,7 +49,12 @@ class OpenModel:
     chats: bool
     special_tokens: Literal["text", "keep"] = "text"
     untuned: bool = False
-    step: int | None = None
+    run: TunedRun | None = None
+
+    @property
+    def step(self) -> int | None:
+        """The step of the run's checkpoint; None without a run."""
+        return self.run.step if self.run is not None else None
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -100,7 +105,7 @@ def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel
         chats=task_of(tuned.job).chat or tuned.text.own_template,
         special_tokens=special_tokens_of(source, source.format),
         untuned=tuned.job.tune.method != "full",
-        step=tuned.step,
+        run=tuned,
     )
 
 

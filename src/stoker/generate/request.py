@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
+
+from stoker.errors import UserError
 
 BASE = ""
 """The adapter of a request that asks for the model without its tuning."""
@@ -30,6 +33,9 @@ class Sampling:
         frequency_penalty: subtracted once for each time that a token is in the answer.
         bias: added to the logits of tokens.
         seed: the draws are a function of it and of the token's number in the answer only.
+
+    Raises:
+        UserError: a number is outside of its range.
     """
 
     temperature: float = 0.0
@@ -41,6 +47,23 @@ class Sampling:
     frequency_penalty: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name} is {value}, and must be {rule}"
+            for name, value, holds, rule in (
+                ("temperature", self.temperature, 0 <= self.temperature < inf, "at least 0"),
+                ("top_k", self.top_k, self.top_k >= 0, "at least 0"),
+                ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+                ("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1"),
+                ("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < inf, "above 0"),
+                ("presence_penalty", self.presence_penalty, isfinite(self.presence_penalty), "a finite number"),
+                ("frequency_penalty", self.frequency_penalty, isfinite(self.frequency_penalty), "a finite number"),
+            )
+            if not holds
+        ]
+        if wrong:
+            raise UserError(*wrong)
 
     @property
     def truncates(self) -> bool:

@@ -1,0 +1,160 @@
+"""Truncation and penalties against transformers' own; draws against their distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from stoker.errors import UserError
+from stoker.generate.request import Generation, Request, Sampling, Token
+from stoker.generate.sampling import candidates, next_tokens, uniform
+
+VOCABULARY = 3000
+CHI_SQUARE = {2: 13.82, 4: 18.47, 19: 43.82}  # the 99.9 % quantile, by degrees of freedom
+
+
+def chi_square(counts: Sequence[float], expected: Tensor) -> float:
+    return float(((torch.tensor(counts) - expected) ** 2 / expected).sum())
+
+
+def logits(seed: int, spread: float = 3.0) -> Tensor:
+    return spread * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def generation(
+    sampling: Sampling, prompt: tuple[int, ...] = (1,), answer: tuple[int, ...] = (), **more: int
+) -> Generation:
+    return Generation(Request(prompt, 10, sampling, **more), tokens=[Token(i, 0.0) for i in answer])
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.7, top_k=40),
+        Sampling(temperature=1.3, top_p=0.9),
+        Sampling(temperature=1.0, top_p=0.3),
+        Sampling(temperature=0.8, min_p=0.05),
+        Sampling(temperature=1.5, top_k=100, top_p=0.8, min_p=0.01),
+        Sampling(temperature=3.0, top_p=0.999),  # nearly all tokens: more than are sorted first
+        Sampling(temperature=1.0, top_k=VOCABULARY + 5, top_p=0.5),
+    ],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tokens_that_may_be_drawn_are_those_of_transformers(sampling: Sampling, seed: int) -> None:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p:
+        warpers.append(MinPLogitsWarper(sampling.min_p))
+    expected = warpers(torch.tensor([[1]]), logits(seed)[None].clone())[0].softmax(-1)
+    scaled = logits(seed) / sampling.temperature
+    ids, probabilities = candidates(scaled, float(scaled.logsumexp(-1)), sampling)
+    assert ids.tolist() == expected.nonzero().flatten().tolist()
+    assert torch.allclose(probabilities / probabilities.sum(), expected[ids], atol=1e-12)
+
+
+def test_penalties_are_those_of_transformers_and_of_openai() -> None:
+    prompt, answer = (5, 9, 9, 200), (7, 7, 7, 12)
+    sampling = Sampling(
+        repetition_penalty=1.7, presence_penalty=0.4, frequency_penalty=0.3, bias=((33, 25.0), (5, -9.0))
+    )
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *answer]]), logits(0)[None].clone())[0]
+    for token, count in Counter(answer).items():
+        expected[token] -= 0.4 + 0.3 * count
+    expected[33] += 25.0
+    expected[5] -= 9.0
+    found = next_tokens(logits(0)[None], [generation(sampling, prompt, answer, alternatives=VOCABULARY)])[0]
+    order = expected.log_softmax(-1).sort(descending=True, stable=True)
+    assert found.id == int(order.indices[0])
+    given = dict(found.alternatives)
+    assert torch.allclose(
+        torch.tensor([given[i] for i in range(VOCABULARY)]).double(), expected.log_softmax(-1), atol=1e-9
+    )
+
+
+def test_draws_follow_the_distribution_and_only_the_seed_and_the_number_matter() -> None:
+    few = torch.tensor([2.0, 0.5, 1.0, -1.0, 1.5], dtype=torch.float64)
+    expected = (few / 0.8).softmax(-1)
+    rows = [generation(Sampling(temperature=0.8, seed=seed)) for seed in range(4000)]
+    drawn = next_tokens(few.expand(len(rows), -1), rows)
+    counts = Counter(token.id for token in drawn)
+    assert chi_square([counts[i] for i in range(5)], expected * len(rows)) < CHI_SQUARE[4]
+    assert drawn[0].log_probability == pytest.approx(float(expected[drawn[0].id].log()), abs=1e-12)
+    alone = [next_tokens(few[None], [row])[0].id for row in rows[:50]]
+    assert alone == [token.id for token in drawn[:50]]
+
+
+def test_truncated_draws_follow_the_distribution_too() -> None:
+    few = torch.tensor([2.0, 0.5, 1.0, -1.0, 1.5], dtype=torch.float64)
+    expected = few.softmax(-1)[[0, 2, 4]]
+    rows = [generation(Sampling(temperature=1.0, top_k=3, seed=seed)) for seed in range(4000)]
+    counts = Counter(token.id for token in next_tokens(few.expand(len(rows), -1), rows))
+    assert set(counts) == {0, 2, 4}
+    assert chi_square([counts[i] for i in (0, 2, 4)], expected / expected.sum() * len(rows)) < CHI_SQUARE[2]
+
+
+def test_uniform_numbers_are_uniform_and_differ_by_seed_and_number() -> None:
+    by_seed = torch.tensor([uniform(seed, 3) for seed in range(2000)])
+    by_number = torch.tensor([uniform(3, number) for number in range(2000)])
+    for numbers in (by_seed, by_number):
+        assert numbers.min() >= 0 and numbers.max() < 1
+        assert chi_square(torch.histc(numbers, 20, 0, 1).tolist(), torch.full((20,), 100.0)) < CHI_SQUARE[19]
+    assert uniform(-1, 0) == uniform(2**64 - 1, 0) and uniform(0, 1) != uniform(1, 0)
+
+
+def test_temperature_nought_takes_the_likeliest_and_states_its_own_probability() -> None:
+    (token,) = next_tokens(logits(1)[None], [generation(Sampling())])
+    assert token.id == int(logits(1).argmax())
+    assert token.log_probability == pytest.approx(float(logits(1).log_softmax(-1).max()), abs=1e-12)
+
+
+def test_stop_tokens_wait_for_the_least_number_of_tokens() -> None:
+    best = int(logits(2).argmax())
+    early = Generation(Request((1,), 10, stop_ids=frozenset({best}), min_tokens=1))
+    (token,) = next_tokens(logits(2)[None], [early])
+    assert token.id != best
+    early.tokens.append(token)
+    assert next_tokens(logits(2)[None], [early])[0].id == best
+
+
+def test_a_row_does_not_change_its_neighbours() -> None:
+    rows = torch.stack([logits(0), logits(1), logits(2)])
+    before = rows.clone()
+    wild = Sampling(temperature=0.5, top_p=0.5, repetition_penalty=3.0, bias=((4, 50.0),))
+    together = next_tokens(
+        rows, [generation(Sampling()), generation(wild, (4, 5)), generation(Sampling(), alternatives=2)]
+    )
+    assert torch.equal(rows, before)
+    assert [together[0].id, together[2].id] == [int(logits(0).argmax()), int(logits(2).argmax())]
+    assert together[1].id == 4
+    assert [len(token.alternatives) for token in together] == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+    ],
+)
+def test_numbers_outside_of_their_range_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        Sampling(**wrong)  # type: ignore[arg-type]
