@@ -145,7 +145,7 @@ def _save_remember_and_lose(run: Path) -> list[str | None]:
         if rank() == 0 and step == 2:
             shutil.rmtree(saver.snapshots.folder)
         if rank() == 0 and step == 4:
-            for path in [*saver.snapshots.folder.rglob("envelope-*"), *saver.snapshots.folder.rglob("slot-0*")]:
+            for path in [*saver.snapshots.folder.rglob("file_layout-*"), *saver.snapshots.folder.rglob("slot-0*")]:
                 path.unlink()
         dist.barrier()
     saver.close()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from states import assert_saved, state, visible
 
-from stoker.checkpoint.envelope import Envelope
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.planners import ChunkSaver
 from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.storage import Keep
@@ -95,7 +95,7 @@ def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def interrupt(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Envelope, "write", interrupt)
+    monkeypatch.setattr(DcpFileLayout, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         Store(tmp_path).save(state(1))
     assert visible(tmp_path) == []

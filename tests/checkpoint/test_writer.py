@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker.checkpoint.envelope import Envelope
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.storage import Keep, LocalStorage
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest, Written
 
@@ -36,15 +36,15 @@ def send(writer: Process, line: WriteRequest | bytes) -> None:
 
 def request(tmp_path: Path, writer: Process, *, world: int) -> tuple[LocalStorage, WriteRequest]:
     """Rank 0's part of a checkpoint of step 3, without any tensor."""
-    Envelope("__0_0.distcp", (), b"words").keep(tmp_path / "envelope")
+    DcpFileLayout("__0_0.distcp", (), b"words").keep(tmp_path / "file_layout")
     for name in ("data", "metadata"):
         (tmp_path / name).write_bytes(b"" if name == "data" else b"meta")
     storage = LocalStorage(tmp_path / "checkpoints")
     attempt = storage.begin(3, writer.pid)
     assert attempt is not None
-    data, envelope, metadata = (str(tmp_path / name) for name in ("data", "envelope", "metadata"))
+    data, file_layout, metadata = (str(tmp_path / name) for name in ("data", "file_layout", "metadata"))
     asked = WriteRequest(
-        str(storage.folder), False, attempt, 3, 0, world, data, envelope, metadata, {"progress": {}}, Keep(2)
+        str(storage.folder), False, attempt, 3, 0, world, data, file_layout, metadata, {"progress": {}}, Keep(2)
     )
     return storage, asked
 

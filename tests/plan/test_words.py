@@ -11,7 +11,7 @@ from stoker.job import load_job
 from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import check_document
 from stoker.job.yaml_document import parse_document
-from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes, job_yaml
+from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search, settings
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from stoker.checkpoint.collective import rank, together
-from stoker.checkpoint.envelope import sum_of
+from stoker.checkpoint.dcp_file_layout import sum_of
 from stoker.checkpoint.storage import Storage
 
 Files = Mapping[str, Mapping[str, Any]]  # by name: ``bytes`` and ``sha256``, as ``state.json`` has them

@@ -2,7 +2,7 @@
 
 It depends on names, shapes and layout only, so it is made once and used for every checkpoint and copy of a run.
 The planning, the files' format and the metadata are those of torch.distributed.checkpoint: one archive of
-`torch.save` a tensor, which is made without the tensor's bytes and kept as an `Envelope`.
+`torch.save` a tensor, which is made without the tensor's bytes and kept as a `DcpFileLayout`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from torch.serialization import skip_data
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
-from stoker.checkpoint.envelope import Envelope, EnvelopePart
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
 from stoker.checkpoint.planners import ChunkSaver
 
 ALIGNED = 64  # bytes: every tensor of the staged data begins at a multiple, as vector instructions like it
@@ -56,7 +56,7 @@ class Item:
 
     @property
     def length(self) -> int:
-        """Of the box, in bytes."""
+        """The size of the box in bytes."""
         return torch.Size(self.sizes).numel() * self.dtype.itemsize
 
 
@@ -70,7 +70,7 @@ class Agreement:
         world: processes.
         items: what this process writes, by where it lies in the staged data.
         length: of the staged data, in bytes.
-        envelope: of this process' file.
+        file_layout: of this process' file.
         metadata: of the whole checkpoint, a file's bytes; empty but on rank 0.
         size: bytes of the whole checkpoint, without its metadata.
         slots: copies of the staged data that the machine's memory has room for, at most two.
@@ -81,7 +81,7 @@ class Agreement:
     world: int
     items: tuple[Item, ...]
     length: int
-    envelope: Envelope
+    file_layout: DcpFileLayout
     metadata: bytes
     size: int
     slots: int
@@ -113,9 +113,9 @@ def agree(held: Held, place: Path | None) -> Agreement:
     written, metadata = decided
     items = _items(written[rank()].items, held)
     length = items[-1].at + items[-1].length if items else 0
-    envelope, places = _envelope(f"__{rank()}_0.distcp", items)
+    file_layout, places = _file_layout(f"__{rank()}_0.distcp", items)
     all_told = together(
-        lambda: _Told(socket.gethostname(), envelope.size, length, *_room(place), places, uuid.uuid4().hex[:8])
+        lambda: _Told(socket.gethostname(), file_layout.size, length, *_room(place), places, uuid.uuid4().hex[:8])
     )
     return Agreement(
         all_told[0].group,
@@ -123,7 +123,7 @@ def agree(held: Held, place: Path | None) -> Agreement:
         len(plans),
         items,
         length,
-        envelope,
+        file_layout,
         _metadata_file(metadata, [other.places for other in all_told]) if rank() == 0 else b"",
         sum(other.size for other in all_told),
         min(_slots(other.machine, all_told) for other in all_told),
@@ -206,7 +206,7 @@ def _archive(sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
     return bytes(record.words[:gap]), bytes(record.words[gap:])
 
 
-def _envelope(name: str, items: Sequence[Item]) -> tuple[Envelope, dict[MetadataIndex, _StorageInfo]]:
+def _file_layout(name: str, items: Sequence[Item]) -> tuple[DcpFileLayout, dict[MetadataIndex, _StorageInfo]]:
     """A file of one archive a tensor, and where in it each of them lies."""
     parts, places = [], {}
     words = bytearray()
@@ -216,13 +216,13 @@ def _envelope(name: str, items: Sequence[Item]) -> tuple[Envelope, dict[Metadata
         words += head + tail
         since += len(head)
         if item.length:
-            parts.append(EnvelopePart(since, item.at, item.length))
+            parts.append(DcpFilePart(since, item.at, item.length))
             since = 0
         since += len(tail)
         length = len(head) + item.length + len(tail)
         places[MetadataIndex(item.name, item.offsets)] = _StorageInfo(name, offset, length)
         offset += length
-    return Envelope(name, tuple(parts), bytes(words)), places
+    return DcpFileLayout(name, tuple(parts), bytes(words)), places
 
 
 def _metadata_file(metadata: Metadata, places: Iterable[Mapping[MetadataIndex, _StorageInfo]]) -> bytes:

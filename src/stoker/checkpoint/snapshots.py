@@ -117,7 +117,7 @@ class Snapshots:
 
     def _is_intact(self) -> bool:
         """Whether all files are where they were left: something may clean up the machine's memory."""
-        files = (self._envelope, self._envelope.with_suffix(".words"), self._metadata) if self.agreement else ()
+        files = (self._file_layout, self._file_layout.with_suffix(".words"), self._metadata) if self.agreement else ()
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
     def _make_folder(self) -> None:
@@ -133,9 +133,9 @@ class Snapshots:
         here = self.folder / f"rank-{rank()}"
         here.mkdir(exist_ok=True)
         if self.pending is None:  # else the writer may be about to read them
-            for path in (*here.glob("envelope-*"), *here.glob("metadata-*")):
+            for path in (*here.glob("file_layout-*"), *here.glob("metadata-*")):
                 path.unlink()
-        agreement.envelope.keep(self._envelope)
+        agreement.file_layout.keep(self._file_layout)
         self._metadata.write_bytes(agreement.metadata)
         self._slots = self._slots or [Slot(here, number) for number in range(2)]
         for slot in self._slots:
@@ -146,13 +146,13 @@ class Snapshots:
         self._slots = self._slots[: agreement.slots]
 
     @property
-    def _envelope(self) -> Path:
+    def _file_layout(self) -> Path:
         assert self.agreement is not None
-        return self.folder / f"rank-{rank()}" / f"envelope-{self.agreement.group}"
+        return self.folder / f"rank-{rank()}" / f"file_layout-{self.agreement.group}"
 
     @property
     def _metadata(self) -> Path:
-        return self._envelope.with_name(self._envelope.name.replace("envelope", "metadata"))
+        return self._file_layout.with_name(self._file_layout.name.replace("file_layout", "metadata"))
 
     def free(self) -> Slot | None:
         """The slot for the next copy: of those that are not being written, the one whose copy is older."""
@@ -225,7 +225,7 @@ class Snapshots:
             rank(),
             self.agreement.world,
             str(self._newest.path),
-            str(self._envelope),
+            str(self._file_layout),
             str(self._metadata) if rank() == 0 else "",
             state.numbers,
             keep,

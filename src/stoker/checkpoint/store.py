@@ -29,7 +29,7 @@ from stoker.checkpoint.checksums import Files, check_contents, check_sizes
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
-from stoker.checkpoint.envelope import EnvelopePart
+from stoker.checkpoint.dcp_file_layout import DcpFilePart
 from stoker.checkpoint.index import RestrictedReader
 from stoker.checkpoint.planners import ChunkLoader
 from stoker.checkpoint.save_plan import Agreement, agree
@@ -101,7 +101,7 @@ class Store:
             if begun is None:  # it is there already
                 return SaveOutcome(state.step, "disk", 0.0, 0.0, 0)
             agreed = agreement or agree(held, None)
-            parts = together(lambda: write_part(storage, begun, agreed.envelope, _bytes_of(held, agreed)))
+            parts = together(lambda: write_part(storage, begun, agreed.file_layout, _bytes_of(held, agreed)))
             size = by_first(
                 lambda: commit(
                     storage,
@@ -240,11 +240,11 @@ def _split(state: dict[str, Any]) -> tuple[dict[str, Any], Files]:
     return {key: value for key, value in state.items() if key not in ("step", "files")}, state["files"]
 
 
-def _bytes_of(held: Held, agreement: Agreement) -> Callable[[EnvelopePart], memoryview]:
+def _bytes_of(held: Held, agreement: Agreement) -> Callable[[DcpFilePart], memoryview]:
     """The bytes of the tensors themselves, copied from their devices one after the other."""
     names = {item.at: item.name for item in agreement.items if item.length}
 
-    def data(part: EnvelopePart) -> memoryview:
+    def data(part: DcpFilePart) -> memoryview:
         tensor = held[names[part.at]][0].tensor.detach().to("cpu").contiguous()
         return memoryview(tensor.reshape(-1).view(torch.uint8).numpy().data)
 

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.checkpoint.envelope import Envelope
-from stoker.checkpoint.envelope import EnvelopePart as Span
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout
+from stoker.checkpoint.dcp_file_layout import DcpFilePart as Span
 from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of, write_state
 from stoker.errors import RunFailed
 
@@ -49,7 +49,7 @@ class WriteRequest:
     Attributes:
         place: folder or URL of the checkpoints; ``remote`` says which of the two.
         attempt: as `Storage.begin` gave it.
-        data, envelope: files with the tensors' bytes, and with what lies around them.
+        data, file_layout: files with the tensors' bytes, and with the bytes around them (`DcpFileLayout`).
         metadata: the file with the whole checkpoint's; empty but on rank 0, which commits.
         numbers: what ``state.json`` holds beside the files.
     """
@@ -61,7 +61,7 @@ class WriteRequest:
     rank: int
     world: int
     data: str
-    envelope: str
+    file_layout: str
     metadata: str
     numbers: dict[str, Any]
     keep: Keep
@@ -76,11 +76,13 @@ class WriteRequest:
         return storage_of(self.place if self.remote else Path(self.place))
 
 
-def write_part(storage: Storage, attempt: str, envelope: Envelope, data: Callable[[Span], memoryview]) -> Written:
+def write_part(
+    storage: Storage, attempt: str, file_layout: DcpFileLayout, data: Callable[[Span], memoryview]
+) -> Written:
     """Writes a process' file of an attempt, onto the disk."""
-    with storage.create(attempt, envelope.name) as file:
-        sha256 = envelope.write(file, data)
-    return Written(envelope.name, envelope.size, sha256)
+    with storage.create(attempt, file_layout.name) as file:
+        sha256 = file_layout.write(file, data)
+    return Written(file_layout.name, file_layout.size, sha256)
 
 
 def commit(
@@ -134,7 +136,9 @@ class Writer:
         storage, attempt = request.storage, request.attempt
         metadata = Path(request.metadata).read_bytes() if request.metadata else b""
         try:
-            written = write_part(storage, attempt, Envelope.read(Path(request.envelope)), _Staged(Path(request.data)))
+            written = write_part(
+                storage, attempt, DcpFileLayout.read(Path(request.file_layout)), _Staged(Path(request.data))
+            )
             with storage.create(attempt, f"done-{request.rank}.json") as file:
                 file.write(json.dumps(asdict(written)).encode())
         except Exception:

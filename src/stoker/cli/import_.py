@@ -14,7 +14,7 @@ from rich.table import Table
 from stoker.console import Console
 from stoker.errors import Problem, UserError
 from stoker.job.importers import FORMATS, Imported, import_files
-from stoker.job.importers.ledger import NOT_SET
+from stoker.job.importers.config_reader import NOT_SET
 from stoker.job.importers.write import origin
 from stoker.job.job_to_yaml import scalar
 

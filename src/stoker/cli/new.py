@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _what_it_takes(path: Path) -> Iterator[str]:
     """What the planner says of the job on one GPU and on eight; nothing of a job without a language model."""
     from stoker.cli.plan import question_of
-    from stoker.plan.answer.as_job_text import time_words
+    from stoker.plan.answer.setting_to_yaml import time_words
     from stoker.plan.search import search
 
     for on in PLANNED_ON:

@@ -12,11 +12,11 @@ from stoker.console import Console
 from stoker.errors import CannotRun, Problem
 from stoker.hardware.cluster import Cluster
 from stoker.plan.answer.alternatives import Alternative, misfit
-from stoker.plan.answer.as_job_text import job_yaml, time_words
 from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.explain import MEMORY, Bind, Help
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, PlanQuestion, bars, holder, verdict
 from stoker.plan.answer.picture import StageMemory, plan_svg
+from stoker.plan.answer.setting_to_yaml import job_yaml, time_words
 from stoker.plan.answer.terminal_picture import memory_text, timeline_text
 from stoker.plan.pipeline.stage_times import drawn_micro_batches, timeline_of
 from stoker.plan.search import LayoutPlan

@@ -83,8 +83,8 @@ def segments(layout: Sequence[Segment] | None, across: AcrossRow | None = None) 
         yield
 
 
-def same_again() -> AbstractContextManager[None]:
-    """A block with the current row, for recompute in the backward pass."""
+def current_row() -> AbstractContextManager[None]:
+    """Captures the current row, and sets it again where the context is entered: recompute does in the backward pass."""
     return _within(_rows[-1])
 
 

@@ -106,8 +106,8 @@ def balanced(balance: RouterBalance | None, inputs: Inputs) -> Iterator[_Pass | 
         yield at_work
 
 
-def same_again() -> AbstractContextManager[None]:
-    """A block with the current pass, for recompute, which calls the routers again."""
+def current_pass() -> AbstractContextManager[None]:
+    """Captures the current pass, and sets it again where the context is entered: recompute calls the routers again."""
     return _within(_passes[-1])
 
 

@@ -47,7 +47,7 @@ def recompute_blocks(model: nn.Module, which: Recompute = "full", family: Family
 def _as_laid_out() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first and the second computation: the second gets the row of the first, as pipelines have
     several micro-batches at a time."""
-    return nullcontext(), _both(packed_attention.same_again(), router_balance.same_again())
+    return nullcontext(), _both(packed_attention.current_row(), router_balance.current_pass())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any, Literal
 
 from stoker.job.schema import FaultsBlock
-from stoker.train.step import Taken
+from stoker.train.step import StepResult
 
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
 MOST_IN_A_ROW = 8  # steps left out one after another: by then the weights are to blame, not the samples
@@ -19,7 +19,7 @@ LEAST = 8  # losses to compare with, before anything is called a spike
 Answer = Literal["fine", "stop", "skip", "again", "back"]
 
 
-class Trouble:
+class AnomalyPolicy:
     """Judges the steps of a run. All processes see the same numbers, so all give the same answers."""
 
     def __init__(self, faults: FaultsBlock) -> None:
@@ -27,7 +27,7 @@ class Trouble:
         self._left_out = 0  # one after another
         self._back: list[tuple[int, int]] = []  # of this place: from and to which step
 
-    def answer(self, taken: Taken, before: Sequence[float], *, again: bool = False) -> Answer:
+    def answer(self, result: StepResult, before: Sequence[float], *, again: bool = False) -> Answer:
         """What is done about a step.
 
         ``again``: the step is to be tried once more, as its weights have not changed: a fault of the machine passes.
@@ -37,18 +37,18 @@ class Trouble:
             again: whether it has been tried once more already.
         """
         policy = self._faults.not_finite
-        if not taken.wrong:
+        if not result.wrong:
             self._left_out = 0
-            return "back" if is_spike(taken.loss, before, self._faults.spike) else "fine"
+            return "back" if is_spike(result.loss, before, self._faults.spike) else "fine"
         if policy == "roll-back":
             return "back" if again else "again"
         if policy == "skip":
             self._left_out += 1
         return "skip" if 0 < self._left_out <= MOST_IN_A_ROW else "stop"
 
-    def remembered(self, before: Sequence[float], taken: Taken) -> list[float]:
+    def remembered(self, before: Sequence[float], result: StepResult) -> list[float]:
         """The losses that the next step is compared with; none are kept where nothing is."""
-        return [*before, taken.loss][-self._faults.window :] if self._faults.spike and not taken.wrong else []
+        return [*before, result.loss][-self._faults.window :] if self._faults.spike and not result.wrong else []
 
     def goes_back_before(self, step: int) -> int | None:
         """The step before which the state must lie that training goes back to; None where it has gone back enough.
@@ -64,16 +64,16 @@ class Trouble:
         """Remembers from and to where training has gone back."""
         self._back.append((step, to))
 
-    def why(self, taken: Taken, before: Sequence[float]) -> str:
+    def why(self, result: StepResult, before: Sequence[float]) -> str:
         """What went wrong, in words."""
-        if taken.wrong:
-            return taken.what_is_wrong
-        z = robust_z(taken.loss, before)
-        return f"the loss is {taken.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"
+        if result.wrong:
+            return result.what_is_wrong
+        z = robust_z(result.loss, before)
+        return f"the loss is {result.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"
 
-    def failure(self, taken: Taken, before: Sequence[float], rows: Sequence[str]) -> str:
+    def failure(self, result: StepResult, before: Sequence[float], rows: Sequence[str]) -> str:
         """Why the run ends with this step, in words."""
-        text = f"step {taken.step}: {self.why(taken, before)}; the batch was {shown(rows)}"
+        text = f"step {result.step}: {self.why(result, before)}; the batch was {shown(rows)}"
         if self._left_out > MOST_IN_A_ROW:
             text += f"; the {MOST_IN_A_ROW} steps before it were left out for the same reason"
         if len(self._back) == MOST_AT_ONE_PLACE:
@@ -88,13 +88,13 @@ def shown(rows: Sequence[str]) -> str:
     return ", ".join(rows[:SHOWN_ROWS]) + more
 
 
-def in_event(taken: Taken) -> dict[str, Any]:
+def in_event(result: StepResult) -> dict[str, Any]:
     """A step as events tell of it."""
     return {
-        "step": taken.step,
-        "loss": str(taken.loss),
-        "grad_norm": str(taken.grad_norm),
-        "seconds": round(taken.seconds, 3),
+        "step": result.step,
+        "loss": str(result.loss),
+        "grad_norm": str(result.grad_norm),
+        "seconds": round(result.seconds, 3),
     }
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from textwrap import shorten
-from threading import Timer
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch.optim import Optimizer
@@ -23,23 +20,22 @@ from stoker.errors import RunFailed
 from stoker.hardware.device import Device
 from stoker.job.schema import FaultsBlock
 from stoker.parallel.shard_spec import Piece
-from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import UNWATCHED, Heart
-from stoker.resilience.stop_signals import STOPPING, handled_by
-from stoker.runs.goodput import Running
-from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
-from stoker.train.anomaly_policy import Trouble, in_event
+from stoker.runs.run_folder import RunFolder, StepMetrics
+from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.hooks import Hook
 from stoker.train.lr_schedule import Schedule
+from stoker.train.metrics_log import MetricsLog
 from stoker.train.progress import Display
 from stoker.train.resume import check_none_lost
 from stoker.train.run_schedule import Progress, RunSchedule
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span
-from stoker.train.step import Stepper, Taken
+from stoker.train.step import Stepper, StepResult
+from stoker.train.stop_request import StopRequest
 from stoker.train.task import Task
 from stoker.train.training_state import TrainingState
 
@@ -81,7 +77,7 @@ class Loop:
         heart: Heart = UNWATCHED,
     ) -> None:
         self.task, self.optimizer = task, optimizer
-        self.device, self.folder, self.saver, self.display = device, folder, saver, display
+        self.folder, self.saver, self.display = folder, saver, display
         self.store, self._event = saver.store, event
         self.engine, self.sampler, self.hooks, self._replan = engine, sampler, list(hooks), replan
         self.progress = Progress()
@@ -90,8 +86,7 @@ class Loop:
         self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases)
         # A run that ends with a step that is not finite need not put its buffers back.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
-        batch, micro_batch = self.plan.batch, self.plan.micro_batch
-        self.batches = Batches(task, engine, device.torch, batch=batch, micro_batch=micro_batch)
+        self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
             self.batches,
             optimizer=optimizer,
@@ -101,11 +96,10 @@ class Loop:
             beat=heart.beat,
             hooks=self.hooks,
         )
-        self.trouble = Trouble(faults)
-        self.heart, self.faults = heart, faults
-        self.writer: MetricsWriter | None = None
-        self._effective: Running | None = None
-        self._signal: int | None = None
+        self.anomalies = AnomalyPolicy(faults)
+        self.heart = heart
+        self.metrics = MetricsLog(folder, device)
+        self.stop = StopRequest(faults=faults, heart=heart, display=display)
         self._stop = False  # whether any process got a signal
         self.resumed_from: Where | None = None
 
@@ -150,20 +144,18 @@ class Loop:
             RunFailed: the loss is not finite, or a checkpoint could not be written.
         """
         first = None
-        with self._signals(), self.display, self.saver, self.batches:
+        with self.stop.heard(), self.display, self.saver, self.batches:
             evaluation = None
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
             if self.engine.first:
-                self.writer, self._effective = MetricsWriter(self.folder), Running(self.folder)
+                self.metrics.open()
             try:
                 while self.progress.step < self.plan.steps and not self._stop:
                     metrics = self._step(self.progress.step + 1)
                     if metrics is None:
                         continue
-                    if self.writer is not None:
-                        self.writer.write(metrics)
                     for hook in self.hooks:
                         hook.after_step(metrics)
                     self.display.step(metrics)
@@ -172,114 +164,91 @@ class Loop:
                     self._begin_save()
                     self.saver.finish(self._state(), self._keep())
             finally:
-                if self.writer is not None:
-                    self.writer.close()
+                self.metrics.close()
             finished = self.progress.step >= self.plan.steps
-        return LoopOutcome("done" if finished else "stopped", self.progress.step, self._signal, evaluation, first)
-
-    # -- one step ------------------------------------------------------------------------------------------
+        return LoopOutcome("done" if finished else "stopped", self.progress.step, self.stop.signal, evaluation, first)
 
     def _step(self, step: int) -> StepMetrics | None:
         """One step; None where it went wrong and training went back to an earlier state."""
-        taken = self._take(step)
-        answer = self.trouble.answer(taken, self.progress.recent)
+        result = self._take(step)
+        answer = self.anomalies.answer(result, self.progress.recent)
         if answer == "again":  # the weights have not changed: are the samples bad, or was it a transient fault?
-            self._event("not_finite", **in_event(taken), rows=self._rows(taken))
-            taken = self._take(step)
-            answer = self.trouble.answer(taken, self.progress.recent, again=True)
+            self._event("not_finite", **in_event(result), rows=self._rows(result))
+            result = self._take(step)
+            answer = self.anomalies.answer(result, self.progress.recent, again=True)
         if answer == "stop":
-            self._fail(taken, "not_finite")
-        if answer == "back" and (taken.wrong or self.saver.has_state()):
-            self._go_back(taken)
+            self._fail(result, "not_finite")
+        if answer == "back" and (result.wrong or self.saver.has_state()):
+            self._go_back(result)
             return None
         if answer != "fine":
-            self._event("skipped" if answer == "skip" else "spike", **in_event(taken), rows=self._rows(taken))
-            self.display.note(f"step {step}: {self.trouble.why(taken, self.progress.recent)}; {WENT_ON[answer]}")
-        self._advance(taken, left_out=answer == "skip")
+            self._event("skipped" if answer == "skip" else "spike", **in_event(result), rows=self._rows(result))
+            self.display.note(f"step {step}: {self.anomalies.why(result, self.progress.recent)}; {WENT_ON[answer]}")
+        self._advance(result, left_out=answer == "skip")
         stall, self.saver.stall = self.saver.stall, 0.0
-        productive = taken.seconds - taken.data_seconds if answer != "skip" else 0.0
-        return StepMetrics(
-            step,
-            taken.loss,
-            taken.grad_norm,
-            taken.lr,
-            taken.counts.tokens,
-            taken.counts.targets,
-            taken.counts.tokens / taken.seconds,
-            self.device.peak_memory(),
-            taken.seconds,
-            time=round(time.time(), 3),
-            samples=self.progress.samples,
-            data_seconds=taken.data_seconds,
-            stall=stall,
-            effective=self._effective.after(productive) if self._effective is not None else 0.0,
-        )
+        samples = self.progress.samples
+        return self.metrics.add(result, samples=samples, stall=stall, left_out=answer == "skip")
 
-    def _take(self, step: int) -> Taken:
+    def _take(self, step: int) -> StepResult:
         span = self._span(self.progress.samples)
         following = self._span(span[1]) if step < self.plan.steps else None
         lr = self.schedule.lr(step)
-        taken = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=lambda: self._signal is not None)
-        self._stop = taken.asked
-        return taken
+        result = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=self.stop.is_made)
+        self._stop = result.asked
+        return result
 
     def _span(self, first: int) -> Span:
         """The samples of the step that begins at ``first``, or after it where samples are skipped."""
         first, last = next_span(first, self.plan.batch, self.progress.passed)
         return first, min(last, self.plan.samples)
 
-    def _advance(self, taken: Taken, *, left_out: bool) -> None:
+    def _advance(self, result: StepResult, *, left_out: bool) -> None:
         done = self.progress
-        done.step, done.samples = taken.step, taken.span[1]
+        done.step, done.samples = result.step, result.span[1]
         if left_out:
             done.left_out += 1
             return
-        done.trained += taken.counts.targets
-        done.last_loss = taken.loss
-        done.first_loss = done.first_loss if done.first_loss is not None else taken.loss
-        done.recent = self.trouble.remembered(done.recent, taken)
+        done.trained += result.counts.targets
+        done.last_loss = result.loss
+        done.first_loss = done.first_loss if done.first_loss is not None else result.loss
+        done.recent = self.anomalies.remembered(done.recent, result)
 
-    def _go_back(self, taken: Taken) -> None:
+    def _go_back(self, result: StepResult) -> None:
         """Restores the newest state before a step that went wrong; its samples are skipped from then on.
 
         If that does not help, the next time it goes back further and skips all samples since. Where there is no state,
         the weights are kept: no such step has changed them.
         """
         begin = time.perf_counter()
-        why, before = self.trouble.why(taken, self.progress.recent), self.trouble.goes_back_before(taken.step)
+        why, before = self.anomalies.why(result, self.progress.recent), self.anomalies.goes_back_before(result.step)
         if before is None:
-            self._fail(taken, "gave_up")
+            self._fail(result, "gave_up")
         passed = self.progress.passed
-        further = before < taken.step and self._restore(before)
+        further = before < result.step and self._restore(before)
         if not further:
-            self._restore(taken.step)
-        first, last = self.progress.samples if further else taken.span[0], taken.span[1]
+            self._restore(result.step)
+        first, last = self.progress.samples if further else result.span[0], result.span[1]
         self.progress.passed = [*passed, [first, last]]
         self.derive_plan()
         back = self.progress.step
-        self.trouble.went_back(taken.step, back)
-        if self.writer is not None:
-            self.writer.close()
-            self.folder.forget_after(back)
-            self.writer, self._effective = MetricsWriter(self.folder), Running(self.folder)
+        self.anomalies.went_back(result.step, back)
+        self.metrics.go_back(back)
         rows, seconds = self.task.describe_samples(first, last), round(time.perf_counter() - begin, 3)
-        self._event("rolled_back", **{"from": taken.step, "to": back}, why=why, rows=rows, seconds=seconds)
-        self.display.note(f"step {taken.step}: {why}; back to step {back}, and past {len(rows)} samples")
+        self._event("rolled_back", **{"from": result.step, "to": back}, why=why, rows=rows, seconds=seconds)
+        self.display.note(f"step {result.step}: {why}; back to step {back}, and past {len(rows)} samples")
 
-    def _rows(self, taken: Taken) -> list[str]:
-        return self.task.describe_samples(*taken.span)
+    def _rows(self, result: StepResult) -> list[str]:
+        return self.task.describe_samples(*result.span)
 
-    def _fail(self, taken: Taken, event: str) -> NoReturn:
-        rows = self._rows(taken)
-        self._event(event, **in_event(taken), rows=rows)
+    def _fail(self, result: StepResult, event: str) -> NoReturn:
+        rows = self._rows(result)
+        self._event(event, **in_event(result), rows=rows)
         self.saver.wait()
         self.saver.report()
         saved = self.store.steps()[-1:]
         back = f"the checkpoint of step {saved[0]} is untouched" if saved else "no checkpoint had been written"
-        why = self.trouble.failure(taken, self.progress.recent, rows)
+        why = self.anomalies.failure(result, self.progress.recent, rows)
         raise RunFailed(f"{why}; {back}. A lower train.lr often helps")
-
-    # -- between steps -------------------------------------------------------------------------------------
 
     def _after_step(self, step: int) -> Evaluation | None:
         evaluation = None
@@ -306,30 +275,19 @@ class Loop:
         step = self.progress.step
         if step and (self.progress.best_loss is None or evaluation.loss < self.progress.best_loss):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
-        self._event(
-            "evaluated",
-            step=step,
-            loss=evaluation.loss,
-            perplexity=evaluation.perplexity,
-            accuracy=evaluation.accuracy,
-            targets=evaluation.targets,
-            seconds=round(time.perf_counter() - begin, 3),
-        )
+        numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
+        self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))
         self.display.evaluated(step, evaluation)
         if self.sampler is not None:
-            self._write_samples(self.sampler)
+            samples = self.sampler.samples(self.task, self.engine)
+            self._event("sampled", step=step, samples=[asdict(sample) for sample in samples])
+            for sample in samples:
+                self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
         return evaluation
-
-    def _write_samples(self, sampler: Sampler) -> None:
-        samples = sampler.samples(self.task, self.engine)
-        self._event("sampled", step=self.progress.step, samples=[asdict(sample) for sample in samples])
-        for sample in samples:
-            self.display.note(f"  {shorten(sample.prompt, 60)} -> {shorten(sample.answer, 120)}")
 
     def _begin_save(self) -> None:
         self.heart.beat("save", self.progress.step)
-        if self.writer is not None:
-            self.writer.flush()
+        self.metrics.flush()
 
     def _state(self) -> State:
         return self.state.now(self.progress)
@@ -337,24 +295,3 @@ class Loop:
     def _keep(self) -> Keep:
         best = self.progress.best_step if self.plan.keep_best else None
         return Keep(self.plan.keep, self.plan.keep_every, best)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM ends the run after its step, with a checkpoint; a second at once."""
-
-        def ask(number: int, _: Any) -> None:
-            if self._signal is not None:
-                raise KeyboardInterrupt
-            self._signal = number
-            if not self.heart.watched:  # else the supervisor prints that and enforces the deadline
-                self.display.note(STOPPING)
-                if number == signal.SIGTERM:
-                    timers.append(end_in_time(self.faults))
-
-        timers: list[Timer] = []
-        try:
-            with handled_by(ask):
-                yield
-        finally:
-            for timer in timers:
-                timer.cancel()

@@ -25,8 +25,8 @@ Beat = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A step that was taken, or skipped because of its numbers.
+class StepResult:
+    """The outcome of a step, which was taken or skipped because of its numbers.
 
     Attributes:
         span: its samples.
@@ -80,7 +80,7 @@ class Stepper:
 
     def take(
         self, step: int, span: Span, following: Span | None, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]
-    ) -> Taken:
+    ) -> StepResult:
         """One step on the samples of ``span``.
 
         Args:
@@ -110,7 +110,7 @@ class Stepper:
         self._scaler.unscale_(self._optimizer)
         norm = self._engine.clip(plan.clip)
         found = self._guard.step(total, norm, asked=asked())
-        return Taken(
+        return StepResult(
             step,
             span,
             counts,

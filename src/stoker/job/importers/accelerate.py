@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.deepspeed import AUTO, carry_offload, carry_stage
 from stoker.job.importers.engine_files import read_named
 from stoker.job.importers.foreign_names import drop_experts, read_fsdp
-from stoker.job.importers.ledger import Ledger
 from stoker.job.yaml_document import JobDocument
 
 FREE = {
@@ -45,126 +45,126 @@ TYPES = (
 )  # fmt: skip
 
 
-def read_accelerate(document: JobDocument) -> Ledger:
+def read_accelerate(document: JobDocument) -> ConfigReader:
     """Reads an Accelerate file. A DeepSpeed file that it names is read with it."""
-    ledger = Ledger(document, "Accelerate", engine=True)
-    kind = (ledger.text("distributed_type") or "NO").upper()
+    config = ConfigReader(document, "Accelerate", engine=True)
+    kind = (config.text("distributed_type") or "NO").upper()
     if kind in TYPES:
         why = {"NO": "one process", "MULTI_GPU": "data parallel: `data`"}.get(kind, "its block says how")
-        ledger.drop("distributed_type", why)
+        config.drop("distributed_type", why)
     else:
-        ledger.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
-    _processes(ledger, kind)
-    _precision(ledger)
-    read_fsdp(ledger, "fsdp_config", asked=kind == "FSDP")
-    _deepspeed(ledger, kind)
-    _megatron(ledger, kind)
-    _axes(ledger)
-    backend = ledger.text("dynamo_config.dynamo_backend")
+        config.problem("distributed_type", f"Stoker has no counterpart of `{kind}`", f"known are {', '.join(TYPES)}")
+    _processes(config, kind)
+    _precision(config)
+    read_fsdp(config, "fsdp_config", asked=kind == "FSDP")
+    _deepspeed(config, kind)
+    _megatron(config, kind)
+    _axes(config)
+    backend = config.text("dynamo_config.dynamo_backend")
     if backend is not None:
-        ledger.carry("dynamo_config.dynamo_backend", "train.compile", backend.upper() != "NO")
-    ledger.sweep([FREE], [LOST])
-    return ledger
+        config.carry("dynamo_config.dynamo_backend", "train.compile", backend.upper() != "NO")
+    config.sweep([FREE], [LOST])
+    return config
 
 
-def _processes(ledger: Ledger, kind: str) -> None:
-    number = ledger.whole("num_processes")
+def _processes(config: ConfigReader, kind: str) -> None:
+    number = config.whole("num_processes")
     if number is not None:
-        ledger.processes = number if number > 0 and kind != "NO" else None
-        ledger.drop("num_processes", "`data` x tensor x pipeline x context" if kind != "NO" else "one process")
-    machines = ledger.whole("num_machines")
+        config.processes = number if number > 0 and kind != "NO" else None
+        config.drop("num_processes", "`data` x tensor x pipeline x context" if kind != "NO" else "one process")
+    machines = config.whole("num_machines")
     what = f"start Stoker on {machines} machines with a launcher (torchrun, Slurm)" if machines != 1 else "one machine"
-    ledger.drop("num_machines", what, matters=(machines or 0) > 1)
-    devices = ledger.text("gpu_ids") or (",".join(ledger.words("gpu_ids")) or None)
+    config.drop("num_machines", what, matters=(machines or 0) > 1)
+    devices = config.text("gpu_ids") or (",".join(config.words("gpu_ids")) or None)
     if devices is None or devices.lower() == "all":
         if devices is not None:
-            ledger.drop("gpu_ids", "the machine's first ones")
+            config.drop("gpu_ids", "the machine's first ones")
         return
     numbers = [word.strip() for word in devices.split(",")]
     if all(word.isdigit() for word in numbers):
-        ledger.carry("gpu_ids", "parallel.devices", [int(word) for word in numbers])
+        config.carry("gpu_ids", "parallel.devices", [int(word) for word in numbers])
     else:
-        ledger.problem("gpu_ids", "`gpu_ids` must be numbers with commas, or all", '"0,1"')
+        config.problem("gpu_ids", "`gpu_ids` must be numbers with commas, or all", '"0,1"')
 
 
-def _precision(ledger: Ledger) -> None:
-    word = (ledger.text("mixed_precision") or "").lower()
+def _precision(config: ConfigReader) -> None:
+    word = (config.text("mixed_precision") or "").lower()
     if word in ("bf16", "fp16"):
-        ledger.carry("mixed_precision", "train.precision", word)
+        config.carry("mixed_precision", "train.precision", word)
     elif word in ("no", "false"):
-        ledger.drop("mixed_precision", "no: the trainer's own file says which")
-        ledger.default("train.precision", "fp32")
+        config.drop("mixed_precision", "no: the trainer's own file says which")
+        config.default("train.precision", "fp32")
     elif word:
-        ledger.drop("mixed_precision", "Stoker computes in bf16, fp16 or fp32", matters=True)
+        config.drop("mixed_precision", "Stoker computes in bf16, fp16 or fp32", matters=True)
 
 
-def _is_used(ledger: Ledger, block: str, kind: str, wanted: str) -> bool:
+def _is_used(config: ConfigReader, block: str, kind: str, wanted: str) -> bool:
     """Whether a block is there and its engine is the one that the file asks for; an idle one is dropped."""
-    if ledger.value(block) is None:
+    if config.value(block) is None:
         return False
     if kind != wanted:
-        ledger.drop(block, f"idle: distributed_type is not {wanted}")
+        config.drop(block, f"idle: distributed_type is not {wanted}")
     return kind == wanted
 
 
-def _deepspeed(ledger: Ledger, kind: str) -> None:
+def _deepspeed(config: ConfigReader, kind: str) -> None:
     block = "deepspeed_config"
-    if not _is_used(ledger, block, kind, "DEEPSPEED"):
+    if not _is_used(config, block, kind, "DEEPSPEED"):
         return
-    name = read_named(ledger, f"{block}.deepspeed_config_file")
-    if carry_stage(ledger, f"{block}.zero_stage") is None and name is None:
-        ledger.default("parallel.shard", "zero2")
+    name = read_named(config, f"{block}.deepspeed_config_file")
+    if carry_stage(config, f"{block}.zero_stage") is None and name is None:
+        config.default("parallel.shard", "zero2")
     for part in ("param", "optimizer"):
-        carry_offload(ledger, f"{block}.offload_{part}_device", part)
+        carry_offload(config, f"{block}.offload_{part}_device", part)
     for key, target in (("gradient_accumulation_steps", "train.accumulation"), ("gradient_clipping", "train.clip")):
-        if ledger.value(f"{block}.{key}") == "auto":
-            ledger.drop(f"{block}.{key}", AUTO)
+        if config.value(f"{block}.{key}") == "auto":
+            config.drop(f"{block}.{key}", AUTO)
         else:
-            ledger.take(f"{block}.{key}", target)
+            config.take(f"{block}.{key}", target)
 
 
-def _megatron(ledger: Ledger, kind: str) -> None:
-    if not _is_used(ledger, "megatron_lm_config", kind, "MEGATRON_LM"):
+def _megatron(config: ConfigReader, kind: str) -> None:
+    if not _is_used(config, "megatron_lm_config", kind, "MEGATRON_LM"):
         return
     block = "megatron_lm_config.megatron_lm_"
     for key, axis in (("tp_degree", "tensor"), ("pp_degree", "pipeline"), ("context_parallel_size", "context")):
-        size = ledger.whole(block + key)
+        size = config.whole(block + key)
         if size is not None:
-            ledger.carry(block + key, f"parallel.{axis}", max(1, size))
-    drop_experts(ledger, f"{block}expert_model_parallel_size")
-    ledger.take(f"{block}num_micro_batches", "train.accumulation")
-    ledger.take(f"{block}gradient_clipping", "train.clip")
-    granularity = ledger.text(f"{block}recompute_granularity")
+            config.carry(block + key, f"parallel.{axis}", max(1, size))
+    drop_experts(config, f"{block}expert_model_parallel_size")
+    config.take(f"{block}num_micro_batches", "train.accumulation")
+    config.take(f"{block}gradient_clipping", "train.clip")
+    granularity = config.text(f"{block}recompute_granularity")
     if granularity in ("full", "selective"):
-        ledger.carry(f"{block}recompute_granularity", "parallel.recompute", granularity)
-    if (ledger.whole(f"{block}tp_degree") or 1) == 1 and ledger.flag(f"{block}sequence_parallelism"):
-        ledger.drop(f"{block}sequence_parallelism", "idle: one process of `tensor`")
+        config.carry(f"{block}recompute_granularity", "parallel.recompute", granularity)
+    if (config.whole(f"{block}tp_degree") or 1) == 1 and config.flag(f"{block}sequence_parallelism"):
+        config.drop(f"{block}sequence_parallelism", "idle: one process of `tensor`")
     else:
-        ledger.switch(f"{block}sequence_parallelism", "parallel.sequence", True)
-    ledger.switch(f"{block}recompute_activations", "parallel.recompute", "selective")
-    ledger.switch(f"{block}use_distributed_optimizer", "parallel.shard", "zero1")
-    ledger.switch(f"{block}optimizer_cpu_offload", "parallel.offload", "optimizer")
+        config.switch(f"{block}sequence_parallelism", "parallel.sequence", True)
+    config.switch(f"{block}recompute_activations", "parallel.recompute", "selective")
+    config.switch(f"{block}use_distributed_optimizer", "parallel.shard", "zero1")
+    config.switch(f"{block}optimizer_cpu_offload", "parallel.offload", "optimizer")
 
 
-def _axes(ledger: Ledger) -> None:
-    if not isinstance(ledger.value("parallelism_config"), dict):
+def _axes(config: ConfigReader) -> None:
+    if not isinstance(config.value("parallelism_config"), dict):
         return
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in names}
-    sizes = {name: ledger.whole(key) or 1 for name, key in keys.items()}
+    sizes = {name: config.whole(key) or 1 for name, key in keys.items()}
     for name, axis in (("tp", "tensor"), ("cp", "context"), ("sp", "context")):
         if name == "sp" and sizes["sp"] <= 1:
-            ledger.drop(keys[name], "one process")
-        elif ledger.value(keys[name]) is not None:
-            ledger.carry(keys[name], f"parallel.{axis}", sizes[name])
+            config.drop(keys[name], "one process")
+        elif config.value(keys[name]) is not None:
+            config.carry(keys[name], f"parallel.{axis}", sizes[name])
             if name == "sp":
-                ledger.also("parallel.context_by", "ulysses")
-    first = "dp_replicate" if ledger.value(keys["dp_shard"]) is None else "dp_shard"
-    if ledger.value(keys[first]) is not None:
+                config.also("parallel.context_by", "ulysses")
+    first = "dp_replicate" if config.value(keys["dp_shard"]) is None else "dp_shard"
+    if config.value(keys[first]) is not None:
         data = sizes["dp_replicate"] * sizes["dp_shard"]
-        ledger.carry(keys[first], "parallel.data", data, "dp_replicate x dp_shard")
+        config.carry(keys[first], "parallel.data", data, "dp_replicate x dp_shard")
         if sizes["dp_shard"] > 1:
-            ledger.also("parallel.shard_size", sizes["dp_shard"])
-        ledger.idle("`data` holds it: dp_replicate x dp_shard", keys["dp_replicate"])
+            config.also("parallel.shard_size", sizes["dp_shard"])
+        config.idle("`data` holds it: dp_replicate x dp_shard", keys["dp_replicate"])
     strategy = "parallelism_config.parallelism_config_cp_comm_strategy"
-    ledger.drop(strategy, "keys and values are gathered (`context_by: gather`)")
+    config.drop(strategy, "keys and values are gathered (`context_by: gather`)")

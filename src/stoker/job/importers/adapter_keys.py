@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.config_reader import ConfigReader
 
 REGULAR = frozenset("()|\\^$+{}")
 PATTERNS = "a regular expression: write names or patterns under `targets`, such as *.self_attn.*"
@@ -46,7 +46,7 @@ class AdapterKeys:
         return [*names, *filter(None, (self.targets, self.modules, self.parameters, self.loraplus, self.layers))]
 
 
-def read_adapter(ledger: Ledger, keys: AdapterKeys, *, all_linear: str = "", default: str = "") -> None:
+def read_adapter(config: ConfigReader, keys: AdapterKeys, *, all_linear: str = "", default: str = "") -> None:
     """Carries an adapter's numbers, what it is put on, and what is trained beside it.
 
     Args:
@@ -54,59 +54,59 @@ def read_adapter(ledger: Ledger, keys: AdapterKeys, *, all_linear: str = "", def
         default: a note on the tool's default targets; all linear layers are taken.
     """
     rank, alpha, dropout = keys.defaults
-    taken = ledger.take(keys.rank, "tune.rank", rank)
+    taken = config.take(keys.rank, "tune.rank", rank)
     if rank and alpha is None:
-        alpha, note = 2.0 * (taken or rank), "" if ledger.value("lora_alpha") else "twice the rank"
-        ledger.take("lora_alpha", "tune.alpha", alpha, note)
+        alpha, note = 2.0 * (taken or rank), "" if config.value("lora_alpha") else "twice the rank"
+        config.take("lora_alpha", "tune.alpha", alpha, note)
     else:
-        ledger.take("lora_alpha", "tune.alpha", alpha)
-    ledger.take("lora_dropout", "tune.dropout", dropout)
-    ledger.take_all((keys.rslora, "tune.rslora"), (keys.dora, "tune.dora"))
-    linear = bool(all_linear and ledger.switch(all_linear, "tune.targets", "all-linear"))
-    _targets(ledger, keys, linear, default)
-    modules = ledger.words(keys.modules)
+        config.take("lora_alpha", "tune.alpha", alpha)
+    config.take("lora_dropout", "tune.dropout", dropout)
+    config.take_all((keys.rslora, "tune.rslora"), (keys.dora, "tune.dora"))
+    linear = bool(all_linear and config.switch(all_linear, "tune.targets", "all-linear"))
+    _targets(config, keys, linear, default)
+    modules = config.words(keys.modules)
     if modules:
-        ledger.carry(keys.modules, "tune.modules_to_save", modules)
+        config.carry(keys.modules, "tune.modules_to_save", modules)
     if keys.loraplus:
-        ledger.take(keys.loraplus, "tune.loraplus_ratio")
+        config.take(keys.loraplus, "tune.loraplus_ratio")
     if keys.layers:
-        _layers(ledger, keys.layers)
+        _layers(config, keys.layers)
 
 
-def carry_bits(ledger: Ledger, *, four: bool | None, eight: bool | None) -> None:
+def carry_bits(config: ConfigReader, *, four: bool | None, eight: bool | None) -> None:
     """Carries ``load_in_8bit``, and drops what the tuning method says already."""
     if eight:
-        ledger.carry("load_in_8bit", "model.quantise", "8bit")
-    ledger.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
-    ledger.idle("off", "load_in_8bit")
+        config.carry("load_in_8bit", "model.quantise", "8bit")
+    config.idle("`tune: qlora` holds it" if four else "off", "load_in_4bit")
+    config.idle("off", "load_in_8bit")
 
 
-def _targets(ledger: Ledger, keys: AdapterKeys, linear: bool, default: str) -> None:
-    targets, parameters = ledger.words(keys.targets), ledger.words(keys.parameters) if keys.parameters else []
-    if isinstance(ledger.value(keys.targets), str) and any(REGULAR & set(word) or ".*" in word for word in targets):
-        ledger.drop(keys.targets, PATTERNS, matters=True)
+def _targets(config: ConfigReader, keys: AdapterKeys, linear: bool, default: str) -> None:
+    targets, parameters = config.words(keys.targets), config.words(keys.parameters) if keys.parameters else []
+    if isinstance(config.value(keys.targets), str) and any(REGULAR & set(word) or ".*" in word for word in targets):
+        config.drop(keys.targets, PATTERNS, matters=True)
     elif linear or targets == [keys.every]:
         if targets and not linear:
-            ledger.carry(keys.targets, "tune.targets", "all-linear")
+            config.carry(keys.targets, "tune.targets", "all-linear")
         if parameters:
             why = "beside all linear layers: name the layers too, under `targets`"
-            ledger.drop(keys.parameters, why, matters=True)
+            config.drop(keys.parameters, why, matters=True)
     elif targets or parameters:
         first = keys.targets if targets else keys.parameters
-        ledger.carry(first, "tune.targets", [*targets, *parameters])
+        config.carry(first, "tune.targets", [*targets, *parameters])
         if targets and parameters:
-            ledger.drop(keys.parameters, "`targets` holds them")
+            config.drop(keys.parameters, "`targets` holds them")
     elif default:
-        ledger.default("tune.targets", "all-linear", default)
+        config.default("tune.targets", "all-linear", default)
 
 
-def _layers(ledger: Ledger, key: str) -> None:
-    value = ledger.value(key)
+def _layers(config: ConfigReader, key: str) -> None:
+    value = config.value(key)
     numbers = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(number, bool) or not isinstance(number, int) or number < 0 for number in numbers):
-        ledger.problem(key, f"`{key}` must be numbers of blocks", "[0, 1, 2]")
+        config.problem(key, f"`{key}` must be numbers of blocks", "[0, 1, 2]")
     elif numbers:
-        ledger.carry(key, "tune.layers", ranges(numbers))
+        config.carry(key, "tune.layers", ranges(numbers))
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
 from stoker.job.importers.axolotl_data import read_data
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_of, tuning_of
-from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
@@ -96,118 +96,118 @@ KEYS = AdapterKeys(
 )
 
 
-def read_axolotl(document: JobDocument) -> Ledger:
+def read_axolotl(document: JobDocument) -> ConfigReader:
     """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
-    ledger = Ledger(document, "Axolotl")
+    config = ConfigReader(document, "Axolotl")
     refused = False
     for key in ("rl", "reward_model", "process_reward_model"):
-        word = ledger.text(key)
+        word = config.text(key)
         if word is not None and word.lower() not in ("false", "no"):
-            task_of(ledger, key, word if key == "rl" else "reward")
+            task_of(config, key, word if key == "rl" else "reward")
             refused = True
-    ledger.take_all(
+    config.take_all(
         ("base_model", "model.name"),
         ("tokenizer_config", "model.tokenizer"),
         ("revision_of_model", "model.revision"),
         ("output_dir", "output"),
     )
-    leave_trust(ledger)
-    _tuning(ledger)
-    carry_stop(ledger, "special_tokens.eos_token", "eot_tokens")
+    leave_trust(config)
+    _tuning(config)
+    carry_stop(config, "special_tokens.eos_token", "eot_tokens")
     for role in ("bos", "unk"):
-        ledger.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
-    added = carry_tokens(ledger, "tokens", "special_tokens.additional_special_tokens")
-    read_data(ledger, tell_task=not refused, added=added)
-    _training(ledger)
-    _precision(ledger)
-    _saving(ledger)
-    _layout(ledger)
-    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
-    return ledger
+        config.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
+    added = carry_tokens(config, "tokens", "special_tokens.additional_special_tokens")
+    read_data(config, tell_task=not refused, added=added)
+    _training(config)
+    _precision(config)
+    _saving(config)
+    _layout(config)
+    config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
+    return config
 
 
-def _tuning(ledger: Ledger) -> None:
-    adapter, four = ledger.text("adapter"), ledger.flag("load_in_4bit")
+def _tuning(config: ConfigReader) -> None:
+    adapter, four = config.text("adapter"), config.flag("load_in_4bit")
     if adapter is None:
-        ledger.default("tune.method", "full")
-        ledger.idle("idle without an adapter", *KEYS.all)
+        config.default("tune.method", "full")
+        config.idle("idle without an adapter", *KEYS.all)
         return
-    tuning_of(ledger, "adapter", "qlora" if adapter == "lora" and four else adapter)
-    carry_bits(ledger, four=four, eight=ledger.flag("load_in_8bit") and adapter != "qlora")
-    read_adapter(ledger, KEYS, all_linear="lora_target_linear", default=PEFT_TARGETS.replace("TRL", "Axolotl"))
+    tuning_of(config, "adapter", "qlora" if adapter == "lora" and four else adapter)
+    carry_bits(config, four=four, eight=config.flag("load_in_8bit") and adapter != "qlora")
+    read_adapter(config, KEYS, all_linear="lora_target_linear", default=PEFT_TARGETS.replace("TRL", "Axolotl"))
 
 
-def _training(ledger: Ledger) -> None:
-    lr = ledger.take("learning_rate", "train.lr")
-    batch = ledger.take("batch_size", "train.batch")
-    ledger.take("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
-    ledger.take("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
-    carry_length(ledger, "num_epochs", 1.0)
-    carry_schedule(ledger, "lr_scheduler", lr=lr)
-    ledger.take("cosine_min_lr_ratio", "train.min_lr")
-    ratio = ledger.number("warmup_ratio")
-    if ledger.take("warmup_steps", "train.warmup") is not None:
-        ledger.idle("warmup_steps wins, there as here", "warmup_ratio")
+def _training(config: ConfigReader) -> None:
+    lr = config.take("learning_rate", "train.lr")
+    batch = config.take("batch_size", "train.batch")
+    config.take("micro_batch_size", "train.micro_batch", 1 if batch is None else None)
+    config.take("gradient_accumulation_steps", "train.accumulation", 1 if batch is None else None)
+    carry_length(config, "num_epochs", 1.0)
+    carry_schedule(config, "lr_scheduler", lr=lr)
+    config.take("cosine_min_lr_ratio", "train.min_lr")
+    ratio = config.number("warmup_ratio")
+    if config.take("warmup_steps", "train.warmup") is not None:
+        config.idle("warmup_steps wins, there as here", "warmup_ratio")
     elif ratio is not None:
-        ledger.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
+        config.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
     else:
-        ledger.default("train.warmup", 0.03, "at most 100 steps there")
-    read_optimizer(ledger, "optimizer")
+        config.default("train.warmup", 0.03, "at most 100 steps there")
+    read_optimizer(config, "optimizer")
 
 
-def _precision(ledger: Ledger) -> None:
-    bf16 = ledger.value("bf16")
-    if bf16 in ("auto", "full") or ledger.value("bfloat16") is True or (bf16 is not None and ledger.flag("bf16")):
+def _precision(config: ConfigReader) -> None:
+    bf16 = config.value("bf16")
+    if bf16 in ("auto", "full") or config.value("bfloat16") is True or (bf16 is not None and config.flag("bf16")):
         key = "bf16" if bf16 not in (None, False) else "bfloat16"
-        ledger.carry(key, "train.precision", "auto" if bf16 == "auto" else "bf16")
+        config.carry(key, "train.precision", "auto" if bf16 == "auto" else "bf16")
         others = "the precision is bf16's to say"
-    elif ledger.flag("fp16") or ledger.flag("float16"):
-        ledger.carry("fp16" if ledger.flag("fp16") else "float16", "train.precision", "fp16")
+    elif config.flag("fp16") or config.flag("float16"):
+        config.carry("fp16" if config.flag("fp16") else "float16", "train.precision", "fp16")
         others = "off: fp16 is on"
-    elif bf16 is None and ledger.value("fp16") is None:
-        ledger.default("train.precision", "auto", "bf16 where the device is fast at it")
+    elif bf16 is None and config.value("fp16") is None:
+        config.default("train.precision", "auto", "bf16 where the device is fast at it")
         others = "the precision is bf16's to say"
     else:
-        ledger.default("train.precision", "fp32", "neither bf16 nor fp16 is on")
+        config.default("train.precision", "fp32", "neither bf16 nor fp16 is on")
         others = "off"
-    ledger.idle(others, "bf16", "fp16", "bfloat16", "float16", "float32")
+    config.idle(others, "bf16", "fp16", "bfloat16", "float16", "float32")
 
 
-def _saving(ledger: Ledger) -> None:
+def _saving(config: ConfigReader) -> None:
     for word, home, part in (("eval", "evaluate", "a tenth of all"), ("save", "checkpoint", "a fifth, at most 500")):
-        steps = ledger.number(f"{word}_steps")
+        steps = config.number(f"{word}_steps")
         if steps is not None and steps >= 1:
-            ledger.carry(f"{word}_steps", f"{home}.every", int(steps))
+            config.carry(f"{word}_steps", f"{home}.every", int(steps))
         elif steps is not None:
-            ledger.drop(f"{word}_steps", "a share of all steps, which are known once the data is counted")
+            config.drop(f"{word}_steps", "a share of all steps, which are known once the data is counted")
         for key in (f"{word}s_per_epoch", f"{word}_strategy", *["evaluation_strategy"] * (word == "eval")):
-            ledger.drop(key, "said by its steps" if steps else f"{EPOCH} {part}")
-    ledger.take("save_total_limit", "checkpoint.keep", 4)
-    ledger.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
-    ledger.take("use_tensorboard", "train.tensorboard")
+            config.drop(key, "said by its steps" if steps else f"{EPOCH} {part}")
+    config.take("save_total_limit", "checkpoint.keep", 4)
+    config.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+    config.take("use_tensorboard", "train.tensorboard")
 
 
-def _layout(ledger: Ledger) -> None:
-    recompute = ledger.value("gradient_checkpointing")
+def _layout(config: ConfigReader) -> None:
+    recompute = config.value("gradient_checkpointing")
     if recompute is not None:
         note = "recomputed, not offloaded" if isinstance(recompute, str) and "offload" in recompute else ""
-        asked = bool(note) or recompute == "unsloth" or ledger.flag("gradient_checkpointing")
-        ledger.carry("gradient_checkpointing", "parallel.recompute", "full" if asked else "none", note)
-    if ledger.value("torch_compile") == "auto":
-        ledger.carry("torch_compile", "train.compile", "auto")
+        asked = bool(note) or recompute == "unsloth" or config.flag("gradient_checkpointing")
+        config.carry("gradient_checkpointing", "parallel.recompute", "full" if asked else "none", note)
+    if config.value("torch_compile") == "auto":
+        config.carry("torch_compile", "train.compile", "auto")
     else:
-        ledger.take("torch_compile", "train.compile")
-    ledger.take_all(
+        config.take("torch_compile", "train.compile")
+    config.take_all(
         ("tensor_parallel_size", "parallel.tensor"),
         ("context_parallel_size", "parallel.context"),
         ("sequence_parallel_degree", "parallel.context"),
     )
-    drop_experts(ledger, "expert_parallel_size")
-    shard, replicate = ledger.whole("dp_shard_size"), ledger.whole("dp_replicate_size")
+    drop_experts(config, "expert_parallel_size")
+    shard, replicate = config.whole("dp_shard_size"), config.whole("dp_replicate_size")
     if shard is not None:
-        ledger.carry("dp_shard_size", "parallel.data", shard * (replicate or 1), "dp_shard_size x dp_replicate_size")
-        ledger.also("parallel.shard_size", shard)
-        ledger.drop("dp_replicate_size", "`data` holds it")
+        config.carry("dp_shard_size", "parallel.data", shard * (replicate or 1), "dp_shard_size x dp_replicate_size")
+        config.also("parallel.shard_size", shard)
+        config.drop("dp_replicate_size", "`data` holds it")
     else:
-        ledger.take("dp_replicate_size", "parallel.data")
-    read_engine_keys(ledger)
+        config.take("dp_replicate_size", "parallel.data")
+    read_engine_keys(config)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
-from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.tokens import keep_in_content
 from stoker.job.key_paths import KeyPath
 from stoker.job.template import BadTemplate, pieces_of
@@ -46,65 +46,65 @@ LOST = {
 }
 
 
-def read_data(ledger: Ledger, *, tell_task: bool, added: str | KeyPath | None = None) -> None:
+def read_data(config: ConfigReader, *, tell_task: bool, added: str | KeyPath | None = None) -> None:
     """Reads the data sets, the task that their types make, the sequences and what is held out.
 
     Args:
         added: the key at which the file adds tokens.
     """
-    streamed = ledger.value("pretraining_dataset") is not None
+    streamed = config.value("pretraining_dataset") is not None
     key = "pretraining_dataset" if streamed else "datasets"
-    formats = _list(ledger, key, "data", added)
+    formats = _list(config, key, "data", added)
     if streamed:
-        ledger.drop("datasets", "pretraining_dataset wins")
+        config.drop("datasets", "pretraining_dataset wins")
     pretrain = streamed or (bool(formats) and set(formats) == {"text"})
     if tell_task:
-        ledger.default("task", "pretrain" if pretrain else "sft", TASK)
-    ledger.take("sequence_len", "train.seq_len", 512)
-    ledger.take("sample_packing", "train.pack", False)
-    _too_long(ledger, len(formats), pretrain=pretrain)
-    if _list(ledger, "test_datasets", "evaluate.data", added):
-        ledger.drop("val_set_size", "test_datasets says it")
+        config.default("task", "pretrain" if pretrain else "sft", TASK)
+    config.take("sequence_len", "train.seq_len", 512)
+    config.take("sample_packing", "train.pack", False)
+    _too_long(config, len(formats), pretrain=pretrain)
+    if _list(config, "test_datasets", "evaluate.data", added):
+        config.drop("val_set_size", "test_datasets says it")
     else:
-        carry_share(ledger, "val_set_size")
-    whole = ledger.flag("train_on_inputs")
-    ledger.idle("documents are trained whole" if whole else "only answers are, by default", "train_on_inputs")
-    ledger.idle("no data set asks for a template", "chat_template", "chat_template_jinja")
+        carry_share(config, "val_set_size")
+    whole = config.flag("train_on_inputs")
+    config.idle("documents are trained whole" if whole else "only answers are, by default", "train_on_inputs")
+    config.idle("no data set asks for a template", "chat_template", "chat_template_jinja")
 
 
-def _list(ledger: Ledger, key: str, home: str, added: str | KeyPath | None) -> list[str]:
-    value = ledger.value(key)
+def _list(config: ConfigReader, key: str, home: str, added: str | KeyPath | None) -> list[str]:
+    value = config.value(key)
     if isinstance(value, str):
-        ForeignSource(local(value, ledger.document.file), "text").carry(ledger, key, f"{home}[0]")
+        ForeignSource(local(value, config.document.file), "text").carry(config, key, f"{home}[0]")
         return ["text"]
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        ledger.problem(key, f"`{key}` must be a list of blocks", "write `- path: ...` for each")
+        config.problem(key, f"`{key}` must be a list of blocks", "write `- path: ...` for each")
         return []
-    return [_source(ledger, (key, index), entry, f"{home}[{index}]", added) for index, entry in enumerate(value)]
+    return [_source(config, (key, index), entry, f"{home}[{index}]", added) for index, entry in enumerate(value)]
 
 
-def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str, added: str | KeyPath | None) -> str:
+def _source(config: ConfigReader, path: KeyPath, entry: dict[str, Any], home: str, added: str | KeyPath | None) -> str:
     """Carries one data set; returns its format."""
-    source = ledger.block(path)
+    source = config.block(path)
     name, files = str(entry.get("path") or ""), data_files(entry.get("data_files"))
     if not name:
-        ledger.problem(path, "a data set without `path`", "write `path: org/name` or a file's")
+        config.problem(path, "a data set without `path`", "write `path: org/name` or a file's")
         return "auto"
     if files and (name in LOADERS or entry.get("ds_type") or len(files) == 1):
         file = take_first(source, files)
         name = file if name in LOADERS or "/" in file else f"{name}/{file}"
-    found = ForeignSource(local(name, ledger.document.file))
+    found = ForeignSource(local(name, config.document.file))
     kind = entry.get("type", "pretrain" if path[0] == "pretraining_dataset" else None)
     _kind(source, found, kind)
     _columns(source, entry, found)
-    _template(ledger, source, entry, found, kind)
-    _trained(ledger, source, entry, found)
+    _template(config, source, entry, found, kind)
+    _trained(config, source, entry, found)
     keep_in_content(found, added)
     if entry.get("split") not in (None, "train"):
         found.split = str(entry["split"])
-    found.carry(ledger, source.path("path"), home)
+    found.carry(config, source.path("path"), home)
     for key, target in (("type", "format"), ("split", "split")):
         value: Any = getattr(found, target)
         if isinstance(entry.get(key), dict):
@@ -117,7 +117,7 @@ def _source(ledger: Ledger, path: KeyPath, entry: dict[str, Any], home: str, add
     return found.format or "auto"
 
 
-def _kind(source: Ledger, found: ForeignSource, kind: Any) -> None:
+def _kind(source: ConfigReader, found: ForeignSource, kind: Any) -> None:
     if isinstance(kind, dict):
         found.format = "instruction"
         for column in ("instruction", "input", "output", "system"):
@@ -134,7 +134,7 @@ def _kind(source: Ledger, found: ForeignSource, kind: Any) -> None:
         source.drop("type", "a prompt type that Stoker does not know: the columns tell the format", matters=True)
 
 
-def _texts(type_block: Ledger, kind: dict[str, Any], found: ForeignSource) -> None:
+def _texts(type_block: ConfigReader, kind: dict[str, Any], found: ForeignSource) -> None:
     """A prompt type of the file's own, as a text for each role."""
     key = "no_input_format" if kind.get("no_input_format") else "format"
     if kind.get("system_prompt"):
@@ -159,11 +159,11 @@ def _texts(type_block: Ledger, kind: dict[str, Any], found: ForeignSource) -> No
             type_block.drop("format", note, matters=True)
 
 
-def _trained(ledger: Ledger, source: Ledger, entry: dict[str, Any], found: ForeignSource) -> None:
+def _trained(config: ConfigReader, source: ConfigReader, entry: dict[str, Any], found: ForeignSource) -> None:
     """Which turns of a data set are trained."""
     roles = entry.get("roles_to_train")
     names = [str(role) for role in roles] if isinstance(roles, list) else []
-    if ledger.flag("train_on_inputs") and found.format != "text":
+    if config.flag("train_on_inputs") and found.format != "text":
         found.train_on, found.keys["train_on"] = "everything", "train_on_inputs"
     elif set(names) - set(ASSISTANT):
         found.train_on, found.keys["train_on"] = "everything", source.path("roles_to_train")
@@ -180,7 +180,7 @@ def _trained(ledger: Ledger, source: Ledger, entry: dict[str, Any], found: Forei
         source.drop("roles", why, matters=bool(strange))
 
 
-def _columns(source: Ledger, entry: dict[str, Any], found: ForeignSource) -> None:
+def _columns(source: ConfigReader, entry: dict[str, Any], found: ForeignSource) -> None:
     mapping = entry.get("message_property_mappings") or {}
     given = mapping if isinstance(mapping, dict) else {}
     role, content = (given.get(part) or entry.get(f"message_field_{part}") for part in ("role", "content"))
@@ -199,7 +199,9 @@ def _columns(source: Ledger, entry: dict[str, Any], found: ForeignSource) -> Non
     source.idle("the format says it", "message_property_mappings", "message_field_role", "message_field_content")
 
 
-def _template(ledger: Ledger, source: Ledger, entry: dict[str, Any], found: ForeignSource, kind: Any) -> None:
+def _template(
+    config: ConfigReader, source: ConfigReader, entry: dict[str, Any], found: ForeignSource, kind: Any
+) -> None:
     if found.format == "text":
         return
     if isinstance(kind, str) and kind.startswith("alpaca") and "chat" not in kind:
@@ -214,13 +216,13 @@ def _template(ledger: Ledger, source: Ledger, entry: dict[str, Any], found: Fore
             return
         source.drop("conversation", found.notes["template"], matters=True)
         found.template, found.notes["template"] = None, ""
-    found.take_arguments(ledger)
-    place = source if entry.get("chat_template") or entry.get("chat_template_jinja") else ledger
+    found.take_arguments(config)
+    place = source if entry.get("chat_template") or entry.get("chat_template_jinja") else config
     name, jinja = place.text("chat_template"), place.text("chat_template_jinja")
     if jinja is not None and ("\n" in jinja or "{" in jinja):
         place.drop("chat_template_jinja", "write it to a .jinja file, and that as `template`", matters=True)
     elif jinja is not None:
-        found.template = local(jinja, ledger.document.file)
+        found.template = local(jinja, config.document.file)
         place.drop("chat_template_jinja", "`template` of each data set")
     elif name is not None:
         found.set_template(name)
@@ -228,15 +230,15 @@ def _template(ledger: Ledger, source: Ledger, entry: dict[str, Any], found: Fore
         place.drop("chat_template", found.notes.get("template") or "`template` of each data set")
 
 
-def _too_long(ledger: Ledger, count: int, *, pretrain: bool) -> None:
-    word = ledger.text("excess_length_strategy")
+def _too_long(config: ConfigReader, count: int, *, pretrain: bool) -> None:
+    word = config.text("excess_length_strategy")
     if pretrain:
-        ledger.drop("excess_length_strategy", "long documents are split")
+        config.drop("excess_length_strategy", "long documents are split")
         return
     for index in range(count):
         target = f"data[{index}].too_long"
         if word is None:
-            ledger.default(target, "drop", "rows longer than sequence_len")
+            config.default(target, "drop", "rows longer than sequence_len")
         else:
             note = "Stoker refuses where more than `max_dropped` are" if word == "raise" else ""
-            ledger.carry("excess_length_strategy", target, "cut" if word == "truncate" else "drop", note)
+            config.carry("excess_length_strategy", target, "cut" if word == "truncate" else "drop", note)

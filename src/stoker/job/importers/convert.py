@@ -13,10 +13,11 @@ from pydantic import ValidationError
 from stoker.errors import Problem, UserError
 from stoker.job.importers.accelerate import read_accelerate
 from stoker.job.importers.axolotl import read_axolotl
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.deepspeed import read_deepspeed
 from stoker.job.importers.foreign_file import read_source
 from stoker.job.importers.foreign_layout import settle_layout
-from stoker.job.importers.ledger import ENGINE, OVERRIDE, WRITTEN, Carried, Dropped, Ledger, Unknown
+from stoker.job.importers.key_outcomes import ENGINE, OVERRIDE, WRITTEN, Carried, Dropped, Unknown
 from stoker.job.importers.llama_factory import read_llama_factory
 from stoker.job.importers.recognise import format_of, recognise
 from stoker.job.importers.torchtune import read_torchtune
@@ -31,7 +32,7 @@ from stoker.job.shorthand import expand_shorthands
 from stoker.job.suggest_key import suggest_key
 from stoker.job.yaml_document import JobDocument, parse_document
 
-READERS: dict[str, Callable[[JobDocument], Ledger]] = {
+READERS: dict[str, Callable[[JobDocument], ConfigReader]] = {
     "axolotl": read_axolotl,
     "trl": read_trl,
     "torchtune": read_torchtune,
@@ -84,17 +85,17 @@ def import_files(
     Raises:
         UserError: with every problem of the files, at its place.
     """
-    ledgers = [_read(read_source(path), format if index == 0 else None, data_info) for index, path in enumerate(paths)]
-    trainers = [ledger for ledger in ledgers if not ledger.engine]
+    configs = [_read(read_source(path), format if index == 0 else None, data_info) for index, path in enumerate(paths)]
+    trainers = [config for config in configs if not config.engine]
     if len(trainers) > 1:
-        tools = " and ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in trainers)
+        tools = " and ".join(f"{config.document.file} ({config.tool})" for config in trainers)
         raise UserError(Problem(f"{tools} both say what is trained", "import them one by one"))
-    problems = [problem for ledger in ledgers for problem in ledger.problems]
+    problems = [problem for config in configs for problem in config.problems]
     if problems:
         raise UserError(*problems)
-    values, dropped = _merged([item for ledger in ledgers for item in ledger.carried])
-    dropped = [item for ledger in ledgers for item in ledger.dropped] + dropped
-    said = processes or next((ledger.processes for ledger in ledgers if ledger.processes), None)
+    values, dropped = _merged([item for config in configs for item in config.carried])
+    dropped = [item for config in configs for item in config.dropped] + dropped
+    said = processes or next((config.processes for config in configs if config.processes), None)
     said_by = "--processes" if processes else "of the processes that the files name"
     values |= _written_over(overrides)
     if any(target.startswith("data[") and entry.strength == OVERRIDE for target, entry in values.items()):
@@ -104,22 +105,22 @@ def import_files(
     values, asides, lost = settle_layout(_lengths(values, dropped), said, said_by)
     values, refused = _accepted(values)
     dropped += [*lost, *refused]
-    unknown = tuple(item for ledger in ledgers for item in ledger.unknown)
+    unknown = tuple(item for config in configs for item in config.unknown)
     blocks = tuple(map(_block, missing))
-    names = ", ".join(f"{ledger.document.file} ({ledger.tool})" for ledger in ledgers)
+    names = ", ".join(f"{config.document.file} ({config.tool})" for config in configs)
     text = write_job(values, asides, dropped, unknown, blocks, f"Imported from {names}.")
     shown = {(item.target, item.key) for item in values.values()}
     carried: dict[tuple[str, str], Carried] = {}  # before merging
-    for item in (*(one for ledger in ledgers for one in ledger.carried), *values.values()):
+    for item in (*(one for config in configs for one in config.carried), *values.values()):
         if (item.target, item.key) in shown:
             carried.setdefault((item.target, item.key), item)
     return Imported(
         text, plain(values), tuple(carried.values()), tuple(dropped), unknown, blocks,
-        tuple(ledger.tool for ledger in ledgers),
+        tuple(config.tool for config in configs),
     )  # fmt: skip
 
 
-def _read(document: JobDocument, format: str | None, data_info: str | None) -> Ledger:
+def _read(document: JobDocument, format: str | None, data_info: str | None) -> ConfigReader:
     found = recognise(document) if format is None else format_of(format)
     if found == "llama-factory":
         return read_llama_factory(document, data_info)

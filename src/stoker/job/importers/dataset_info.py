@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
 from stoker.job.importers.foreign_file import from_here, read_source
-from stoker.job.importers.ledger import Ledger
 from stoker.job.suggest_key import nearest
 from stoker.job.yaml_document import JobDocument
 
@@ -22,28 +22,28 @@ _USUAL_TAGS = {
 JOINED = "an input follows its instruction after a blank line, in LLaMA-Factory on the next line"
 
 
-def find_register(ledger: Ledger, given: str | None) -> JobDocument | None:
+def find_register(config: ConfigReader, given: str | None) -> JobDocument | None:
     """The register: as given, or in ``dataset_dir`` (by default ``data``), or beside the file. None if nowhere."""
     if given is not None:
         path = Path(given)
         return read_source(path / FILE if path.is_dir() else path)
-    here = Path(ledger.document.file).resolve().parent
-    folder = str(ledger.value("dataset_dir") or "data")
+    here = Path(config.document.file).resolve().parent
+    folder = str(config.value("dataset_dir") or "data")
     for base in (Path.cwd(), here, *here.parents):
         if (base / folder / FILE).is_file():
             return read_source(from_here(base / folder / FILE))
     return read_source(from_here(here / FILE)) if (here / FILE).is_file() else None
 
 
-def source_of(name: str, register: JobDocument, ledger: Ledger, key: str) -> ForeignSource:
+def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) -> ForeignSource:
     """The source registered under a name; keeps a problem where there is none."""
     entry = register.data.get(name)
     if not isinstance(entry, dict):
         near = nearest(name, map(str, register.data))
         message = f"`{name}` is not in {register.file}"
-        ledger.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
+        config.problem(key, message, f"did you mean {near}?" if near else "add it, or name the register: --data-info")
         return ForeignSource(name)
-    written = Ledger(register, ledger.tool, dropped=ledger.dropped).block((name,))
+    written = ConfigReader(register, config.tool, dropped=config.dropped).block((name,))
     found = ForeignSource(_path(name, entry, register))
     if entry.get("split") not in (None, "train"):
         found.split = str(entry["split"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer
-from stoker.job.importers.ledger import Ledger
 from stoker.job.key_paths import KeyPath
 from stoker.job.schema_errors import shown
 from stoker.job.yaml_document import JobDocument
@@ -65,124 +65,124 @@ STAGES = {0: "none", 1: "zero1", 2: "zero2", 3: "zero3"}
 SCHEDULERS = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
-def read_deepspeed(document: JobDocument) -> Ledger:
+def read_deepspeed(document: JobDocument) -> ConfigReader:
     """Reads a DeepSpeed file. ``auto`` means what the trainer's own file says."""
-    ledger = Ledger(document, "DeepSpeed", engine=True)
+    config = ConfigReader(document, "DeepSpeed", engine=True)
     for block in ("zero_optimization", "optimizer", "scheduler", "fp16", "bf16", "bfloat16"):
-        if not isinstance(ledger.value(block), dict | None):
-            ledger.problem(block, f"`{block}` must be a block of keys, not {shown(ledger.value(block))}")
-    _drop_autos(ledger, (), document.data)
-    _zero(ledger)
-    _batch(ledger)
-    _precision(ledger)
-    _optimizer(ledger)
-    _scheduler(ledger)
-    _axes(ledger)
-    ledger.sweep([FREE], [LOST])
-    return ledger
+        if not isinstance(config.value(block), dict | None):
+            config.problem(block, f"`{block}` must be a block of keys, not {shown(config.value(block))}")
+    _drop_autos(config, (), document.data)
+    _zero(config)
+    _batch(config)
+    _precision(config)
+    _optimizer(config)
+    _scheduler(config)
+    _axes(config)
+    config.sweep([FREE], [LOST])
+    return config
 
 
-def _drop_autos(ledger: Ledger, path: KeyPath, value: object) -> None:
+def _drop_autos(config: ConfigReader, path: KeyPath, value: object) -> None:
     if value == "auto":
-        ledger.drop(path, AUTO)
+        config.drop(path, AUTO)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _drop_autos(ledger, (*path, key), inner)
+            _drop_autos(config, (*path, key), inner)
 
 
-def _zero(ledger: Ledger) -> None:
+def _zero(config: ConfigReader) -> None:
     block = "zero_optimization"
-    carry_stage(ledger, f"{block}.stage")
+    carry_stage(config, f"{block}.stage")
     for part in ("param", "optimizer"):
-        carry_offload(ledger, f"{block}.offload_{part}.device", part)
+        carry_offload(config, f"{block}.offload_{part}.device", part)
     for key, target in (("cpu_offload_param", "params"), ("cpu_offload", "optimizer")):
-        ledger.switch(f"{block}.{key}", "parallel.offload", target, off=NOT_OFFLOADED)
-    if (ledger.whole(f"{block}.mics_shard_size") or 0) > 0:
-        ledger.take(f"{block}.mics_shard_size", "parallel.shard_size")
+        config.switch(f"{block}.{key}", "parallel.offload", target, off=NOT_OFFLOADED)
+    if (config.whole(f"{block}.mics_shard_size") or 0) > 0:
+        config.take(f"{block}.mics_shard_size", "parallel.shard_size")
     else:
-        ledger.idle("-1: one copy over all", f"{block}.mics_shard_size")
-    ledger.drop(f"{block}.mics_hierarchical_params_gather", WHY_ZERO)
+        config.idle("-1: one copy over all", f"{block}.mics_shard_size")
+    config.drop(f"{block}.mics_hierarchical_params_gather", WHY_ZERO)
 
 
-def carry_stage(ledger: Ledger, key: str) -> int | None:
+def carry_stage(config: ConfigReader, key: str) -> int | None:
     """Carries ZeRO's stage; returns it."""
-    stage = ledger.whole(key)
+    stage = config.whole(key)
     if stage is not None and stage not in STAGES:
-        ledger.problem(key, f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
+        config.problem(key, f"there is no ZeRO stage {stage}", "0, 1, 2 or 3")
     elif stage is not None:
-        ledger.carry(key, "parallel.shard", STAGES[stage])
+        config.carry(key, "parallel.shard", STAGES[stage])
     return stage
 
 
-def carry_offload(ledger: Ledger, key: str, part: str) -> None:
+def carry_offload(config: ConfigReader, key: str, part: str) -> None:
     """Carries where parameters (``param``) or the optimizer's states (``optimizer``) are kept."""
-    device = ledger.text(key)
-    if device == "cpu" and any(item.target == "parallel.offload" for item in ledger.carried):
-        ledger.drop(key, "`offload: params` holds the optimizer's states too")
+    device = config.text(key)
+    if device == "cpu" and any(item.target == "parallel.offload" for item in config.carried):
+        config.drop(key, "`offload: params` holds the optimizer's states too")
     elif device == "cpu":
         both = part == "param"
-        ledger.carry(key, "parallel.offload", "params" if both else part, "optimizer states too" if both else "")
+        config.carry(key, "parallel.offload", "params" if both else part, "optimizer states too" if both else "")
     elif device == "nvme":
-        ledger.drop(key, "Stoker offloads to the host's memory only", matters=True)
+        config.drop(key, "Stoker offloads to the host's memory only", matters=True)
     elif device is not None:
-        ledger.drop(key, NOT_OFFLOADED)
+        config.drop(key, NOT_OFFLOADED)
 
 
-def _batch(ledger: Ledger) -> None:
-    batch = ledger.take("train_batch_size", "train.batch")
-    micro = ledger.take("train_micro_batch_size_per_gpu", "train.micro_batch")
-    accumulation = ledger.take("gradient_accumulation_steps", "train.accumulation")
+def _batch(config: ConfigReader) -> None:
+    batch = config.take("train_batch_size", "train.batch")
+    micro = config.take("train_micro_batch_size_per_gpu", "train.micro_batch")
+    accumulation = config.take("gradient_accumulation_steps", "train.accumulation")
     if batch and micro and accumulation and batch % (micro * accumulation) == 0:
-        ledger.processes = batch // (micro * accumulation)
+        config.processes = batch // (micro * accumulation)
 
 
-def _precision(ledger: Ledger) -> None:
+def _precision(config: ConfigReader) -> None:
     for block, precision in (("fp16", "fp16"), ("bf16", "bf16"), ("bfloat16", "bf16")):
-        ledger.switch(f"{block}.enabled", "train.precision", precision)
-    if not any(ledger.value(block) for block in ("fp16", "bf16", "bfloat16", "torch_autocast")):
-        ledger.default("train.precision", "fp32")
-    if ledger.value("gradient_clipping") is None:
-        ledger.default("train.clip", 0.0, "no clipping")
+        config.switch(f"{block}.enabled", "train.precision", precision)
+    if not any(config.value(block) for block in ("fp16", "bf16", "bfloat16", "torch_autocast")):
+        config.default("train.precision", "fp32")
+    if config.value("gradient_clipping") is None:
+        config.default("train.clip", 0.0, "no clipping")
     else:
-        ledger.take("gradient_clipping", "train.clip")
+        config.take("gradient_clipping", "train.clip")
 
 
-def _optimizer(ledger: Ledger) -> None:
-    carry_optimizer(ledger, "optimizer.type")
+def _optimizer(config: ConfigReader) -> None:
+    carry_optimizer(config, "optimizer.type")
     params = "optimizer.params"
-    ledger.take_all(
+    config.take_all(
         (f"{params}.lr", "train.lr"), (f"{params}.eps", "train.eps"), (f"{params}.weight_decay", "train.weight_decay")
     )
-    if not carry_betas(ledger, f"{params}.betas") and ledger.value(f"{params}.betas") not in (None, "auto"):
-        ledger.problem(f"{params}.betas", "`betas` must be two numbers", "[0.9, 0.999]")
-    ledger.take(f"{params}.momentum", "train.beta1")
+    if not carry_betas(config, f"{params}.betas") and config.value(f"{params}.betas") not in (None, "auto"):
+        config.problem(f"{params}.betas", "`betas` must be two numbers", "[0.9, 0.999]")
+    config.take(f"{params}.momentum", "train.beta1")
 
 
-def _scheduler(ledger: Ledger) -> None:
-    name = ledger.text("scheduler.type")
+def _scheduler(config: ConfigReader) -> None:
+    name = config.text("scheduler.type")
     if name is None:
         return
     if name not in SCHEDULERS:
-        ledger.drop("scheduler.type", f"Stoker has {', '.join(SCHEDULERS.values())} and wsd", matters=True)
-        ledger.leave("scheduler.params", f"of {name}")
+        config.drop("scheduler.type", f"Stoker has {', '.join(SCHEDULERS.values())} and wsd", matters=True)
+        config.leave("scheduler.params", f"of {name}")
         return
-    ledger.carry("scheduler.type", "train.schedule", SCHEDULERS[name])
+    config.carry("scheduler.type", "train.schedule", SCHEDULERS[name])
     params = "scheduler.params"
-    ledger.take(f"{params}.warmup_num_steps", "train.warmup", 1000)
-    if ledger.value(f"{params}.warmup_type") == "linear":
-        ledger.drop(f"{params}.warmup_type", "always linear here")
+    config.take(f"{params}.warmup_num_steps", "train.warmup", 1000)
+    if config.value(f"{params}.warmup_type") == "linear":
+        config.drop(f"{params}.warmup_type", "always linear here")
     else:
-        ledger.leave(f"{params}.warmup_type", "logarithmic there (its default), linear here", matters=True)
-    ledger.take(f"{params}.cos_min_ratio", "train.min_lr", 1e-4 if name == "WarmupCosineLR" else None)
-    ledger.take(f"{params}.warmup_max_lr", "train.lr", note="the scheduler's lr replaces the optimizer's")
-    ledger.take(f"{params}.total_num_steps", "steps")
+        config.leave(f"{params}.warmup_type", "logarithmic there (its default), linear here", matters=True)
+    config.take(f"{params}.cos_min_ratio", "train.min_lr", 1e-4 if name == "WarmupCosineLR" else None)
+    config.take(f"{params}.warmup_max_lr", "train.lr", note="the scheduler's lr replaces the optimizer's")
+    config.take(f"{params}.total_num_steps", "steps")
 
 
-def _axes(ledger: Ledger) -> None:
+def _axes(config: ConfigReader) -> None:
     for key in ("tensor_parallel.autotp_size", "tensor_parallel.tp.tp_size", "tensor_parallel.tp_size"):
-        size = ledger.whole(key)
+        size = config.whole(key)
         if size is not None:
-            ledger.carry(key, "parallel.tensor", max(1, size))
-    if (ledger.take("sequence_parallel_size", "parallel.context") or 0) > 1:
-        ledger.also("parallel.context_by", "ulysses")
-    ledger.take("pipeline.stages", "parallel.pipeline")
+            config.carry(key, "parallel.tensor", max(1, size))
+    if (config.take("sequence_parallel_size", "parallel.context") or 0) > 1:
+        config.also("parallel.context_by", "ulysses")
+    config.take("pipeline.stages", "parallel.pipeline")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.key_paths import KeyPath
 
 # Names of the `datasets` library's own loaders: the path is in `data_files`.
@@ -38,7 +38,7 @@ class ForeignSource:
     notes: dict[str, str] = field(default_factory=dict)  # by the names above
     keys: dict[str, str | KeyPath] = field(default_factory=dict)  # the source's keys of them; else that of the path
 
-    def carry(self, ledger: Ledger, key: str | KeyPath, home: str) -> None:
+    def carry(self, config: ConfigReader, key: str | KeyPath, home: str) -> None:
         """Carries the source into ``home``, as ``data[0]`` or ``evaluate.data[1]``; ``key`` is that of its path."""
         for item in fields(self):
             value: Any = getattr(self, item.name)
@@ -47,7 +47,7 @@ class ForeignSource:
                 parts = {f".{role}": text for role, text in value.items()} if by_role else {"": value}
                 for end, part in parts.items():
                     note = self.notes.get(item.name, "")
-                    ledger.carry(self.keys.get(item.name, key), f"{home}.{item.name}{end}", part, note)
+                    config.carry(self.keys.get(item.name, key), f"{home}.{item.name}{end}", part, note)
 
     def set_template(self, name: str) -> None:
         """Sets Stoker's template for another tool's, with a note where it is not the same."""
@@ -57,9 +57,9 @@ class ForeignSource:
         elif name not in TEMPLATES:
             self.notes["template"] = f"the tokenizer's own takes the place of `{name}`: compare with `stoker data`"
 
-    def take_arguments(self, ledger: Ledger) -> None:
+    def take_arguments(self, config: ConfigReader) -> None:
         """Takes the template's variables, which Axolotl and TRL give for all sources at once."""
-        arguments = ledger.value("chat_template_kwargs")
+        arguments = config.value("chat_template_kwargs")
         if isinstance(arguments, dict) and arguments:
             self.template_arguments, self.keys["template_arguments"] = arguments, "chat_template_kwargs"
 
@@ -72,7 +72,7 @@ def local(path: str, document_file: str) -> str:
     return str(beside)
 
 
-def take_first(source: Ledger, files: list[str]) -> str:
+def take_first(source: ConfigReader, files: list[str]) -> str:
     """The first of a source's files: a source has one path here."""
     more = len(files) > 1
     why = "Stoker takes one path or glob a source: the first is written" if more else "`path`"
@@ -80,16 +80,16 @@ def take_first(source: Ledger, files: list[str]) -> str:
     return files[0]
 
 
-def carry_share(ledger: Ledger, key: str) -> None:
+def carry_share(config: ConfigReader, key: str) -> None:
     """Carries the share of the rows that is held out; a number of rows is dropped."""
-    share = ledger.number(key)
+    share = config.number(key)
     if share and share >= 1:
         why = f"{share:g} rows; Stoker holds out a share: write `fraction` under `evaluate:`"
-        ledger.drop(key, why, matters=True)
+        config.drop(key, why, matters=True)
         return
-    ledger.take(key, "evaluate.fraction", 0.0)
+    config.take(key, "evaluate.fraction", 0.0)
     if share:
-        ledger.also("evaluate.rows", "all")
+        config.also("evaluate.rows", "all")
 
 
 def data_files(value: Any) -> list[str]:

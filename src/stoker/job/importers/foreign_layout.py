@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import Problem, UserError
-from stoker.job.importers.ledger import ENGINE, Carried, Dropped
+from stoker.job.importers.key_outcomes import ENGINE, Carried, Dropped
 
 UNSAID = "over how many processes is not said: import with `--processes N`, or write `data: N` beside it"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.job.importers.ledger import Ledger
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.key_paths import choices, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE
 
@@ -15,22 +15,22 @@ TASKS = {
 }  # fmt: skip
 
 
-def task_of(ledger: Ledger, key: str, word: str) -> str | None:
+def task_of(config: ConfigReader, key: str, word: str) -> str | None:
     """Carries the task, or keeps the problem that Stoker has none such (yet); returns what was carried."""
-    return _one_of(ledger, key, "task", TASKS.get(word.lower(), word.lower()), f"train `{word}`", "train")
+    return _one_of(config, key, "task", TASKS.get(word.lower(), word.lower()), f"train `{word}`", "train")
 
 
-def tuning_of(ledger: Ledger, key: str, word: str) -> str | None:
+def tuning_of(config: ConfigReader, key: str, word: str) -> str | None:
     """Carries the tuning method, or keeps the problem that Stoker has none such (yet)."""
-    return _one_of(ledger, key, "tune.method", word, f"tune by `{word}`", "tune by")
+    return _one_of(config, key, "tune.method", word, f"tune by `{word}`", "tune by")
 
 
-def _one_of(ledger: Ledger, key: str, target: str, value: str, asked: str, verb: str) -> str | None:
+def _one_of(config: ConfigReader, key: str, target: str, value: str, asked: str, verb: str) -> str | None:
     can = options_of(target)
     if value in can:
-        ledger.carry(key, target, value)
+        config.carry(key, target, value)
         return value
-    ledger.problem(key, f"Stoker cannot {asked} yet", f"it can {verb} {', '.join(can)}")
+    config.problem(key, f"Stoker cannot {asked} yet", f"it can {verb} {', '.join(can)}")
     return None
 
 
@@ -40,31 +40,31 @@ def options_of(target: str) -> list[str]:
     return [] if field is None else choices(field.annotation)
 
 
-def carry_optimizer(ledger: Ledger, key: str) -> None:
+def carry_optimizer(config: ConfigReader, key: str) -> None:
     """Carries the optimizer's name."""
-    name = ledger.text(key)
+    name = config.text(key)
     if name is None:
         return
     word = name.split(".")[-1].lower().replace("optimizernames", "")
     if "adafactor" in word:
-        ledger.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr")
+        config.carry(key, "train.optimizer", "adafactor", "PyTorch's Adafactor, with the job's lr")
     elif word == "sgd":
-        ledger.carry(key, "train.optimizer", "sgd", "momentum is `beta1`")
+        config.carry(key, "train.optimizer", "sgd", "momentum is `beta1`")
     elif "adam" in word and not any(other in word for other in ("mini", "ademamix", "stable", "schedule", "any")):
         small = any(bits in word for bits in ("8bit", "4bit", "fp8", "bnb", "paged"))
-        ledger.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "")
+        config.carry(key, "train.optimizer", "adamw", EIGHT_BIT if small else "")
     else:
         can = ", ".join(options_of("train.optimizer"))
-        ledger.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
+        config.drop(key, f"Stoker has {can}; without a line here it takes adamw", matters=True)
 
 
-def carry_betas(ledger: Ledger, key: str) -> bool:
+def carry_betas(config: ConfigReader, key: str) -> bool:
     """Carries AdamW's two decays, if a list of two numbers was written; returns whether it was."""
-    betas = ledger.value(key)
+    betas = config.value(key)
     is_pair = isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas)
     if is_pair:
-        ledger.carry(key, "train.beta1", float(betas[0]))
-        ledger.also("train.beta2", float(betas[1]))
+        config.carry(key, "train.beta1", float(betas[0]))
+        config.also("train.beta2", float(betas[1]))
     return is_pair
 
 
@@ -81,27 +81,27 @@ SCHEDULES = {
 }
 
 
-def carry_schedule(ledger: Ledger, key: str, lr: float | None = None) -> None:
+def carry_schedule(config: ConfigReader, key: str, lr: float | None = None) -> None:
     """Carries the schedule's name, and where its arguments say so, its end."""
-    name = ledger.text(key)
+    name = config.text(key)
     if name is None:
         return
     found = SCHEDULES.get(name.lower())
     if found is None:
         can = ", ".join(options_of("train.schedule"))
-        ledger.drop(key, f"Stoker has {can}; without a line here it takes cosine", matters=True)
+        config.drop(key, f"Stoker has {can}; without a line here it takes cosine", matters=True)
         return
-    ledger.carry(key, "train.schedule", *found)
+    config.carry(key, "train.schedule", *found)
     if "min_lr" not in name.lower():
         return
-    end = ledger.number("lr_scheduler_kwargs.min_lr")
-    if ledger.take("lr_scheduler_kwargs.min_lr_rate", "train.min_lr") is None and end is not None and lr:
-        ledger.carry("lr_scheduler_kwargs.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
+    end = config.number("lr_scheduler_kwargs.min_lr")
+    if config.take("lr_scheduler_kwargs.min_lr_rate", "train.min_lr") is None and end is not None and lr:
+        config.carry("lr_scheduler_kwargs.min_lr", "train.min_lr", float(f"{end / lr:.6g}"), "as a fraction of lr")
 
 
-def drop_experts(ledger: Ledger, key: str) -> None:
+def drop_experts(config: ConfigReader, key: str) -> None:
     """Drops the size of an axis for experts."""
-    ledger.drop(key, "experts are spread as `tensor`", matters=(ledger.whole(key) or 0) > 1)
+    config.drop(key, "experts are spread as `tensor`", matters=(config.whole(key) or 0) > 1)
 
 
 SHARDINGS = {
@@ -120,43 +120,43 @@ FSDP_FREE: dict[str, str] = {
 }
 
 
-def read_fsdp(ledger: Ledger, block: str, *, asked: bool, stated: bool = False) -> None:
+def read_fsdp(config: ConfigReader, block: str, *, asked: bool, stated: bool = False) -> None:
     """The keys of an ``fsdp_config`` block, with or without the prefix ``fsdp_``.
 
     Args:
         asked: whether the file asks for FSDP at all; its block is idle otherwise.
         stated: whether the sharding was carried already.
     """
-    inside = ledger.value(block)
+    inside = config.value(block)
     if not isinstance(inside, dict):
         return
     if not asked:
-        ledger.drop(block, "idle: the file does not ask for FSDP")
+        config.drop(block, "idle: the file does not ask for FSDP")
         return
     names = {str(key).removeprefix("fsdp_"): f"{block}.{key}" for key in inside}
-    stated = _strategy(ledger, names) or stated
+    stated = _strategy(config, names) or stated
     if not stated:
-        ledger.default("parallel.shard", "zero3", "FULL_SHARD")
+        config.default("parallel.shard", "zero3", "FULL_SHARD")
     for name, target, value in (
         ("offload_params", "parallel.offload", "params"),
         ("activation_checkpointing", "parallel.recompute", "full"),
     ):
         if name in names:
-            ledger.switch(names[name], target, value, off="off, as by Stoker's default")
+            config.switch(names[name], target, value, off="off, as by Stoker's default")
     for why, free in FSDP_FREE.items():
-        ledger.idle(why, *(names[name] for name in free.split() if name in names))
+        config.idle(why, *(names[name] for name in free.split() if name in names))
 
 
-def _strategy(ledger: Ledger, names: dict[str, str]) -> bool:
+def _strategy(config: ConfigReader, names: dict[str, str]) -> bool:
     """Carries the sharding strategy, by its old key or its new one; whether there was any."""
     old, new = names.get("sharding_strategy", ""), names.get("reshard_after_forward", "")
-    for key in (key for key in (old, new) if key and ledger.value(key) is not None):
-        word = str(ledger.value(key)).lower()
+    for key in (key for key in (old, new) if key and config.value(key) is not None):
+        word = str(config.value(key)).lower()
         if key == new and old:
-            ledger.drop(key, "the sharding strategy says it")
+            config.drop(key, "the sharding strategy says it")
         elif word in SHARDINGS or (key == new and word in (*SPELT_TRUE, *SPELT_FALSE)):
             shard = SHARDINGS.get(word, "zero3" if word in SPELT_TRUE else "zero2")
-            ledger.carry(key, "parallel.shard", shard, HYBRID if word in ("4", "5") or "hybrid" in word else "")
+            config.carry(key, "parallel.shard", shard, HYBRID if word in ("4", "5") or "hybrid" in word else "")
         else:
-            ledger.problem(key, f"there is no sharding strategy `{word}`", "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
-    return any(entry.target == "parallel.shard" for entry in ledger.carried)
+            config.problem(key, f"there is no sharding strategy `{word}`", "FULL_SHARD, SHARD_GRAD_OP or NO_SHARD")
+    return any(entry.target == "parallel.shard" for entry in config.carried)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.job.importers.adapter_keys import AdapterKeys, read_adapter
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.dataset_info import as_text, find_register, source_of
 from stoker.job.importers.foreign_data import ForeignSource, carry_share
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import task_of, tuning_of
-from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
@@ -93,134 +93,134 @@ KEYS = AdapterKeys(
 )
 
 
-def read_llama_factory(document: JobDocument, data_info: str | None = None) -> Ledger:
+def read_llama_factory(document: JobDocument, data_info: str | None = None) -> ConfigReader:
     """Reads a training file of LLaMA-Factory.
 
     Args:
         data_info: the register of its data sets, or the folder it lies in; by default looked for.
     """
-    ledger = Ledger(document, "LLaMA-Factory")
-    stage, task = ledger.text("stage"), "sft"
+    config = ConfigReader(document, "LLaMA-Factory")
+    stage, task = config.text("stage"), "sft"
     if stage:
-        task = task_of(ledger, "stage", stage) or ""
+        task = task_of(config, "stage", stage) or ""
     else:
-        ledger.default("task", "sft")
-    read_model(ledger)
-    _tuning(ledger)
-    _data(ledger, data_info, chat=task not in TASKS or TASKS[task].chat)
+        config.default("task", "sft")
+    read_model(config)
+    _tuning(config)
+    _data(config, data_info, chat=task not in TASKS or TASKS[task].chat)
     off = "off: recomputation is on by LLaMA-Factory's default"
-    disabled = ledger.switch("disable_gradient_checkpointing", "parallel.recompute", "none", off=off)
-    read_trainer_arguments(ledger, TrainerDefaults(recompute=not disabled))
-    ledger.switch("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
-    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
-    return ledger
+    disabled = config.switch("disable_gradient_checkpointing", "parallel.recompute", "none", off=off)
+    read_trainer_arguments(config, TrainerDefaults(recompute=not disabled))
+    config.switch("pure_bf16", "train.precision", "bf16", "the weights stay in fp32 where they are trained")
+    config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
+    return config
 
 
-def _tuning(ledger: Ledger) -> None:
-    bits, method = ledger.whole("quantization_bit"), ledger.text("finetuning_type")
+def _tuning(config: ConfigReader) -> None:
+    bits, method = config.whole("quantization_bit"), config.text("finetuning_type")
     if bits not in (None, 4, 8):
-        ledger.problem("quantization_bit", f"Stoker quantises to 4 or 8 bits, not {bits}", "write 4 or 8")
+        config.problem("quantization_bit", f"Stoker quantises to 4 or 8 bits, not {bits}", "write 4 or 8")
     tuned: str | None = "lora"
     if bits == 4 and method in (None, "lora"):
-        ledger.carry("quantization_bit", "tune.method", "qlora", "nf4 with double quantisation")
-        ledger.idle("`tune: qlora` holds it", "finetuning_type")
+        config.carry("quantization_bit", "tune.method", "qlora", "nf4 with double quantisation")
+        config.idle("`tune: qlora` holds it", "finetuning_type")
     elif method is None:
-        ledger.default("tune.method", "lora")
+        config.default("tune.method", "lora")
     else:
-        tuned = tuning_of(ledger, "finetuning_type", method)
-    if bits in (4, 8) and not ledger.handled("quantization_bit"):
-        ledger.carry("quantization_bit", "model.quantise", f"{bits}bit")
-    ledger.take("moe_aux_loss_coef", "train.router_aux_loss")
+        tuned = tuning_of(config, "finetuning_type", method)
+    if bits in (4, 8) and not config.handled("quantization_bit"):
+        config.carry("quantization_bit", "model.quantise", f"{bits}bit")
+    config.take("moe_aux_loss_coef", "train.router_aux_loss")
     if tuned != "lora":
-        ledger.idle("idle: finetuning_type is not lora", *KEYS.all)
+        config.idle("idle: finetuning_type is not lora", *KEYS.all)
         return
-    read_adapter(ledger, KEYS)
+    read_adapter(config, KEYS)
 
 
-def _data(ledger: Ledger, data_info: str | None, *, chat: bool) -> None:
-    ledger.take("cutoff_len", "train.seq_len", 2048)
-    if ledger.flag("neat_packing"):
-        ledger.carry("neat_packing", "train.pack", True)
-        ledger.idle("neat_packing says it", "packing")
+def _data(config: ConfigReader, data_info: str | None, *, chat: bool) -> None:
+    config.take("cutoff_len", "train.seq_len", 2048)
+    if config.flag("neat_packing"):
+        config.carry("neat_packing", "train.pack", True)
+        config.idle("neat_packing says it", "packing")
     else:
-        note = "documents see each other there, never here" if ledger.flag("packing") else ""
-        ledger.take("packing", "train.pack", not chat, note)
-        ledger.idle("packed documents never see each other here", "neat_packing")
-    added = _tokens(ledger)
-    _sources(ledger, "dataset", "data", data_info, added, chat=chat)
-    _sources(ledger, "eval_dataset", "evaluate.data", data_info, added, chat=chat)
-    if ledger.value("eval_dataset"):
-        ledger.idle("eval_dataset says it", "val_size")
+        note = "documents see each other there, never here" if config.flag("packing") else ""
+        config.take("packing", "train.pack", not chat, note)
+        config.idle("packed documents never see each other here", "neat_packing")
+    added = _tokens(config)
+    _sources(config, "dataset", "data", data_info, added, chat=chat)
+    _sources(config, "eval_dataset", "evaluate.data", data_info, added, chat=chat)
+    if config.value("eval_dataset"):
+        config.idle("eval_dataset says it", "val_size")
     else:
-        carry_share(ledger, "val_size")
+        carry_share(config, "val_size")
 
 
-def _tokens(ledger: Ledger) -> str | KeyPath | None:
+def _tokens(config: ConfigReader) -> str | KeyPath | None:
     """The tokens that the file adds, and those by which its template ends an answer."""
-    config = ledger.text("new_special_tokens_config")
-    described = find_beside(config, ledger.document) if config is not None else None
+    tokens_file = config.text("new_special_tokens_config")
+    described = find_beside(tokens_file, config.document) if tokens_file is not None else None
     if described is not None:
         names = [str(name) for name in read_source(described).data]
-        ledger.carry("new_special_tokens_config", "model.special_tokens.additional", names, "without descriptions")
-        ledger.idle("new_special_tokens_config wins, there as here", "add_special_tokens", "new_special_tokens")
+        config.carry("new_special_tokens_config", "model.special_tokens.additional", names, "without descriptions")
+        config.idle("new_special_tokens_config wins, there as here", "add_special_tokens", "new_special_tokens")
         return "new_special_tokens_config"
-    if ledger.text("template") == "chatml":
-        ledger.default("model.stop", "<|im_end|>", "the end of a turn in `chatml` takes the end token's place")
-    return carry_tokens(ledger, "add_tokens", "add_special_tokens", "new_special_tokens")
+    if config.text("template") == "chatml":
+        config.default("model.stop", "<|im_end|>", "the end of a turn in `chatml` takes the end token's place")
+    return carry_tokens(config, "add_tokens", "add_special_tokens", "new_special_tokens")
 
 
 def _sources(
-    ledger: Ledger, key: str, home: str, data_info: str | None, added: str | KeyPath | None, *, chat: bool
+    config: ConfigReader, key: str, home: str, data_info: str | None, added: str | KeyPath | None, *, chat: bool
 ) -> None:
-    names = ledger.words(key)
+    names = config.words(key)
     if not names:
         return
-    online = ledger.value("dataset_dir") == "ONLINE"
-    register = None if online else find_register(ledger, data_info)
-    weights = _weights(ledger, len(names)) if home == "data" else []
+    online = config.value("dataset_dir") == "ONLINE"
+    register = None if online else find_register(config, data_info)
+    weights = _weights(config, len(names)) if home == "data" else []
     for index, name in enumerate(names):
         if register is None and not online and "/" not in name and not Path(name).exists():
             message = f"`{name}` is a name of dataset_info.json, which is not found"
-            ledger.problem(key, message, "name it: `--data-info FILE`")
+            config.problem(key, message, "name it: `--data-info FILE`")
             return
-        found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, ledger, key)
+        found = ForeignSource(name) if register is None or "/" in name else source_of(name, register, config, key)
         found = found if chat else as_text(found)
-        _of_all(ledger, found, added, chat=chat)
+        _of_all(config, found, added, chat=chat)
         if weights:
             found.weight, found.keys["weight"] = weights[index], "interleave_probs"
-        found.carry(ledger, key, f"{home}[{index}]")
+        found.carry(config, key, f"{home}[{index}]")
 
 
-def _of_all(ledger: Ledger, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
+def _of_all(config: ConfigReader, found: ForeignSource, added: str | KeyPath | None, *, chat: bool) -> None:
     """What the file says of all its data sets at once."""
-    template, limit = ledger.text("template"), ledger.whole("max_samples")
+    template, limit = config.text("template"), config.whole("max_samples")
     if template is not None and chat:
         found.set_template(template)
         found.keys["template"] = "template"
     if limit is not None:
         found.split, found.keys["split"] = f"{found.split or ''}[:{limit}]", "max_samples"
     for word, target in (("train_on_prompt", "everything"), ("mask_history", "last")):
-        if ledger.flag(word) and chat:
+        if config.flag(word) and chat:
             found.train_on, found.keys["train_on"] = target, word
-    if (split := ledger.flag("split_special_tokens")) is not None:
+    if (split := config.flag("split_special_tokens")) is not None:
         found.special_tokens, found.keys["special_tokens"] = "text" if split else "keep", "split_special_tokens"
-    thinking = ledger.flag("enable_thinking")
+    thinking = config.flag("enable_thinking")
     if thinking is not None and "qwen3" in (template or "") and chat:
         found.template_arguments, found.keys["template_arguments"] = {"enable_thinking": thinking}, "enable_thinking"
     keep_in_content(found, added)
 
 
-def _weights(ledger: Ledger, count: int) -> list[float]:
-    strategy, written = ledger.text("mix_strategy") or "concat", ledger.words("interleave_probs")
+def _weights(config: ConfigReader, count: int) -> list[float]:
+    strategy, written = config.text("mix_strategy") or "concat", config.words("interleave_probs")
     if strategy != "concat" and written and len(written) == count:
         try:
             weights = [float(word) for word in written]
         except ValueError:
-            ledger.problem("interleave_probs", "`interleave_probs` must be numbers with commas")
+            config.problem("interleave_probs", "`interleave_probs` must be numbers with commas")
             return []
-        ledger.drop("mix_strategy", "sources with a `weight` are interleaved")
+        config.drop("mix_strategy", "sources with a `weight` are interleaved")
         return weights
-    ledger.drop("mix_strategy", "sources are mixed in proportion to their rows", matters=strategy != "concat")
+    config.drop("mix_strategy", "sources are mixed in proportion to their rows", matters=strategy != "concat")
     if written:
-        ledger.drop("interleave_probs", "idle: mix_strategy is concat" if strategy == "concat" else "not one a source")
+        config.drop("interleave_probs", "idle: mix_strategy is concat" if strategy == "concat" else "not one a source")
     return []

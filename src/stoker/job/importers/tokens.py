@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import ForeignSource
-from stoker.job.importers.ledger import Ledger
 from stoker.job.key_paths import KeyPath
 
 IN_CONTENT = "new tokens are tokens in the rows' content, too"
 
 
-def carry_stop(ledger: Ledger, *keys: str | KeyPath) -> None:
+def carry_stop(config: ConfigReader, *keys: str | KeyPath) -> None:
     """Carries the tokens named at these keys as what ends an answer, each once, the first as the end token."""
-    found = [(key, ledger.words(key)) for key in keys if ledger.value(key) is not None]
+    found = [(key, config.words(key)) for key in keys if config.value(key) is not None]
     stops = list(dict.fromkeys(token for _, tokens in found for token in tokens))
     if stops:
-        ledger.carry(found[0][0], "model.stop", stops[0] if len(stops) == 1 else stops)
-        ledger.idle("`stop`", *(key for key, _ in found[1:]))
+        config.carry(found[0][0], "model.stop", stops[0] if len(stops) == 1 else stops)
+        config.idle("`stop`", *(key for key, _ in found[1:]))
 
 
-def carry_tokens(ledger: Ledger, *keys: str | KeyPath) -> str | KeyPath | None:
+def carry_tokens(config: ConfigReader, *keys: str | KeyPath) -> str | KeyPath | None:
     """Carries the tokens that are added at these keys; returns the first key that adds some."""
-    found = [(key, ledger.words(key)) for key in keys if ledger.value(key) is not None]
+    found = [(key, config.words(key)) for key in keys if config.value(key) is not None]
     tokens = list(dict.fromkeys(token for _, words in found for token in words))
     if not tokens:
         return None
-    ledger.carry(found[0][0], "model.special_tokens.additional", tokens)
-    ledger.idle("`special_tokens`", *(key for key, _ in found[1:]))
+    config.carry(found[0][0], "model.special_tokens.additional", tokens)
+    config.idle("`special_tokens`", *(key for key, _ in found[1:]))
     return found[0][0]
 
 

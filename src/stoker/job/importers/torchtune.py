@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_of
-from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.torchtune_data import read_sources
 from stoker.job.yaml_document import JobDocument
 
@@ -48,22 +48,22 @@ DISTRIBUTED = (
 )  # fmt: skip
 
 
-def read_torchtune(document: JobDocument) -> Ledger:
+def read_torchtune(document: JobDocument) -> ConfigReader:
     """Reads a training file of torchtune. ``${key}`` is replaced by another key's value."""
-    ledger = Ledger(replace(document, data=_resolved(document.data, document.data)), "torchtune")
-    formats = read_sources(ledger)
-    mode = ledger.text("tokenizer.truncation_type")
-    ledger.drop("tokenizer.truncation_type", "a row keeps its beginning", matters=mode != "right")
-    _task(ledger, formats)
-    _model(ledger)
-    _training(ledger)
-    _optimizer(ledger)
-    _layout(ledger)
-    ledger.take("output_dir", "output")
-    if "TensorBoard" in str(ledger.value(("metric_logger", COMPONENT))):
-        ledger.carry(("metric_logger", COMPONENT), "train.tensorboard", True)
-    ledger.sweep([FREE], [LOST])
-    return ledger
+    config = ConfigReader(replace(document, data=_resolved(document.data, document.data)), "torchtune")
+    formats = read_sources(config)
+    mode = config.text("tokenizer.truncation_type")
+    config.drop("tokenizer.truncation_type", "a row keeps its beginning", matters=mode != "right")
+    _task(config, formats)
+    _model(config)
+    _training(config)
+    _optimizer(config)
+    _layout(config)
+    config.take("output_dir", "output")
+    if "TensorBoard" in str(config.value(("metric_logger", COMPONENT))):
+        config.carry(("metric_logger", COMPONENT), "train.tensorboard", True)
+    config.sweep([FREE], [LOST])
+    return config
 
 
 def _resolved(value: Any, root: dict[str, Any], depth: int = 0) -> Any:
@@ -83,79 +83,79 @@ def _at(root: dict[str, Any], name: re.Match[str]) -> str:
     return name[0] if value is None or isinstance(value, dict | list) else str(value)
 
 
-def _task(ledger: Ledger, formats: list[str]) -> None:
-    loss = str(ledger.value(("loss", COMPONENT)) or "")
+def _task(config: ConfigReader, formats: list[str]) -> None:
+    loss = str(config.value(("loss", COMPONENT)) or "")
     for key, word, found in (
         ("loss", "dpo", "DPO" in loss or "RSO" in loss or "SimPO" in loss),
-        ("teacher_model", "kd", ledger.value("teacher_model") is not None),
-        ("policy_model", "ppo", ledger.value("policy_model") is not None),
-        ("reward_model", "ppo", ledger.value("reward_model") is not None),
+        ("teacher_model", "kd", config.value("teacher_model") is not None),
+        ("policy_model", "ppo", config.value("policy_model") is not None),
+        ("reward_model", "ppo", config.value("reward_model") is not None),
         ("loss", "grpo", "GRPO" in loss),
         ("dataset", "dpo", "preference" in formats),
     ):
         if found:
-            task_of(ledger, key, word)
+            task_of(config, key, word)
             return
-    ledger.default("task", "pretrain" if set(formats) == {"text"} else "sft", "by the data set's builder")
+    config.default("task", "pretrain" if set(formats) == {"text"} else "sft", "by the data set's builder")
 
 
-def _model(ledger: Ledger) -> None:
-    ledger.take("checkpointer.checkpoint_dir", "model.name")
-    path, component = ("model", COMPONENT), str(ledger.value(("model", COMPONENT)) or "")
+def _model(config: ConfigReader) -> None:
+    config.take("checkpointer.checkpoint_dir", "model.name")
+    path, component = ("model", COMPONENT), str(config.value(("model", COMPONENT)) or "")
     name = component.rsplit(".", maxsplit=1)[-1]
     method = "lora" if name.startswith("lora") else "full"
-    if name.startswith("qlora") or ledger.flag("model.quantize_base"):
+    if name.startswith("qlora") or config.flag("model.quantize_base"):
         method = "qlora"
     if not component:
         return
     note = "the weights are read from the folder; the name tells the method only"
-    ledger.carry(path, "tune.method", method, note)
-    ledger.idle("`tune: qlora` holds it" if method == "qlora" else "off", "model.quantize_base")
+    config.carry(path, "tune.method", method, note)
+    config.idle("`tune: qlora` holds it" if method == "qlora" else "off", "model.quantize_base")
     if method == "full":
         return
-    ledger.take_all(
+    config.take_all(
         ("model.lora_rank", "tune.rank", 8),
         ("model.lora_alpha", "tune.alpha", 16.0),
         ("model.lora_dropout", "tune.dropout"),
         ("model.use_dora", "tune.dora"),
     )
-    modules = ledger.words("model.lora_attn_modules")
+    modules = config.words("model.lora_attn_modules")
     targets = list(dict.fromkeys(ATTENTION.get(module, module) for module in modules))
-    if ledger.flag("model.apply_lora_to_mlp"):
+    if config.flag("model.apply_lora_to_mlp"):
         targets += MLP
     if modules:
-        ledger.carry("model.lora_attn_modules", "tune.targets", targets, "in transformers' names")
-    ledger.idle("`targets`", "model.apply_lora_to_mlp")
-    head = bool(ledger.flag("model.apply_lora_to_output"))
-    ledger.drop("model.apply_lora_to_output", "no adapter on the head" if head else "off", matters=head)
+        config.carry("model.lora_attn_modules", "tune.targets", targets, "in transformers' names")
+    config.idle("`targets`", "model.apply_lora_to_mlp")
+    head = bool(config.flag("model.apply_lora_to_output"))
+    config.drop("model.apply_lora_to_output", "no adapter on the head" if head else "off", matters=head)
 
 
-def _training(ledger: Ledger) -> None:
-    if ledger.take("tokenizer.max_seq_len", "train.seq_len") is None:
-        ledger.leave("tokenizer.max_seq_len", "no limit there; Stoker cuts at 1024: write `seq_len`", matters=True)
-    ledger.take("batch_size", "train.micro_batch")
-    ledger.take("gradient_accumulation_steps", "train.accumulation")
-    if ledger.take("seed", "seed") is None:
-        ledger.leave("seed", "a new one every time there, 0 here")
-    limit = ledger.whole("max_steps_per_epoch")
+def _training(config: ConfigReader) -> None:
+    if config.take("tokenizer.max_seq_len", "train.seq_len") is None:
+        config.leave("tokenizer.max_seq_len", "no limit there; Stoker cuts at 1024: write `seq_len`", matters=True)
+    config.take("batch_size", "train.micro_batch")
+    config.take("gradient_accumulation_steps", "train.accumulation")
+    if config.take("seed", "seed") is None:
+        config.leave("seed", "a new one every time there, 0 here")
+    limit = config.whole("max_steps_per_epoch")
     if limit:
-        steps = max(1, round(limit * (ledger.number("epochs") or 1)))
-        ledger.carry("max_steps_per_epoch", "steps", steps, "times the epochs, at most")
-        ledger.idle("`steps` holds them", "epochs")
+        steps = max(1, round(limit * (config.number("epochs") or 1)))
+        config.carry("max_steps_per_epoch", "steps", steps, "times the epochs, at most")
+        config.idle("`steps` holds them", "epochs")
     else:
-        ledger.take("epochs", "epochs")
-    precision = ledger.text("dtype")
+        config.take("epochs", "epochs")
+    precision = config.text("dtype")
     if precision in ("bf16", "fp32", "fp16"):
         note = "the weights that are trained stay in fp32; there they are bf16 too" if precision == "bf16" else ""
-        ledger.carry("dtype", "train.precision", precision, note)
+        config.carry("dtype", "train.precision", precision, note)
     elif precision is not None:
-        ledger.problem("dtype", f"Stoker does not compute in `{precision}`", "write bf16, fp16 or fp32")
-    compiled = ledger.value("compile")
+        config.problem("dtype", f"Stoker does not compute in `{precision}`", "write bf16, fp16 or fp32")
+    compiled = config.value("compile")
     if isinstance(compiled, dict):
-        ledger.carry("compile", "train.compile", any(map(bool, compiled.values())))
+        config.carry("compile", "train.compile", any(map(bool, compiled.values())))
     else:
-        ledger.take("compile", "train.compile")
-    ledger.take_all(
+        config.take("compile", "train.compile")
+    config.take_all(
         ("run_val_every_n_steps", "evaluate.every"),
         ("save_every_n_steps", "checkpoint.every"),
         ("keep_last_n_checkpoints", "checkpoint.keep"),
@@ -163,56 +163,56 @@ def _training(ledger: Ledger) -> None:
     )
 
 
-def _optimizer(ledger: Ledger) -> None:
-    component = ledger.text(f"optimizer.{COMPONENT}")
+def _optimizer(config: ConfigReader) -> None:
+    component = config.text(f"optimizer.{COMPONENT}")
     if component is not None:
-        carry_optimizer(ledger, f"optimizer.{COMPONENT}")
-        ledger.take("optimizer.lr", "train.lr", 1e-3)
+        carry_optimizer(config, f"optimizer.{COMPONENT}")
+        config.take("optimizer.lr", "train.lr", 1e-3)
         decay = 0.01 if component.endswith("AdamW") else 0.0  # as in PyTorch
-        ledger.take("optimizer.weight_decay", "train.weight_decay", decay)
-    if not carry_betas(ledger, "optimizer.betas") and component is not None:
-        ledger.default("train.beta2", 0.999)
-    ledger.take("optimizer.eps", "train.eps")
-    ledger.take("optimizer.momentum", "train.beta1")
-    schedule = ledger.text(f"lr_scheduler.{COMPONENT}")
+        config.take("optimizer.weight_decay", "train.weight_decay", decay)
+    if not carry_betas(config, "optimizer.betas") and component is not None:
+        config.default("train.beta2", 0.999)
+    config.take("optimizer.eps", "train.eps")
+    config.take("optimizer.momentum", "train.beta1")
+    schedule = config.text(f"lr_scheduler.{COMPONENT}")
     if schedule is None:
-        ledger.default("train.schedule", "constant")
-        ledger.default("train.warmup", 0)
+        config.default("train.schedule", "constant")
+        config.default("train.warmup", 0)
     elif schedule.endswith("cosine_schedule_with_warmup"):
-        ledger.carry(f"lr_scheduler.{COMPONENT}", "train.schedule", "cosine")
-        ledger.take("lr_scheduler.num_warmup_steps", "train.warmup")
+        config.carry(f"lr_scheduler.{COMPONENT}", "train.schedule", "cosine")
+        config.take("lr_scheduler.num_warmup_steps", "train.warmup")
     else:
-        ledger.drop(f"lr_scheduler.{COMPONENT}", "Stoker has linear, cosine, wsd and constant", matters=True)
-    ledger.take("clip_grad_norm", "train.clip", 0.0)
+        config.drop(f"lr_scheduler.{COMPONENT}", "Stoker has linear, cosine, wsd and constant", matters=True)
+    config.take("clip_grad_norm", "train.clip", 0.0)
 
 
-def _layout(ledger: Ledger) -> None:
-    recompute = ledger.flag("enable_activation_checkpointing")
-    if ledger.text("ac_mode") == "selective":
-        ledger.carry("ac_mode", "parallel.recompute", "selective")
-        ledger.idle("ac_mode says it", "enable_activation_checkpointing")
+def _layout(config: ConfigReader) -> None:
+    recompute = config.flag("enable_activation_checkpointing")
+    if config.text("ac_mode") == "selective":
+        config.carry("ac_mode", "parallel.recompute", "selective")
+        config.idle("ac_mode says it", "enable_activation_checkpointing")
     elif recompute is not None:
-        ledger.carry("enable_activation_checkpointing", "parallel.recompute", "full" if recompute else "none")
-    ledger.idle("enable_activation_checkpointing says it", "ac_mode")
-    ledger.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
-    ledger.take("tensor_parallel_dim", "parallel.tensor")
-    ledger.take("context_parallel_dim", "parallel.context")
-    ledger.idle("the model's family says which matrix is split how", "tensor_parallel_plan")
-    if any(ledger.value(key) is not None for key in DISTRIBUTED):
-        _sharding(ledger)
+        config.carry("enable_activation_checkpointing", "parallel.recompute", "full" if recompute else "none")
+    config.idle("enable_activation_checkpointing says it", "ac_mode")
+    config.drop("ac_option", "which blocks: Stoker recomputes all alike", matters=True)
+    config.take("tensor_parallel_dim", "parallel.tensor")
+    config.take("context_parallel_dim", "parallel.context")
+    config.idle("the model's family says which matrix is split how", "tensor_parallel_plan")
+    if any(config.value(key) is not None for key in DISTRIBUTED):
+        _sharding(config)
 
 
-def _sharding(ledger: Ledger) -> None:
-    reshard = ledger.flag("fsdp_reshard_after_forward")
+def _sharding(config: ConfigReader) -> None:
+    reshard = config.flag("fsdp_reshard_after_forward")
     if reshard is not None:
-        ledger.carry("fsdp_reshard_after_forward", "parallel.shard", "zero3" if reshard else "zero2")
+        config.carry("fsdp_reshard_after_forward", "parallel.shard", "zero3" if reshard else "zero2")
     else:
-        ledger.default("parallel.shard", "zero3", "the distributed recipes shard by FSDP")
-    ledger.switch("fsdp_cpu_offload", "parallel.offload", "params", "optimizer states too")
-    shard, replicate = ledger.whole("data_parallel_shard_dim"), ledger.whole("data_parallel_replicate_dim")
+        config.default("parallel.shard", "zero3", "the distributed recipes shard by FSDP")
+    config.switch("fsdp_cpu_offload", "parallel.offload", "params", "optimizer states too")
+    shard, replicate = config.whole("data_parallel_shard_dim"), config.whole("data_parallel_replicate_dim")
     if shard is not None and shard > 0:
-        ledger.carry("data_parallel_shard_dim", "parallel.data", shard * max(1, replicate or 1), "shard x replicate")
-        ledger.also("parallel.shard_size", shard)
+        config.carry("data_parallel_shard_dim", "parallel.data", shard * max(1, replicate or 1), "shard x replicate")
+        config.also("parallel.shard_size", shard)
     else:
-        ledger.drop("data_parallel_shard_dim", "-1: what the other axes leave of all processes")
-    ledger.drop("data_parallel_replicate_dim", "`data` holds it" if shard and shard > 0 else "over all processes")
+        config.drop("data_parallel_shard_dim", "-1: what the other axes leave of all processes")
+    config.drop("data_parallel_replicate_dim", "`data` holds it" if shard and shard > 0 else "over all processes")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, data_files, local, take_first
-from stoker.job.importers.ledger import Ledger
 from stoker.job.key_paths import KeyPath
 from stoker.job.template import TURNS
 
@@ -40,34 +40,34 @@ LOST = {
 MASKS = {"train_on_all": "everything", "train_on_assistant": "all", "train_on_last": "last"}
 
 
-def read_sources(ledger: Ledger) -> list[str]:
+def read_sources(config: ConfigReader) -> list[str]:
     """Reads ``dataset`` and ``dataset_val``; returns the formats of what is trained on."""
-    formats = _list(ledger, "dataset", "data")
-    if _list(ledger, "dataset_val", "evaluate.data"):
+    formats = _list(config, "dataset", "data")
+    if _list(config, "dataset_val", "evaluate.data"):
         return formats
-    ledger.default("evaluate.fraction", 0.0)
+    config.default("evaluate.fraction", 0.0)
     return formats
 
 
-def _list(ledger: Ledger, key: str, home: str) -> list[str]:
-    value = ledger.value(key)
+def _list(config: ConfigReader, key: str, home: str) -> list[str]:
+    value = config.value(key)
     path: KeyPath = (key,)
     if isinstance(value, dict) and isinstance(value.get("datasets"), list):  # ConcatDataset
         value, path = value["datasets"], (key, "datasets")
-        ledger.leave((key, COMPONENT), "sources follow each other")
+        config.leave((key, COMPONENT), "sources follow each other")
     entries: list[tuple[KeyPath, Any]] = [(path, value)] * (value is not None)
     if isinstance(value, list):
         entries = [((*path, index), item) for index, item in enumerate(value)]
     formats = []
     for index, (place, entry) in enumerate(entries):
         if not isinstance(entry, dict) or COMPONENT not in entry:
-            ledger.problem(place, "a data set without `_component_`", "write `_component_: torchtune.datasets....`")
+            config.problem(place, "a data set without `_component_`", "write `_component_: torchtune.datasets....`")
         else:
-            formats.append(_source(ledger, ledger.block(place), entry, f"{home}[{index}]"))
+            formats.append(_source(config, config.block(place), entry, f"{home}[{index}]"))
     return formats
 
 
-def _source(ledger: Ledger, block: Ledger, entry: dict[str, Any], home: str) -> str:
+def _source(config: ConfigReader, block: ConfigReader, entry: dict[str, Any], home: str) -> str:
     name = str(entry[COMPONENT]).rsplit(".", maxsplit=1)[-1]
     format, default, columns, on_input = BUILDERS.get(name, (None, "", {}, False))
     source, files = str(entry.get("source") or default), data_files(entry.get("data_files"))
@@ -77,13 +77,13 @@ def _source(ledger: Ledger, block: Ledger, entry: dict[str, Any], home: str) -> 
         source = take_first(block, files)
     if not source:
         hint = "write `source: org/name`, or json and `data_files`"
-        ledger.problem(block.within, f"`{name}` names no `source`", hint)
+        config.problem(block.within, f"`{name}` names no `source`", hint)
         return format or "auto"
-    found = ForeignSource(local(source, ledger.document.file), format, dict(columns))
+    found = ForeignSource(local(source, config.document.file), format, dict(columns))
     _details(block, entry, found, name)
     _trained(block, entry, found, on_input=on_input)
-    _prompt_template(ledger, found)
-    found.carry(ledger, block.path("source" if "source" in entry else COMPONENT), home)
+    _prompt_template(config, found)
+    found.carry(config, block.path("source" if "source" in entry else COMPONENT), home)
     if not block.handled(COMPONENT):
         block.carry(COMPONENT, f"{home}.format", found.format)
     if entry.get("split") not in (None, "train"):
@@ -93,7 +93,7 @@ def _source(ledger: Ledger, block: Ledger, entry: dict[str, Any], home: str) -> 
     return found.format or "auto"
 
 
-def _trained(block: Ledger, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
+def _trained(block: ConfigReader, entry: dict[str, Any], found: ForeignSource, *, on_input: bool) -> None:
     """Which turns of a data set are trained."""
     strategy = entry.get("masking_strategy")
     if strategy in MASKS:
@@ -109,25 +109,25 @@ def _trained(block: Ledger, entry: dict[str, Any], found: ForeignSource, *, on_i
         block.drop("train_on_input", "only answers are trained, by default")
 
 
-def _prompt_template(ledger: Ledger, found: ForeignSource) -> None:
+def _prompt_template(config: ConfigReader, found: ForeignSource) -> None:
     """The tokenizer's template of texts before and behind each role's turns."""
     key = "tokenizer.prompt_template"
-    value = ledger.value(key)
+    value = config.value(key)
     if isinstance(value, str):
-        ledger.drop(key, "a template in code: write `template`, a text for each role", matters=True)
+        config.drop(key, "a template in code: write `template`, a text for each role", matters=True)
     if not isinstance(value, dict) or found.format == "text":
         return
     texts = {}
     for role, around in value.items():
         if role not in TURNS or not isinstance(around, list) or len(around) != 2:
-            ledger.drop(key, f"`{role}`: not texts before and behind a turn that Stoker knows", matters=True)
+            config.drop(key, f"`{role}`: not texts before and behind a turn that Stoker knows", matters=True)
             return
         before, after = (str(part or "").replace("{", "{{").replace("}", "}}") for part in around)
         texts[str(role)] = f"{before}{{content}}{after}"
     found.template, found.keys["template"] = {"system": "{content}", "user": "{content}"} | texts, key
 
 
-def _details(block: Ledger, entry: dict[str, Any], found: ForeignSource, name: str) -> None:
+def _details(block: ConfigReader, entry: dict[str, Any], found: ForeignSource, name: str) -> None:
     style = str(entry.get("conversation_style") or "")
     if style:
         found.format = "sharegpt" if style == "sharegpt" else "messages"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
 from stoker.job.importers.foreign_names import carry_optimizer, carry_schedule
-from stoker.job.importers.ledger import Ledger
 
 EPOCH = "the steps of an epoch are known once the data is counted; `auto` is"
 TRACKER = "Stoker sends nothing anywhere; metrics.jsonl is written, and TensorBoard events on request"
@@ -85,93 +85,93 @@ LOST = {
 }
 
 
-def read_model(ledger: Ledger) -> None:
+def read_model(config: ConfigReader) -> None:
     """Reads which model is trained."""
-    ledger.take("model_name_or_path", "model.name")
-    if ledger.text("model_revision") == "main":
-        ledger.drop("model_revision", "main is the default")
+    config.take("model_name_or_path", "model.name")
+    if config.text("model_revision") == "main":
+        config.drop("model_revision", "main is the default")
     else:
-        ledger.take("model_revision", "model.revision")
-    leave_trust(ledger)
+        config.take("model_revision", "model.revision")
+    leave_trust(config)
 
 
-def leave_trust(ledger: Ledger) -> None:
+def leave_trust(config: ConfigReader) -> None:
     """Whether a model's own code may run is for whoever runs the job to say, not for whoever wrote the file."""
-    trusted = ledger.flag("trust_remote_code") or False
+    trusted = config.flag("trust_remote_code") or False
     why = "add `model.trust_remote_code=true` if you trust the model" if trusted else "the default"
-    ledger.drop("trust_remote_code", why, matters=trusted)
+    config.drop("trust_remote_code", why, matters=trusted)
 
 
-def read_trainer_arguments(ledger: Ledger, defaults: TrainerDefaults) -> None:
+def read_trainer_arguments(config: ConfigReader, defaults: TrainerDefaults) -> None:
     """Reads every key of the trainer, with the tool's defaults for those that were not written."""
-    lr = ledger.take("learning_rate", "train.lr", defaults.lr)
-    ledger.take("per_device_train_batch_size", "train.micro_batch", 8)
-    ledger.take("gradient_accumulation_steps", "train.accumulation", 1)
-    if (ledger.whole("max_steps") or 0) <= 0:
-        ledger.drop("max_steps", "-1 leaves the length to the epochs")
-    carry_length(ledger, "num_train_epochs", 3.0)
-    _schedule(ledger, lr or defaults.lr)
-    read_optimizer(ledger, "optim")
-    _precision(ledger, defaults.precision)
-    old = ledger.value("eval_strategy") is None and ledger.value("evaluation_strategy") is not None
+    lr = config.take("learning_rate", "train.lr", defaults.lr)
+    config.take("per_device_train_batch_size", "train.micro_batch", 8)
+    config.take("gradient_accumulation_steps", "train.accumulation", 1)
+    if (config.whole("max_steps") or 0) <= 0:
+        config.drop("max_steps", "-1 leaves the length to the epochs")
+    carry_length(config, "num_train_epochs", 3.0)
+    _schedule(config, lr or defaults.lr)
+    read_optimizer(config, "optim")
+    _precision(config, defaults.precision)
+    old = config.value("eval_strategy") is None and config.value("evaluation_strategy") is not None
     key = "evaluation_strategy" if old else "eval_strategy"
-    _interval(ledger, key, "eval_steps", "evaluate.every", None, EVALUATES)
-    _interval(ledger, "save_strategy", "save_steps", "checkpoint.every", 500, SAVES)
-    if ledger.value("save_total_limit") is None:
+    _interval(config, key, "eval_steps", "evaluate.every", None, EVALUATES)
+    _interval(config, "save_strategy", "save_steps", "checkpoint.every", 500, SAVES)
+    if config.value("save_total_limit") is None:
         why = "by default all checkpoints stay there, here the newest 2: `keep` says how many"
-        ledger.leave("save_total_limit", why)
-    elif ledger.whole("save_total_limit"):
-        ledger.take("save_total_limit", "checkpoint.keep")
-    ledger.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
+        config.leave("save_total_limit", why)
+    elif config.whole("save_total_limit"):
+        config.take("save_total_limit", "checkpoint.keep")
+    config.take("load_best_model_at_end", "checkpoint.best", note="it is kept beside the newest")
     keys = ("gradient_checkpointing", "activation_checkpointing")
-    recompute = next((key for key in keys if ledger.value(key) is not None), "")
+    recompute = next((key for key in keys if config.value(key) is not None), "")
     if recompute:
-        ledger.carry(recompute, "parallel.recompute", "full" if ledger.flag(recompute) else "none")
+        config.carry(recompute, "parallel.recompute", "full" if config.flag(recompute) else "none")
     elif defaults.recompute:
-        ledger.default("parallel.recompute", "full")
-    if ledger.flag("torch_compile"):
-        ledger.carry("torch_compile", "train.compile", True)
-    trackers = ledger.words("report_to")
+        config.default("parallel.recompute", "full")
+    if config.flag("torch_compile"):
+        config.carry("torch_compile", "train.compile", True)
+    trackers = config.words("report_to")
     if "tensorboard" in trackers:
-        ledger.carry("report_to", "train.tensorboard", True)
+        config.carry("report_to", "train.tensorboard", True)
     elif trackers:
-        ledger.drop("report_to", TRACKER)
-    ledger.take("output_dir", "output")
-    read_engine_keys(ledger)
+        config.drop("report_to", TRACKER)
+    config.take("output_dir", "output")
+    read_engine_keys(config)
 
 
-def carry_length(ledger: Ledger, epochs: str, default: float) -> None:
+def carry_length(config: ConfigReader, epochs: str, default: float) -> None:
     """Carries `max_steps` where it is positive, else the number of epochs at the key ``epochs``."""
-    if (ledger.whole("max_steps") or 0) > 0:
-        ledger.take("max_steps", "steps")
-        ledger.idle("max_steps wins, there as here", epochs)
+    if (config.whole("max_steps") or 0) > 0:
+        config.take("max_steps", "steps")
+        config.idle("max_steps wins, there as here", epochs)
     else:
-        ledger.take(epochs, "epochs", default)
+        config.take(epochs, "epochs", default)
 
 
-def _schedule(ledger: Ledger, lr: float) -> None:
-    carry_schedule(ledger, "lr_scheduler_type", lr=lr)
-    if ledger.value("lr_scheduler_type") is None:
-        ledger.default("train.schedule", "linear")
-    steps, ratio = ledger.number("warmup_steps"), ledger.number("warmup_ratio")
-    if (ledger.text("lr_scheduler_type") or "").lower() == "constant":
+def _schedule(config: ConfigReader, lr: float) -> None:
+    carry_schedule(config, "lr_scheduler_type", lr=lr)
+    if config.value("lr_scheduler_type") is None:
+        config.default("train.schedule", "linear")
+    steps, ratio = config.number("warmup_steps"), config.number("warmup_ratio")
+    if (config.text("lr_scheduler_type") or "").lower() == "constant":
         for key in ("warmup_steps", "warmup_ratio"):
-            ledger.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
-        ledger.default("train.warmup", 0, "`constant` begins at lr")
+            config.drop(key, "lr_scheduler_type `constant` has no warm-up; constant_with_warmup has")
+        config.default("train.warmup", 0, "`constant` begins at lr")
     elif steps or (steps is not None and ratio is None):
-        ledger.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps) or 0)
-        ledger.drop("warmup_ratio", "warmup_steps wins, there as here")
+        config.carry("warmup_steps", "train.warmup", int(steps) if steps >= 1 else float(steps) or 0)
+        config.drop("warmup_ratio", "warmup_steps wins, there as here")
     elif ratio is not None:
-        ledger.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
-        ledger.drop("warmup_steps", "warmup_ratio says it")
+        config.carry("warmup_ratio", "train.warmup", float(ratio) or 0)
+        config.drop("warmup_steps", "warmup_ratio says it")
     else:
-        ledger.default("train.warmup", 0)
+        config.default("train.warmup", 0)
 
 
-def read_optimizer(ledger: Ledger, key: str) -> None:
+def read_optimizer(config: ConfigReader, key: str) -> None:
     """Reads the optimizer, named at ``key``, with its numbers, and the seed."""
-    carry_optimizer(ledger, key)
-    ledger.take_all(
+    carry_optimizer(config, key)
+    config.take_all(
         ("weight_decay", "train.weight_decay", 0.0),
         ("adam_beta1", "train.beta1"),
         ("adam_beta2", "train.beta2", 0.999),
@@ -181,20 +181,20 @@ def read_optimizer(ledger: Ledger, key: str) -> None:
     )
 
 
-def _precision(ledger: Ledger, default: str) -> None:
-    bf16, fp16 = ledger.flag("bf16"), ledger.flag("fp16")
+def _precision(config: ConfigReader, default: str) -> None:
+    bf16, fp16 = config.flag("bf16"), config.flag("fp16")
     chosen = "bf16" if bf16 else "fp16" if fp16 else ""
     if chosen:
-        ledger.carry(chosen, "train.precision", chosen)
+        config.carry(chosen, "train.precision", chosen)
     elif bf16 is not None:
-        ledger.carry("bf16", "train.precision", "fp32", "neither bf16 nor fp16")
+        config.carry("bf16", "train.precision", "fp32", "neither bf16 nor fp16")
     else:
-        ledger.default("train.precision", default)
-    ledger.idle(f"off: {chosen} is on" if chosen else "off", "bf16", "fp16")
+        config.default("train.precision", default)
+    config.idle(f"off: {chosen} is on" if chosen else "off", "bf16", "fp16")
 
 
 def _interval(
-    ledger: Ledger, strategy_key: str, key: str, target: str, default: int | None, reasons: dict[str, str]
+    config: ConfigReader, strategy_key: str, key: str, target: str, default: int | None, reasons: dict[str, str]
 ) -> None:
     """Carries the steps between evaluations or checkpoints, which the tool gives as a strategy and a number.
 
@@ -202,17 +202,17 @@ def _interval(
         default: the steps where the file gives neither; None where the strategy is "no" then.
         reasons: why a strategy needs no line; the empty one is for all others.
     """
-    strategy = (ledger.text(strategy_key) or ("no" if default is None else "steps")).lower()
+    strategy = (config.text(strategy_key) or ("no" if default is None else "steps")).lower()
     strategy = "no" if strategy == "false" and default is None else strategy
-    every, steps = ledger.number(key), ledger.whole("max_steps")
+    every, steps = config.number(key), config.whole("max_steps")
     if every is None and strategy == "steps" and default is not None:
-        ledger.default(target, default)
+        config.default(target, default)
     elif every is not None and strategy != "steps":
-        ledger.drop(key, f"idle: {strategy_key} is {strategy}")
+        config.drop(key, f"idle: {strategy_key} is {strategy}")
     elif every is not None and every >= 1:
-        ledger.carry(key, target, int(every))
+        config.carry(key, target, int(every))
     elif every is not None and steps and steps > 0:
-        ledger.carry(key, target, max(1, round(every * steps)), f"{every:g} of {steps} steps")
+        config.carry(key, target, max(1, round(every * steps)), f"{every:g} of {steps} steps")
     else:
-        ledger.drop(key, "a share of all steps, which are known once the data is counted; `auto` is one as well")
-    ledger.drop(strategy_key, reasons.get(strategy, reasons[""]))
+        config.drop(key, "a share of all steps, which are known once the data is counted; `auto` is one as well")
+    config.drop(strategy_key, reasons.get(strategy, reasons[""]))

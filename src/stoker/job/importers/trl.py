@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adapter
+from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.importers.foreign_names import task_of
-from stoker.job.importers.ledger import Ledger
 from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
@@ -59,25 +59,25 @@ KEYS = AdapterKeys(
 )
 
 
-def read_trl(document: JobDocument) -> Ledger:
+def read_trl(document: JobDocument) -> ConfigReader:
     """Reads a file of ``trl sft --config``, or a command line; other trainers of TRL are refused by name."""
-    ledger = Ledger(document, "TRL")
-    if ledger.value(SUBCOMMAND) is not None:
-        task_of(ledger, SUBCOMMAND, str(ledger.value(SUBCOMMAND)))
+    config = ConfigReader(document, "TRL")
+    if config.value(SUBCOMMAND) is not None:
+        task_of(config, SUBCOMMAND, str(config.value(SUBCOMMAND)))
     else:
-        _task_by_keys(ledger)
-    read_model(ledger)
-    ledger.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
-    ledger.take("router_aux_loss_coef", "train.router_aux_loss")
-    _tuning(ledger)
-    old = ledger.value("max_length") is None and ledger.value("max_seq_length") is not None
-    ledger.take("max_seq_length" if old else "max_length", "train.seq_len", 1024)
-    ledger.take("packing", "train.pack", False)
-    carry_stop(ledger, "eos_token")
-    _data(ledger)
-    read_trainer_arguments(ledger, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
-    ledger.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
-    return ledger
+        _task_by_keys(config)
+    read_model(config)
+    config.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
+    config.take("router_aux_loss_coef", "train.router_aux_loss")
+    _tuning(config)
+    old = config.value("max_length") is None and config.value("max_seq_length") is not None
+    config.take("max_seq_length" if old else "max_length", "train.seq_len", 1024)
+    config.take("packing", "train.pack", False)
+    carry_stop(config, "eos_token")
+    _data(config)
+    read_trainer_arguments(config, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
+    config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
+    return config
 
 
 # Keys that only another trainer than SFT's has.
@@ -89,71 +89,71 @@ _OF_TASKS = {
 }
 
 
-def _task_by_keys(ledger: Ledger) -> None:
+def _task_by_keys(config: ConfigReader) -> None:
     for task, keys in _OF_TASKS.items():
-        if written := [key for key in keys.split() if key in ledger.document.data]:
-            task_of(ledger, written[0], task)
+        if written := [key for key in keys.split() if key in config.document.data]:
+            task_of(config, written[0], task)
             return
-    ledger.default("task", "sft", "the file does not name its trainer")
+    config.default("task", "sft", "the file does not name its trainer")
 
 
-def _tuning(ledger: Ledger) -> None:
-    peft, four, eight = ledger.flag("use_peft"), ledger.flag("load_in_4bit"), ledger.flag("load_in_8bit")
+def _tuning(config: ConfigReader) -> None:
+    peft, four, eight = config.flag("use_peft"), config.flag("load_in_4bit"), config.flag("load_in_8bit")
     if not peft:
         if peft is not None:
-            ledger.carry("use_peft", "tune.method", "full")
+            config.carry("use_peft", "tune.method", "full")
         else:
-            ledger.default("tune.method", "full")
-        ledger.idle("idle: use_peft is off", *KEYS.all)
+            config.default("tune.method", "full")
+        config.idle("idle: use_peft is off", *KEYS.all)
         return
-    ledger.carry("use_peft", "tune.method", "qlora" if four else "lora")
-    carry_bits(ledger, four=four, eight=eight)
-    read_adapter(ledger, KEYS, default=PEFT_TARGETS)
+    config.carry("use_peft", "tune.method", "qlora" if four else "lora")
+    carry_bits(config, four=four, eight=eight)
+    read_adapter(config, KEYS, default=PEFT_TARGETS)
 
 
-def _data(ledger: Ledger) -> None:
-    common = _common(ledger)
-    mixture = ledger.value("datasets")
+def _data(config: ConfigReader) -> None:
+    common = _common(config)
+    mixture = config.value("datasets")
     if isinstance(mixture, list) and mixture:
-        ledger.idle("`datasets` wins, there as here", "dataset_name", "dataset_config")
+        config.idle("`datasets` wins, there as here", "dataset_name", "dataset_config")
         for index, entry in enumerate(mixture):
-            _of_mixture(ledger, index, entry, common)
-    elif name := ledger.text("dataset_name"):
-        replace(common, path=local(name, ledger.document.file)).carry(ledger, "dataset_name", "data[0]")
-        ledger.take("dataset_train_split", "data[0].split")
-        ledger.drop("dataset_config", SUBSET, matters=True)
-    ledger.idle("`text` is the default", "dataset_text_field")
-    _held_out(ledger, common)
-    mode = ledger.text("truncation_mode")
-    ledger.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
+            _of_mixture(config, index, entry, common)
+    elif name := config.text("dataset_name"):
+        replace(common, path=local(name, config.document.file)).carry(config, "dataset_name", "data[0]")
+        config.take("dataset_train_split", "data[0].split")
+        config.drop("dataset_config", SUBSET, matters=True)
+    config.idle("`text` is the default", "dataset_text_field")
+    _held_out(config, common)
+    mode = config.text("truncation_mode")
+    config.drop("truncation_mode", "a row that is too long keeps its beginning", matters=mode != "keep_start")
 
 
-def _common(ledger: Ledger) -> ForeignSource:
+def _common(config: ConfigReader) -> ForeignSource:
     """What the file says of all its data sets."""
-    common = _loss(ledger)
-    common.take_arguments(ledger)
-    template, column = ledger.text("chat_template_path"), ledger.text("dataset_text_field")
+    common = _loss(config)
+    common.take_arguments(config)
+    template, column = config.text("chat_template_path"), config.text("dataset_text_field")
     if template is not None and template.endswith((".jinja", ".jinja2")):
-        common.template = local(template, ledger.document.file)
+        common.template = local(template, config.document.file)
         common.keys["template"] = "chat_template_path"
     elif template is not None:
-        ledger.drop("chat_template_path", "a tokenizer's folder: write its template to a .jinja file", matters=True)
+        config.drop("chat_template_path", "a tokenizer's folder: write its template to a .jinja file", matters=True)
     if column not in (None, "text"):
         common.columns, common.keys["columns"] = {"text": str(column)}, "dataset_text_field"
     return common
 
 
-def _of_mixture(ledger: Ledger, index: int, entry: Any, common: ForeignSource) -> None:
-    source, home = ledger.block(("datasets", index)), f"data[{index}]"
+def _of_mixture(config: ConfigReader, index: int, entry: Any, common: ForeignSource) -> None:
+    source, home = config.block(("datasets", index)), f"data[{index}]"
     if not isinstance(entry, dict) or not entry.get("path"):
-        ledger.problem(source.within, f"`datasets[{index}]` names no path", "write `path: org/name`")
+        config.problem(source.within, f"`datasets[{index}]` names no path", "write `path: org/name`")
         return
     path, files = str(entry["path"]), data_files(entry.get("data_files"))
     if path in LOADERS and files:
         path = take_first(source, files)
     elif files:
         source.drop("data_files", "a hub data set is read by its splits: `split`", matters=True)
-    replace(common, path=local(path, ledger.document.file)).carry(ledger, source.path("path"), home)
+    replace(common, path=local(path, config.document.file)).carry(config, source.path("path"), home)
     if entry.get("split") is not None:
         source.carry("split", f"{home}.split", str(entry["split"]))
     if entry.get("fraction") is not None:
@@ -162,38 +162,38 @@ def _of_mixture(ledger: Ledger, index: int, entry: Any, common: ForeignSource) -
     source.drop_listed({"Stoker takes the columns it needs": "columns"}, {SUBSET: "name data_dir"})
 
 
-def _held_out(ledger: Ledger, common: ForeignSource) -> None:
-    strategy = ledger.text("eval_strategy") or "no"
-    if ledger.number("test_split_size"):
-        carry_share(ledger, "test_split_size")
-    elif strategy in ("steps", "epoch") and (name := ledger.text("dataset_name")):
-        split = ledger.text("dataset_test_split") or "test"
-        ledger.carry("eval_strategy", "evaluate.data[0].path", local(name, ledger.document.file), "TRL's test split")
-        ledger.also("evaluate.data[0].split", split)
+def _held_out(config: ConfigReader, common: ForeignSource) -> None:
+    strategy = config.text("eval_strategy") or "no"
+    if config.number("test_split_size"):
+        carry_share(config, "test_split_size")
+    elif strategy in ("steps", "epoch") and (name := config.text("dataset_name")):
+        split = config.text("dataset_test_split") or "test"
+        config.carry("eval_strategy", "evaluate.data[0].path", local(name, config.document.file), "TRL's test split")
+        config.also("evaluate.data[0].split", split)
         if common.train_on is not None:
-            ledger.also("evaluate.data[0].train_on", common.train_on, "as in training")
+            config.also("evaluate.data[0].train_on", common.train_on, "as in training")
     else:
-        ledger.default("evaluate.fraction", 0.0)
+        config.default("evaluate.fraction", 0.0)
 
 
-def _loss(ledger: Ledger) -> ForeignSource:
+def _loss(config: ConfigReader) -> ForeignSource:
     """Which tokens are trained, for all data sets."""
     found = ForeignSource()
-    assistant, completion = ledger.flag("assistant_only_loss"), ledger.flag("completion_only_loss")
-    if ledger.text("loss_type") in ("nll", None):
-        ledger.drop("loss_type", "plain cross entropy")
+    assistant, completion = config.flag("assistant_only_loss"), config.flag("completion_only_loss")
+    if config.text("loss_type") in ("nll", None):
+        config.drop("loss_type", "plain cross entropy")
     for key, value in (("assistant_only_loss", assistant), ("completion_only_loss", completion)):
         if value:
-            ledger.drop(key, "only answers are trained, by default")
+            config.drop(key, "only answers are trained, by default")
     if assistant or completion:
-        ledger.idle("the other key says it", "assistant_only_loss", "completion_only_loss")
+        config.idle("the other key says it", "assistant_only_loss", "completion_only_loss")
         return found
     found.train_on = "everything"
     for key in ("completion_only_loss", "assistant_only_loss"):
-        if ledger.value(key) is not None and "train_on" not in found.keys:
+        if config.value(key) is not None and "train_on" not in found.keys:
             found.keys["train_on"] = key
         else:
-            ledger.drop(key, "`train_on`")
+            config.drop(key, "`train_on`")
     if completion is None:
         found.notes["train_on"] = "TRL trains conversations whole; rows of prompt and completion: write all"
     return found

@@ -7,9 +7,9 @@ from math import isfinite
 from typing import Any
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer.as_job_text import job_values
 from stoker.plan.answer.cost import Cost
 from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, verdict
+from stoker.plan.answer.setting_to_yaml import job_values
 from stoker.plan.memory import Memory
 from stoker.plan.reliability import Forecast
 from stoker.plan.search import LayoutPlan

@@ -8,7 +8,7 @@ from math import inf
 
 from stoker.hardware.cluster import Cluster
 from stoker.hardware.devices import CATALOGUE
-from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes
+from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.search import LayoutPlan, search
 from stoker.plan.setting import TrainingWork, Tuning
 from stoker.plan.software import STOKER, Software

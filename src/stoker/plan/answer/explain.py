@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from stoker.hardware.cluster import Cluster
-from stoker.plan.answer.as_job_text import cluster_words, fuller_nodes
+from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.answer.time_breakdown import (
     BUBBLE,
     CONTEXT,

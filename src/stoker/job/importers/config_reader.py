@@ -1,4 +1,4 @@
-"""Records what became of every key of a foreign file: carried over, dropped with a reason, or unknown."""
+"""Reads a foreign file by its keys and records what became of each of them."""
 
 from __future__ import annotations
 
@@ -8,68 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stoker.errors import Problem
+from stoker.job.importers.key_outcomes import DEFAULT, ENGINE, ENGINE_DEFAULT, WRITTEN, Carried, Dropped, Unknown
 from stoker.job.key_paths import KeyPath, accepts, dotted, field_at, parse_key
 from stoker.job.schema_errors import SPELT_FALSE, SPELT_TRUE, shown
 from stoker.job.yaml_document import JobDocument
 
-# Who wins where two files say the same key: the command line, the trainer's file, the engine's, then their defaults.
-OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
 NOT_SET = "not set"
 Reasons = Mapping[str, str]  # from a reason to the keys it applies to, separated by spaces; a key may end in ".*"
 
 
-@dataclass(frozen=True)
-class Carried:
-    """A value of the job and where it is from.
-
-    Attributes:
-        target: the job's key, as ``train.lr`` or ``data[0].path``.
-        value: the job's value.
-        key: the source's key; empty where the value is the source's own default.
-        given: the source's value.
-        note: what differs in meaning; empty where nothing does.
-        where: ``file:line:column``; empty for a default.
-        tool: the name of the tool whose file it is.
-        strength: which of two values wins.
-    """
-
-    target: str
-    value: Any
-    key: str
-    given: Any
-    note: str
-    where: str
-    tool: str
-    strength: int
-
-    def lost(self, why: str) -> Dropped:
-        """What the report says where the job cannot have the value."""
-        return Dropped(self.key or f"({self.target})", self.given or self.value, why, self.where, True)
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A key without a counterpart, and why; ``matters`` where its loss changes what is learnt or how it runs."""
-
-    key: str
-    value: Any
-    why: str
-    where: str = ""
-    matters: bool = False
-
-
-@dataclass(frozen=True)
-class Unknown:
-    """A key that the source's tool is not known to have, and the nearest that it has."""
-
-    key: str
-    value: Any
-    near: str
-    where: str
-
-
 @dataclass
-class Ledger:
+class ConfigReader:
     """One file while it is read. Values are asked for by key, and every key ends in one of three lists.
 
     Attributes:
@@ -91,8 +40,8 @@ class Ledger:
     _done: set[KeyPath] = field(default_factory=set)
     _asked: set[str] = field(default_factory=set)
 
-    def block(self, path: KeyPath) -> Ledger:
-        """The same ledger, with keys looked up in the block at ``path``."""
+    def block(self, path: KeyPath) -> ConfigReader:
+        """The same reader, with keys looked up in the block at ``path``."""
         return replace(self, within=path)
 
     def path(self, key: str | KeyPath) -> KeyPath:
@@ -180,7 +129,7 @@ class Ledger:
         field = field_at(parse_key(target))[0]
         assert field is not None, target
         kind, read = next(
-            ((kind, read) for kind, read in _READERS if accepts(field.annotation, kind)), (str, Ledger.text)
+            ((kind, read) for kind, read in _READERS if accepts(field.annotation, kind)), (str, ConfigReader.text)
         )
         value = read(self, key)
         if value is not None:
@@ -263,7 +212,7 @@ class Ledger:
         self._done.add(path)
         self.problems.append(self.document.problem(path, message, suggestion))
 
-    def absorb(self, other: Ledger) -> None:
+    def absorb(self, other: ConfigReader) -> None:
         """Adds what became of the keys of another file, which this one names."""
         self.carried += other.carried
         self.dropped += other.dropped
@@ -305,6 +254,6 @@ def _reason(path: KeyPath, reasons: Reasons) -> str | None:
 
 
 # How a value is read, by the type of its target; int before float, for a count of steps that may be a share of them.
-_READERS: tuple[tuple[type, Callable[[Ledger, str | KeyPath], Any]], ...] = (
-    (int, Ledger.whole), (float, Ledger.number), (bool, Ledger.flag),
+_READERS: tuple[tuple[type, Callable[[ConfigReader, str | KeyPath], Any]], ...] = (
+    (int, ConfigReader.whole), (float, ConfigReader.number), (bool, ConfigReader.flag),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What lies around the tensors of a checkpoint's file, so that a process without torch can write it.
+"""The bytes around the tensors in a file of a checkpoint, so that a process without torch can write it.
 
 A file of torch.distributed.checkpoint is one small archive a tensor: a head, the tensor's bytes, a tail. Heads
 and tails depend on names, shapes and types only, so they are made once and used for every checkpoint of a run.
@@ -17,11 +17,11 @@ BLOCK = 8 << 20  # bytes written and summed at a time: what fits into a processo
 
 
 @dataclass(frozen=True)
-class EnvelopePart:
-    """So many bytes from the envelope, then so many of a tensor's.
+class DcpFilePart:
+    """A head, followed by the bytes of a tensor.
 
     Attributes:
-        head: bytes of the envelope.
+        head: length of the head, in bytes.
         at: where the tensor's bytes begin in the staged data.
         length: of the tensor, in bytes.
     """
@@ -32,25 +32,25 @@ class EnvelopePart:
 
 
 @dataclass(frozen=True)
-class Envelope:
+class DcpFileLayout:
     """One file of a checkpoint without its tensors' bytes.
 
     Attributes:
         name: of the file.
         parts: what it consists of, in order.
-        words: the bytes of all the heads, and at the end the last tail.
+        frame: the bytes of all the heads, and at the end the last tail.
     """
 
     name: str
-    parts: tuple[EnvelopePart, ...]
-    words: bytes
+    parts: tuple[DcpFilePart, ...]
+    frame: bytes
 
     @property
     def size(self) -> int:
-        """Of the file, in bytes."""
-        return len(self.words) + sum(part.length for part in self.parts)
+        """The size of the file in bytes."""
+        return len(self.frame) + sum(part.length for part in self.parts)
 
-    def write(self, file: IO[bytes], data: Callable[[EnvelopePart], memoryview]) -> str:
+    def write(self, file: IO[bytes], data: Callable[[DcpFilePart], memoryview]) -> str:
         """Writes the file; gives its SHA-256.
 
         Args:
@@ -59,23 +59,23 @@ class Envelope:
         summed = hashlib.sha256()
         at = 0
         for part in self.parts:
-            _write(file, memoryview(self.words)[at : at + part.head], summed)
+            _write(file, memoryview(self.frame)[at : at + part.head], summed)
             _write(file, data(part), summed)
             at += part.head
-        _write(file, memoryview(self.words)[at:], summed)
+        _write(file, memoryview(self.frame)[at:], summed)
         return summed.hexdigest()
 
     def keep(self, path: Path) -> None:
-        """Writes the envelope itself, for another process to `read`."""
-        path.with_suffix(".words").write_bytes(self.words)
+        """Writes the layout itself, for another process to `read`."""
+        path.with_suffix(".frame").write_bytes(self.frame)
         path.write_text(json.dumps({"name": self.name, "parts": [asdict(part) for part in self.parts]}))
 
     @classmethod
-    def read(cls, path: Path) -> Envelope:
+    def read(cls, path: Path) -> DcpFileLayout:
         """What `keep` wrote."""
         kept = json.loads(path.read_text())
         return cls(
-            kept["name"], tuple(EnvelopePart(**part) for part in kept["parts"]), path.with_suffix(".words").read_bytes()
+            kept["name"], tuple(DcpFilePart(**part) for part in kept["parts"]), path.with_suffix(".frame").read_bytes()
         )
 
 

@@ -1,0 +1,59 @@
+"""What became of a key of a foreign file: carried over, dropped with a reason, or unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+# Who wins where two files say the same key: the command line, the trainer's file, the engine's, then their defaults.
+OVERRIDE, WRITTEN, ENGINE, DEFAULT, ENGINE_DEFAULT = 4, 3, 2, 1, 0
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value of the job and where it is from.
+
+    Attributes:
+        target: the job's key, as ``train.lr`` or ``data[0].path``.
+        value: the job's value.
+        key: the source's key; empty where the value is the source's own default.
+        given: the source's value.
+        note: what differs in meaning; empty where nothing does.
+        where: ``file:line:column``; empty for a default.
+        tool: the name of the tool whose file it is.
+        strength: which of two values wins.
+    """
+
+    target: str
+    value: Any
+    key: str
+    given: Any
+    note: str
+    where: str
+    tool: str
+    strength: int
+
+    def lost(self, why: str) -> Dropped:
+        """What the report says where the job cannot have the value."""
+        return Dropped(self.key or f"({self.target})", self.given or self.value, why, self.where, True)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A key without a counterpart, and why; ``matters`` where its loss changes what is learnt or how it runs."""
+
+    key: str
+    value: Any
+    why: str
+    where: str = ""
+    matters: bool = False
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A key that the source's tool is not known to have, and the nearest that it has."""
+
+    key: str
+    value: Any
+    near: str
+    where: str

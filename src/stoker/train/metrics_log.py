@@ -1,0 +1,68 @@
+"""The metrics of a run's steps, which its first process writes."""
+
+from __future__ import annotations
+
+import time
+
+from stoker.hardware.device import Device
+from stoker.runs.goodput import Running
+from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.train.step import StepResult
+
+
+class MetricsLog:
+    """Makes the metrics of each step and, between `open` and `close`, appends them to ``metrics.jsonl``."""
+
+    def __init__(self, folder: RunFolder, device: Device) -> None:
+        self._folder, self._device = folder, device
+        self._writer: MetricsWriter | None = None
+        self._effective: Running | None = None
+
+    def open(self) -> None:
+        """Begins to write."""
+        self._writer, self._effective = MetricsWriter(self._folder), Running(self._folder)
+
+    def add(self, result: StepResult, *, samples: int, stall: float, left_out: bool) -> StepMetrics:
+        """The metrics of a step, written where this process writes them.
+
+        Args:
+            samples: consumed so far.
+            stall: seconds that training waited for checkpoints since the step before.
+        """
+        productive = 0.0 if left_out else result.seconds - result.data_seconds
+        metrics = StepMetrics(
+            result.step,
+            result.loss,
+            result.grad_norm,
+            result.lr,
+            result.counts.tokens,
+            result.counts.targets,
+            result.counts.tokens / result.seconds,
+            self._device.peak_memory(),
+            result.seconds,
+            time=round(time.time(), 3),
+            samples=samples,
+            data_seconds=result.data_seconds,
+            stall=stall,
+            effective=self._effective.after(productive) if self._effective is not None else 0.0,
+        )
+        if self._writer is not None:
+            self._writer.write(metrics)
+        return metrics
+
+    def flush(self) -> None:
+        """Puts everything on the disk, so that a checkpoint never outlives the metrics before it."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def go_back(self, step: int) -> None:
+        """Moves the metrics of the steps after ``step``, which are taken again, out of the file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._folder.forget_after(step)
+            self.open()
+
+    def close(self) -> None:
+        """Ends writing."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,51 @@
+"""A signal that asks a run to stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import Any
+
+from stoker.job.schema import FaultsBlock
+from stoker.resilience.deadline import end_in_time
+from stoker.resilience.heartbeat import Heart
+from stoker.resilience.stop_signals import STOPPING, handled_by
+from stoker.train.progress import Display
+
+
+class StopRequest:
+    """The first SIGINT or SIGTERM, after which a run ends with its step and a checkpoint; a second ends it at once.
+
+    Attributes:
+        signal: its number; None where none has come yet.
+    """
+
+    def __init__(self, *, faults: FaultsBlock, heart: Heart, display: Display) -> None:
+        self._faults, self._heart, self._display = faults, heart, display
+        self._timers: list[Timer] = []
+        self.signal: int | None = None
+
+    def is_made(self) -> bool:
+        """Whether this process has been asked to stop."""
+        return self.signal is not None
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Handles the signals within the block."""
+        try:
+            with handled_by(self._handle):
+                yield
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+
+    def _handle(self, number: int, _: Any) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+        if not self._heart.watched:  # else the supervisor prints that and enforces the deadline
+            self._display.note(STOPPING)
+            if number == signal.SIGTERM:
+                self._timers.append(end_in_time(self._faults))
