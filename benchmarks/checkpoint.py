@@ -6,7 +6,7 @@ Trains a model of random weights for a few steps with AdamW in float32, as `stok
 (weights and both moments) after each: with training standing still, on the disk and with checksums; in the background,
 where the stall is a copy; and as a copy in memory only. PyTorch's own `dcp.save` and `dcp.async_save` of the same state
 stand beside them. Every step between two saves is timed as well: what is written in the background slows it.
-Then the state is restored, from the disk with its checksums verified, and from memory. Medians of so many rounds.
+Then the state is restored, from the disk with its checksums verified, and from memory. Medians over the rounds.
 """
 
 from __future__ import annotations

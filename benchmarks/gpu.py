@@ -81,7 +81,7 @@ class Result:
 
     @property
     def share(self) -> float:
-        """Of the ceiling."""
+        """The share of the ceiling."""
         return self.tflops / self.ceiling_tflops
 
 

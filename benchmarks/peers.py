@@ -30,7 +30,7 @@ Times = tuple[list[float], int, int, Any, Any]
 
 
 class _Rows:
-    """A source of so many rows, as Stoker's mixture sees it."""
+    """A source with a number of rows, as Stoker's mixture sees it."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -67,7 +67,7 @@ class _Clock(TrainerCallback):
 
 
 def run(side: str, folder: Path, steps: int, warm: int) -> Times:
-    """Trains so many steps; (seconds of each but the first ones, their tokens, trained tokens, model, tokenizer)."""
+    """Trains some steps; (seconds of each but the first ones, their tokens, trained tokens, model, tokenizer)."""
     source = locate("smollm2-135m", folder)
     assert source is not None
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_of_gguf(Path(source.where)))

@@ -17,7 +17,7 @@ MOST = {
     "micro_batch": 10_000_000, "global_batch": 10**9, "seq_len": 10**8, "layers": 10_000, "hidden": 10**6,
     "heads": 10**5, "kv_heads": 10**5, "ffn": 10**7, "vocab": 10**8, "zero_stage": 3,
 }  # fmt: skip
-PHRASES = ("zero_stage",)  # may be said in words
+PHRASES = ("zero_stage",)  # may be a phrase
 SIZES = ("params", "active_params")  # may be rounded
 
 

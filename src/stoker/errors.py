@@ -1,4 +1,4 @@
-"""What is told to a user whose input is wrong: one clear message with its place, never a traceback."""
+"""Errors in the user's input: one clear message with its place, never a traceback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ LONGEST_REASON = 300  # characters
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: where it stands, what it is, what to write instead.
+    """One thing that is wrong: where it is, what it is, what to write instead.
 
     Attributes:
         message: what is wrong, in one sentence.
         suggestion: what to write or do instead; empty where nothing better than the message can be said.
         key: dotted path of the job's key, such as ``train.lr`` or ``data[0].path``; empty outside a job.
-        file: the file it stands in; empty for the command line.
+        file: the file it is in; empty for the command line.
         line, column: counted from 1; 0 where there is no such place.
     """
 

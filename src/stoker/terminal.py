@@ -37,7 +37,7 @@ class Output:
         """Wraps a stream.
 
         Args:
-            silent: ignore errors, of a stream that errors are told on.
+            silent: ignore errors; for the stream that errors are reported on.
         """
         self._stream, self._escapes, self._silent = stream, escapes, silent
         self.unescaped = Output(stream, escapes=False, silent=silent) if escapes else self

@@ -38,7 +38,7 @@ def visible(folder: Path) -> list[str]:
 
 
 def wait_for_writers(store: Store, seconds: float = 60.0) -> None:
-    """Of processes that have ended."""
+    """Waits for the background writers, whose processes may have ended."""
     deadline = time.monotonic() + seconds
     while store.storage.pending():
         assert time.monotonic() < deadline

@@ -73,7 +73,7 @@ def check(base: PreTrainedModel, changes: dict[str, Any], folder: Path) -> dict[
 def test_peft_loads_every_family(family: str, kind: str, tmp_path: Path) -> None:
     config = check(tiny(family).eval(), KINDS[kind], tmp_path)
     assert (config["use_dora"], config["use_rslora"]) == (kind == "dora", kind == "rslora")
-    fused = family in ("gpt2", "glm4")  # more than one LoRA stands on such a layer in training
+    fused = family in ("gpt2", "glm4")  # such a layer has more than one LoRA in training
     assert bool(config["rank_pattern"]) == bool(config["alpha_pattern"]) == fused
 
 

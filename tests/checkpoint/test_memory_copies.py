@@ -164,7 +164,7 @@ def test_what_something_has_removed_is_made_again(tmp_path: Path, pool: Pool) ->
 
 
 def test_a_copy_that_has_been_written_to_the_disk_gives_its_place_to_the_next(tmp_path: Path) -> None:
-    """Of the two copies since a checkpoint one is always whole, also while the other is made."""
+    """One of the two copies since a checkpoint is always whole, also while the other is made."""
     with shared_memory(tmp_path):
         saver = saver_of(tmp_path)
         saver.save_in_background(state(2), Keep(2))

@@ -165,7 +165,7 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: 
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         begun = 0
-        while begun <= newest + 2:  # the steps that are there already are passed over
+        while begun <= newest + 2:  # the steps that are there already are skipped
             begun = int(process.stdout.readline())
         time.sleep(pause)
         process.kill()

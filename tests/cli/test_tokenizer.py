@@ -179,7 +179,7 @@ def test_a_sentencepiece_model_gets_pieces(folder: Path) -> None:
     ],
 )
 def test_a_unigram_model_gets_pieces(rules: dict[str, Any], folder: Path) -> None:
-    """Of sentencepiece's own default type."""
+    """A model of sentencepiece's own default type."""
     sentencepiece = pytest.importorskip("sentencepiece")
     (folder / "more.txt").write_text((folder / "en.txt").read_text() + "Sally sells sea shells by the shore.\n" * 3)
     sentencepiece.SentencePieceTrainer.train(

@@ -1,4 +1,4 @@
-"""Every broken row is refused in its place and the reading goes on; every packing gives the same rows."""
+"""Every broken row is refused with its place and reading continues; every compression gives the same rows."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ LARGE = large()
 
 
 def test_a_prompt_whose_white_space_is_cut_otherwise_when_alone_is_said(codec_of: CodecOf) -> None:
-    """A run of line feeds at the end is one token; before an answer, its last one stands apart."""
+    """A run of line feeds at the end is one token; before an answer, its last one is a token of its own."""
     template = (
         "{% for m in messages %}{{ '\n\n\n' + m.content + eos_token"
         " if m.role == 'assistant' else m.content }}"

@@ -1,4 +1,4 @@
-"""Recipes: every key of the schema stands in what is written, and what is written is a good job."""
+"""Recipes: a written recipe has every key of the schema, and is a valid job."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def attack(port: int, mark: Path) -> None:
             for key in ("torch.rendezvous", "default_pg/0//0//0"):
                 store.set(key, evil)
 
-    writer = threading.Thread(target=write, daemon=True)  # whatever does not answer as a store holds it for ever
+    writer = threading.Thread(target=write, daemon=True)  # a port that does not answer as a store holds it without end
     writer.start()
     writer.join(2.0)
     for number in range(4):

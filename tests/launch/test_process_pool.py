@@ -44,7 +44,7 @@ def threads() -> int:
 
 
 def split_sum(size: int) -> float:
-    """Of a tensor over a mesh: what it is computed with stays in caches of PyTorch."""
+    """Computes with a tensor over a mesh: PyTorch caches what it needs for that."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     return float(distribute_tensor(torch.ones(size), mesh, [Shard(0)]).sum().full_tensor())
 

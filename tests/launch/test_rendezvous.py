@@ -44,7 +44,7 @@ def test_each_start_has_a_part_of_the_store_for_itself() -> None:
 
 
 def test_what_processes_of_earlier_starts_left_is_not_taken_for_an_answer() -> None:
-    """Of a start that came to nothing: rank 1 was there, and rank 0 had answered it."""
+    """The store keeps keys of a start that failed: rank 1 was there, and rank 0 had answered it."""
     store = dist.HashStore()
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] have not come within"):
         met(store, 0, timeout=0.1)

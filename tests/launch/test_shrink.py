@@ -1,4 +1,4 @@
-"""The job when devices are lost: the same batch over fewer data-parallel processes, or planned anew."""
+"""The job when devices are lost: the same batch over fewer data-parallel processes, or planned again."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def some_rows(draw: st.DrawFn) -> list[Row]:
 
 
 def wanted(rows: list[Row]) -> list[tuple[tuple[int, ...], int]]:
-    """Of every trained token: what comes before it in its document, and itself."""
+    """For every trained token, the tokens before it in its document, and itself."""
     return sorted(
         (tuple(map(int, ids[:i])), int(ids[i])) for ids, trained in rows for i in np.flatnonzero(trained) if i
     )

@@ -36,7 +36,7 @@ class Held:
         return prod(self.shape)
 
     def shard(self, processes: int) -> int:
-        """Elements of the largest of the shards that so many processes have of it."""
+        """Elements of the largest shard of it over a number of processes."""
         return self.padded(processes) // processes
 
     def padded(self, processes: int) -> int:
@@ -122,7 +122,7 @@ def data_parallel(layout: Layout, model: ModelShape, step: StepShape) -> Volumes
     all micro-batches; ZeRO-2 scatters after every micro-batch; ZeRO-3 gathers before every forward and every backward
     pass: 3X a micro-batch. What lies outside of the blocks is one group, kept from the forward to the backward pass.
     A pipeline's schedules scatter once a step, and let weights go after forward passes only, so that they are gathered
-    anew once for each of those.
+    again, once for each of those.
     """
     same = layout.data * layout.context
     trained = [p for p in model.parameters if p.trained]

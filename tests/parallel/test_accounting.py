@@ -35,7 +35,7 @@ from stoker.verify.layout_cases import MATRIX, Cell
 from stoker.verify.toy_job import Variant, make_twin
 
 DOUBLE = 8  # bytes: twins train in float64
-STEP = 3  # is counted: in the second one DDP orders its buckets anew
+STEP = 3  # is counted: in the second one DDP orders its buckets again
 LORA = {"method": "lora", "rank": 4}
 CELLS = (
     *MATRIX,

@@ -26,7 +26,7 @@ LENGTHS = (14, 9, 18)  # 41 tokens less the last of each document: 38, which two
 
 
 def largest_difference(name: str, tensor: int, sequence: bool) -> float:
-    """Of this rank's hidden states and gradients, relative to the largest gradient of a parameter."""
+    """The error of this rank's hidden states and gradients, relative to the largest gradient of a parameter."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
     from families import deep
 

@@ -45,7 +45,7 @@ def test_a_checkpoint_has_weights_and_two_moments_in_float32() -> None:
 
 
 def test_the_stall_is_the_copy_and_the_write() -> None:
-    """Of 8 x 12e9 bytes or so: an eighth by each GPU at 32 GB/s, all of it by the node at what the cluster says."""
+    """About 8 x 12e9 bytes: each GPU copies an eighth at 32 GB/s, the node writes all of it at the cluster's rate."""
     cluster = replace(load_cluster("8xA100-80GB"), storage_gbs=4.0)
     saving, size = saving_of(plan_on(cluster).setting, 1.0), 12 * LLAMA.parameters
     assert saving.stall == pytest.approx(size / 8 / 32e9 + size / 4e9)

@@ -20,7 +20,7 @@ def setting_of(schedule: ScheduleName, pipeline: int, batch: int = 16) -> Settin
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"])
 def test_the_passes_take_what_the_step_time_says(schedule: ScheduleName) -> None:
-    """`step_seconds` stands within 8 % of the simulated order; the optimizer comes after the passes."""
+    """`step_seconds` is within 8 % of the simulated order; the optimizer comes after the passes."""
     setting = setting_of(schedule, 4)
     parts = step_time(setting).parts
     stated = sum(parts[name] for name in ("compute", "bubble", "pipeline sends"))

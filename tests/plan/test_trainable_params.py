@@ -57,7 +57,7 @@ METHODS: list[tuple[str, Any]] = [
         num_virtual_tokens=7, prefix_projection=True, encoder_hidden_size=24, **TASK)),
 ]  # fmt: skip
 ALL = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
-# Of LoRA on a part of LLaMA's modules: (keys of `tune`, peft's).
+# LoRA on a part of LLaMA's modules: (keys of `tune`, peft's).
 PARTS: list[tuple[str, dict[str, Any]]] = [
     ("targets: [q_proj]", {"target_modules": ["q_proj"]}),
     ("targets: [k_proj, o_proj, up_proj]", {"target_modules": ["k_proj", "o_proj", "up_proj"]}),

@@ -1,4 +1,4 @@
-"""A process that stopped writes where it stands, below what it wrote before; who waits for others is told apart."""
+"""A process that stopped appends its stack to its log; processes that wait for others are recognised."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Crash(Exception):
 
 
 def crash_at(sample: int) -> Callable[[Prepared], None]:
-    """The run dies in the middle of the step that takes a sample, without a word."""
+    """The run dies in the middle of the step that takes a sample, without reporting why."""
 
     def crash() -> None:
         raise Crash

@@ -41,7 +41,7 @@ def with_faults(**faults: Any) -> dict[str, Any]:
 
 
 def bad(spans: Callable[[int], bool], factor: float, *, times: int = 99) -> Callable[[Prepared], None]:
-    """The losses of steps with some samples are multiplied, again and again, or so many times."""
+    """The losses of steps with some samples are multiplied, every time or a number of times."""
 
     def before(prepared: Prepared) -> None:
         task: Any = prepared.task
@@ -79,13 +79,13 @@ def events(ran: Ran, name: str) -> list[dict[str, Any]]:
     return [event for event in ran.folder.read_events() if event["event"] == name]
 
 
-def assert_trained_alike(ran: Ran, expected: Ran, *, passed: int) -> None:
+def assert_trained_alike(ran: Ran, expected: Ran, *, skipped: int) -> None:
     """The same losses at the same steps, the same tensors at the end, all to the bit; samples move on."""
     assert ran.losses == expected.losses
     ours, theirs = ran.last_state(), expected.last_state()
     assert ours.step == theirs.step == 16 and ours.tensors.keys() == theirs.tensors.keys()
     assert all(torch.equal(tensor, theirs.tensors[name]) for name, tensor in ours.tensors.items())  # type: ignore[arg-type]
-    assert ours.numbers["progress"]["samples"] == theirs.numbers["progress"]["samples"] + passed
+    assert ours.numbers["progress"]["samples"] == theirs.numbers["progress"]["samples"] + skipped
 
 
 def test_a_step_is_skipped_and_leaves_no_trace(base: Path) -> None:
@@ -137,11 +137,11 @@ def test_samples_that_are_bad_are_passed_over(base: Path) -> None:
     job = with_faults(not_finite="roll-back")
     expected = run(base, job, "output=expected", before=without(4 * BATCH, 5 * BATCH))
     ran = run(base, job, before=bad(lambda first: first == 4 * BATCH, math.nan))
-    assert_trained_alike(ran, expected, passed=BATCH)
+    assert_trained_alike(ran, expected, skipped=BATCH)
     (event,) = events(ran, "rolled_back")
     assert event["from"] == 5 and event["to"] in (3, 4) and len(event["rows"]) == BATCH  # of the disk, or of memory
     assert event["why"] == "the loss is nan"
-    assert ran.last_state().numbers["progress"]["passed"] == [[4 * BATCH, 5 * BATCH]]
+    assert ran.last_state().numbers["progress"]["skipped"] == [[4 * BATCH, 5 * BATCH]]
     aside = [line["step"] for line in read_lines(ran.folder.repeated)]
     assert aside == list(range(event["to"] + 1, 5))
 
@@ -150,14 +150,14 @@ def test_bad_samples_at_the_very_start(base: Path) -> None:
     job = with_faults(not_finite="roll-back")
     expected = run(base, job, "output=expected", before=without(0, BATCH))
     ran = run(base, job, before=bad(lambda first: first == 0, math.nan))
-    assert_trained_alike(ran, expected, passed=BATCH)
+    assert_trained_alike(ran, expected, skipped=BATCH)
 
 
 def test_a_spike_goes_back_and_past_its_samples(base: Path) -> None:
     job = with_faults(spike=6.0, window=8)
     expected = run(base, job, "output=expected", before=without(10 * BATCH, 11 * BATCH))
     ran = run(base, job, before=bad(lambda first: first == 10 * BATCH, 50.0))
-    assert_trained_alike(ran, expected, passed=BATCH)
+    assert_trained_alike(ran, expected, skipped=BATCH)
     (event,) = events(ran, "rolled_back")
     assert event["from"] == 11 and event["to"] in (9, 10) and "deviations above the median" in event["why"]
 
@@ -180,7 +180,7 @@ def test_where_going_back_does_not_help_the_run_ends(base: Path) -> None:
 
 
 def test_killed_after_going_back(base: Path) -> None:
-    """What is passed over is in the next checkpoint; before that the same step leads to the same."""
+    """Skipped samples are in the next checkpoint; before that the same step leads to the same."""
     job = with_faults(not_finite="roll-back")
     spoil = bad(lambda first: first == 4 * BATCH, math.nan)
     whole = run(base, job, "output=whole", before=spoil)

@@ -117,7 +117,7 @@ def test_a_run_is_the_same_as_without(faults: dict[str, str], base: Path) -> Non
 
 
 def test_evaluation_beside_it_changes_no_batch(base: Path, sft: dict[str, Any]) -> None:
-    """With dropout equal beginnings do not stand once; in evaluation, where nothing is dropped, they do."""
+    """With dropout equal beginnings are not shared; in evaluation, where nothing is dropped, they are."""
     ran = run(base, {**sft, "steps": 1, "tune": {"method": "lora", "dropout": 0.5}})
     task = ran.prepared.task
     tokens = []

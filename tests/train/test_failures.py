@@ -1,4 +1,4 @@
-"""What ends a run: losses that are not finite, a full disk, two processes, signals. Always in words."""
+"""What ends a run: losses that are not finite, a full disk, two processes, signals. Always with a clear error."""
 
 from __future__ import annotations
 

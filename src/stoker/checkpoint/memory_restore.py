@@ -1,4 +1,4 @@
-"""Going on from copies in the machine's memory: whole tensors' boxes, cut anew for whatever layout reads them."""
+"""Restores from copies in the machine's memory: boxes of whole tensors, cut again for the layout that reads them."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def remembered(folder: Path | None, before: int | None) -> list[Remembered]:
 
     mine: dict[tuple[int, str], tuple[Copy, ...]] = {}
 
-    def told() -> dict[tuple[int, str], tuple[frozenset[int], int]]:
+    def summary() -> dict[tuple[int, str], tuple[frozenset[int], int]]:
         nonlocal mine
         mine = look()
         return {key: (frozenset(copy.rank for copy in copies), copies[0].world) for key, copies in mine.items()}
 
-    said = together(told)
+    said = together(summary)
     everywhere = set(said[0]).intersection(*said)
     whole = {key for key in everywhere if len(frozenset().union(*(found[key][0] for found in said))) == said[0][key][1]}
     steps = sorted((key for key in whole if before is None or key[0] < before), reverse=True)

@@ -36,7 +36,7 @@ class ChunkSaver(DefaultSavePlanner):
         return self.plan
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Of buffers, which need not be equal on data-parallel processes, the first process' count, as in DDP."""
+        """Takes the buffers of the first process, as DDP does: they need not be equal on data-parallel processes."""
         written: set[str] = set()
         plans = []
         for plan in all_plans:

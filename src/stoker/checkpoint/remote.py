@@ -27,7 +27,7 @@ class RemoteStorage:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
-        # Of several in a chain, or of references, fsspec renders templates that stand in the files.
+        # In a chain of URLs, or a file of references, fsspec renders templates that the files hold.
         if "::" in self.url or self.url.startswith("reference:"):
             raise UserError(Problem(f"{self.url} is no place for checkpoints", "write one URL", key="checkpoint.to"))
         try:

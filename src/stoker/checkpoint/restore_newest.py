@@ -1,4 +1,4 @@
-"""Going on from the newest state that can be read: from copies in memory, or else from the disk."""
+"""Restores the newest state that can be read: from copies in memory, or else from the disk."""
 
 from __future__ import annotations
 
@@ -85,5 +85,5 @@ def _recall(copy: Remembered, places: Places) -> bool:
 
 
 def _newness(candidate: Remembered | int) -> tuple[int, bool]:
-    """Of the same step, what lies in memory is there sooner."""
+    """Sort key: by step, and at the same step the copy in memory first, because it is read faster."""
     return (candidate, False) if isinstance(candidate, int) else (candidate.step, True)

@@ -176,7 +176,7 @@ def _slots(machine: str, told: Sequence[_Told]) -> int:
 
 
 class _Record(io.RawIOBase):
-    """A file of which only what is written is kept, and where a tensor's bytes are passed over."""
+    """A file that keeps what is written to it, but for the bytes of a tensor."""
 
     def __init__(self) -> None:
         self.words = bytearray()

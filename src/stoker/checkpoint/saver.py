@@ -172,7 +172,7 @@ class Saver:
             self.snapshots.pending = None
 
     def finished(self) -> list[SaveOutcome]:
-        """What has been saved, or could not be, since the last call; rank 0 knows it as soon as it is so."""
+        """The checkpoints that were saved or failed since the last call; rank 0 knows of each at once."""
         snapshots = self.snapshots
         if snapshots is not None and snapshots.pending is not None and rank() == 0:
             answer = snapshots.answer("committed", timeout=0.0)
@@ -185,9 +185,9 @@ class Saver:
         """Takes over what the writer said about the pending checkpoint, once."""
         assert self.snapshots is not None and self.snapshots.pending is not None
         pending = self.snapshots.pending
-        if pending.told:
+        if pending.reported:
             return
-        pending.told = True
+        pending.reported = True
         error = None
         if "error" in answer:
             words, code = answer["error"], answer["errno"]

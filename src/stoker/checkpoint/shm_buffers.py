@@ -67,7 +67,7 @@ class Slot:
 
     @property
     def step(self) -> int:
-        """Of the copy in it; -1 where there is none."""
+        """The step of the copy in it; -1 where there is none."""
         if self._step is None:
             copy = read_copy(self.header)
             self._step = copy.step if copy else -1

@@ -38,10 +38,10 @@ class Pending:
         attempt: as `Storage.begin` gave it.
         slot: the copy that it is written from.
         begun: when its saving began, seconds since 1970.
-        stall: seconds that training stood still for it.
+        stall: seconds that training waited for it.
         deleted: checkpoints that were deleted before, to make room for it.
         answers: what the writer has said about it.
-        told: whether its outcome has been reported.
+        reported: whether its outcome has been reported.
     """
 
     step: int
@@ -52,7 +52,7 @@ class Pending:
     stall: float
     deleted: tuple[int, ...]
     answers: list[dict[str, Any]] = field(default_factory=list)
-    told: bool = False
+    reported: bool = False
 
 
 class Snapshots:

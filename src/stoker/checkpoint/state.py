@@ -1,4 +1,4 @@
-"""What a run needs to go on, and what is told of its saving and restoring."""
+"""The state that a run resumes from, and the outcomes of saving and restoring it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Saved:
     dtype: torch.dtype
 
 
-# Says where the tensors of a checkpoint go, when told what there is.
+# Gives the chunks that the tensors of a checkpoint are read into, by name, from their shapes and types.
 Places = Callable[[Mapping[str, Saved]], Held]
 
 
@@ -78,7 +78,7 @@ class SaveOutcome:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that was passed over.
+    """A checkpoint that could not be read, so an older one was restored.
 
     Attributes:
         error: what is wrong with it.

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: a folder of the file system, or a URL of any store that fsspec knows.
+"""Places for checkpoints: a folder of the file system, or a URL of any store that fsspec knows.
 
 Both make a checkpoint visible in one act, once all of it is there: in a folder, by renaming; where there is no
 renaming, by writing ``state.json`` last. This file needs no torch: the background writers use it, too.
@@ -35,7 +35,7 @@ class Keep:
     """Which checkpoints are kept.
 
     Attributes:
-        newest: so many of the newest.
+        newest: how many of the newest are kept.
         every: also those of steps that this number divides.
         best: also the one of this step.
     """
@@ -51,13 +51,13 @@ class Keep:
 
 
 class Storage(Protocol):
-    """What is asked of a place for checkpoints. An `attempt` is a checkpoint that is not whole yet."""
+    """A place for checkpoints. An `attempt` is a checkpoint that is not whole yet."""
 
     def steps(self) -> list[int]:
         """Steps with a whole checkpoint, ascending."""
 
     def path(self, step: int) -> Path | str:
-        """Of a whole checkpoint, as torch.distributed.checkpoint reads it."""
+        """The path of a whole checkpoint, as torch.distributed.checkpoint reads it."""
 
     def begin(self, step: int, maker: int) -> str | None:
         """Begins an attempt that the process ``maker`` of this machine will finish; None where the step is saved."""
@@ -91,7 +91,7 @@ class Storage(Protocol):
         """Bytes that may still be written; None where that cannot be known."""
 
     def put_aside(self, step: int) -> str:
-        """Takes a checkpoint for one no more, but keeps its files; says where."""
+        """Renames a checkpoint, so that it counts no more; returns the path of its files."""
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint; one that is half deleted is never visible."""
@@ -125,7 +125,7 @@ def name_of(step: int) -> str:
 
 
 def attempt_name(step: int, maker: int) -> str:
-    """Of an attempt that the process ``maker`` of this machine will finish, as no other is named."""
+    """A unique name for an attempt that the process ``maker`` of this machine will finish."""
     return f"{name_of(step)}-{_machine()}.{maker}.{time.time_ns()}"
 
 

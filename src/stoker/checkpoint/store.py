@@ -85,7 +85,7 @@ class Store:
             return _split(read_state(self.storage, step))[0]
 
     def save(self, state: State, agreement: Agreement | None = None) -> SaveOutcome:
-        """Writes a checkpoint; training stands still meanwhile.
+        """Writes a checkpoint; training waits meanwhile.
 
         Args:
             agreement: who writes what, where the processes have agreed already.
@@ -126,7 +126,7 @@ class Store:
             self.storage.give_up(attempt)
 
     def explain(self, error: Exception, step: int) -> Exception:
-        """An error of the disk as users are told of it; any other as it is."""
+        """The `DiskFailed` for an error of the disk; any other error as it is."""
         cause = os_error(error)
         if cause is None:
             return error
@@ -154,7 +154,7 @@ class Store:
         return State(step, tensors, numbers)
 
     def restore(self, step: int, places: Places) -> dict[str, Any]:
-        """Reads a checkpoint into the chunks that ``places`` gives when told what there is; returns the numbers.
+        """Reads a checkpoint into the chunks that ``places`` gives for its tensors; returns the numbers.
 
         Each process reads no tensor that it holds nothing of, beside the files whose contents it checks.
 

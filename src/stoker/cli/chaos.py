@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option, metavar, what in (
         ("--kill", "RANK@STEP", "kill -9 this process at this step"),
         ("--hang", "RANK@STEP", "it stops, and answers nobody"),
-        ("--slow", "RANK@STEP:FACTOR", "from then on it takes so much longer, for some steps"),
+        ("--slow", "RANK@STEP:FACTOR", "from then on it takes FACTOR times as long, for some steps"),
         ("--nan", "STEP", "loss and gradient are not finite, once"),
     ):
         parser.add_argument(option, action="append", default=[], metavar=metavar, help=what)

@@ -26,7 +26,7 @@ Draws = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Document:
-    """A row in its place: what a micro-batch is made of.
+    """A row with its origin; a micro-batch consists of these.
 
     Attributes:
         row: token ids and the mask of trained tokens.

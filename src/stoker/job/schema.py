@@ -239,7 +239,7 @@ class CheckpointBlock(Block):
     every: PositiveInt | Auto = Field(default="auto", description="steps between checkpoints")
     keep: PositiveInt = Field(default=2, description="newest checkpoints kept")
     keep_every: PositiveInt | None = Field(
-        default=None, description="also keep the checkpoints of steps that this number divides, for ever"
+        default=None, description="also keep the checkpoints of steps that this number divides, without limit"
     )
     best: bool = Field(default=True, description="also keep the checkpoint with the lowest held-out loss")
     to: str | None = Field(
@@ -275,7 +275,7 @@ class FaultsBlock(Block):
     not_finite: Literal["stop", "skip", "roll-back"] = Field(
         default="stop",
         description="when the loss or the gradient is not finite: stop; leave the step out; or go back to a checkpoint "
-        "and pass over the samples",
+        "and skip the samples",
     )
     spike: Annotated[float, Field(ge=0)] = Field(
         default=0.0, description="robust z-score of the loss from which training goes back likewise; 0 for never"

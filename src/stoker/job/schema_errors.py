@@ -132,7 +132,7 @@ def _instead(annotation: Any, value: Any) -> str:
 
 
 def _meant_by_text(annotation: Any, text: str) -> str:
-    """What to write where text stands for a truth value, a number or a list."""
+    """What to write where text was given for a truth value, a number or a list."""
     word = text.strip().lower()
     if accepts(annotation, bool) and word in SPELT_TRUE + SPELT_FALSE:
         return f"write {'true' if word in SPELT_TRUE else 'false'}, without quotes"

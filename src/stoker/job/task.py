@@ -49,7 +49,7 @@ class TaskSpec:
         batch: default samples per optimizer step.
         block: the keys of its own.
         block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
-        reasons, examples: why a key of the block has its default, and what may stand there; by key.
+        reasons, examples: why a key of the block has its default, and a value that it can have; by key.
         checks: find what is wrong in the block and beside it; they are called where the block is there.
         text: whether a language model is trained on rows of ``data``. Other tasks bring model and data themselves.
         instead: of other tasks, what to write instead of a key that has no effect.

@@ -119,7 +119,7 @@ class Watch:
         logs = self._spec.logs
         stacks = ask_for_stacks(pids, folder=self._folder, logs=logs, collectives=self._nccl)
         behind = [h for h in silent if (h.phase, h.step) == (silent[0].phase, silent[0].step)]
-        # Of those that stopped at the same place the one that waits for nobody is the one that is waited for.
+        # Several stopped at the same place: the cause is the one that waits for no other.
         alone = [h for h in behind if not waits_for_others(stacks.texts.get(h.rank, ""))]
         first = (alone or behind)[0]
         self._event(

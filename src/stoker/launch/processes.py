@@ -115,7 +115,7 @@ class Processes:
         """The first process' result, once all have ended; None where one failed."""
         if any(process.exitcode for process in self._ranks) or not self._endings[0].poll():
             return None
-        with suppress(EOFError):  # it ended without a word
+        with suppress(EOFError):  # it ended without reporting why
             ending: RunResult = self._endings[0].recv()
             return ending
         return None

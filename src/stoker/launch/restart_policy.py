@@ -26,7 +26,7 @@ class Restarts:
         self.most, self._back_off = faults.restarts, faults.back_off
         self._count, self._furthest = 0, -1
         self._last: tuple[int, str, tuple[Problem, ...]] | None = None
-        self._ended_at: list[tuple[int, int]] = []  # rank and step of those that ended or stopped without a word
+        self._ended_at: list[tuple[int, int]] = []  # rank and step of those that ended or stopped without reporting why
 
     def after(self, failure: Failure, *, done: int, steps: int) -> Again | None:
         """The restart after a failure; None where the run ends.

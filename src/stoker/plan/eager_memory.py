@@ -146,7 +146,7 @@ def _gathered(setting: Setting, stage: int, types: Arithmetic) -> float:
     held = held_parameters(setting, stage)
     if layout.zero < 3:
         return (held.total - packed_parameters(setting, stage)) * types.product
-    # Of a quantised base blocks gather packed weights, or none.
+    # Blocks of a quantised base gather packed weights, or none.
     packed = PACKED_BYTES.get(setting.work.base, 0.0) / types.product if setting.work.base in CUT else 0.0
     blocks = [
         block_parameters(shape, layer, tensor=layout.tensor, expert=setting.expert).total

@@ -87,7 +87,8 @@ def stage_memory(setting: Setting, stage: int) -> Memory:
 def peak_memory(setting: Setting, *, too_much: float = inf) -> tuple[int, Memory]:
     """(process of the pipeline, memory) of the fullest one.
 
-    Of processes with the same blocks the earliest holds most micro-batches: only it is looked at, and the two ends.
+    Only the two ends, and the earliest of several processes with the same blocks, are computed: it holds most
+    micro-batches.
 
     Args:
         too_much: bytes; the first process whose upper bound exceeds them is returned, the fullest or not.

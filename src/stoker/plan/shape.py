@@ -221,7 +221,7 @@ class Shape:
     def with_layers(self, layers: int) -> Shape:
         """The model with another number of layers.
 
-        Of dense layers before those with experts the same share stays, and at least one.
+        It keeps the share of dense layers before those with experts, and at least one of them.
         """
         if not self.pattern or layers == self.layers:
             return replace(self, layers=layers)

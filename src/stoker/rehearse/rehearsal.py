@@ -121,7 +121,7 @@ class Rehearsal:
         )
 
     def check(self, faults: Sequence[Fault]) -> None:
-        """Whether the job can meet these faults, as far as can be told before it is run.
+        """Whether the job can meet these faults, as far as can be known before it is run.
 
         Raises:
             UserError: there is no such process, or the job's policy is not to survive it.

@@ -172,7 +172,7 @@ class Chaos:
         threading.Thread(target=self._be_full, args=(events,), daemon=True, name="full-disk").start()
 
     def _be_full(self, events: int) -> None:
-        """Until it has been noticed; then somebody has made room."""
+        """Lasts until the full disk has been noticed; then it has room again."""
         this = psutil.Process()
         while not any(event["event"] == "save_failed" for event in self._folder.read_events()[events:]):
             _limit(this.children(recursive=True), FULL_AT)  # a writer may be started at any time

@@ -1,4 +1,4 @@
-"""What is done about a step whose numbers went wrong, by the job's policy (`faults:`)."""
+"""The response to a step with a loss or gradient that is not finite, or a loss spike, by the job's `faults:`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.train.step import StepResult
 SHOWN_ROWS = 16  # row numbers named when a batch is bad; all of them are in the event
 MOST_IN_A_ROW = 8  # steps left out one after another: by then the weights are to blame, not the samples
 MOST_AT_ONE_PLACE = 3  # times that training goes back within one window of steps
-TO_SIGMA = 1.4826  # a normal distribution's standard deviation is so many median absolute deviations
+TO_SIGMA = 1.4826  # standard deviation over median absolute deviation of a normal distribution
 LEAST_SPREAD = 0.01  # of the median: losses that hardly differ make no spike of a small step
 LEAST = 8  # losses to compare with, before anything is called a spike
 
@@ -34,7 +34,7 @@ class AnomalyPolicy:
 
         Args:
             before: the losses that it is compared with.
-            again: whether it has been tried once more already.
+            again: whether it has been tried twice already.
         """
         policy = self._faults.not_finite
         if not result.wrong:
@@ -65,14 +65,14 @@ class AnomalyPolicy:
         self._back.append((step, to))
 
     def why(self, result: StepResult, before: Sequence[float]) -> str:
-        """What went wrong, in words."""
+        """What went wrong, for messages."""
         if result.wrong:
             return result.what_is_wrong
         z = robust_z(result.loss, before)
         return f"the loss is {result.loss:.4g}, {z:.3g} deviations above the median of the last {len(before)} steps"
 
     def failure(self, result: StepResult, before: Sequence[float], rows: Sequence[str]) -> str:
-        """Why the run ends with this step, in words."""
+        """Why the run ends with this step, for messages."""
         text = f"step {result.step}: {self.why(result, before)}; the batch was {shown(rows)}"
         if self._left_out > MOST_IN_A_ROW:
             text += f"; the {MOST_IN_A_ROW} steps before it were left out for the same reason"
@@ -89,7 +89,7 @@ def shown(rows: Sequence[str]) -> str:
 
 
 def in_event(result: StepResult) -> dict[str, Any]:
-    """A step as events tell of it."""
+    """The numbers of a step that an event records."""
     return {
         "step": result.step,
         "loss": str(result.loss),

@@ -66,7 +66,7 @@ def git_revision(folder: Path) -> str | None:
 
 
 def _commit_of(repository: Path, branch: str) -> str:
-    """The commit that a branch, as ``refs/heads/main``, stands at; empty where it has none."""
+    """The commit of a branch, such as ``refs/heads/main``; empty where it has none."""
     if not BRANCH.fullmatch(branch):
         return ""
     common = repository / "commondir"  # of a worktree: the branches are in its repository

@@ -38,7 +38,7 @@ class MeasuredLoss:
     """An evaluation, and of how many rows.
 
     Attributes:
-        text_bytes: of text that the targets stand for, special tokens counting as none; None where a tokenizer does
+        text_bytes: of text that the targets encode, special tokens counting as none; None where a tokenizer does
             not say.
     """
 

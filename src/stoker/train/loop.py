@@ -199,7 +199,7 @@ class Loop:
 
     def _span(self, first: int) -> Span:
         """The samples of the step that begins at ``first``, or after it where samples are skipped."""
-        first, last = next_span(first, self.plan.batch, self.progress.passed)
+        first, last = next_span(first, self.plan.batch, self.progress.skipped)
         return first, min(last, self.plan.samples)
 
     def _advance(self, result: StepResult, *, left_out: bool) -> None:
@@ -223,12 +223,12 @@ class Loop:
         why, before = self.anomalies.why(result, self.progress.recent), self.anomalies.goes_back_before(result.step)
         if before is None:
             self._fail(result, "gave_up")
-        passed = self.progress.passed
+        skipped = self.progress.skipped
         further = before < result.step and self._restore(before)
         if not further:
             self._restore(result.step)
         first, last = self.progress.samples if further else result.span[0], result.span[1]
-        self.progress.passed = [*passed, [first, last]]
+        self.progress.skipped = [*skipped, [first, last]]
         self.derive_plan()
         back = self.progress.step
         self.anomalies.went_back(result.step, back)

@@ -26,7 +26,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 
 class ModuleTask:
-    """Samples are the dataset's (inputs, targets) pairs, shuffled anew each epoch; a target is a sample.
+    """Samples are the dataset's (inputs, targets) pairs, in another order each epoch; a target is a sample.
 
     Args:
         model: outputs = model(inputs).

@@ -37,7 +37,7 @@ MICRO_BATCHES, TOKENS = 32, 1 << 20  # that are looked at, whichever is reached 
 def predicted_of(prepared: Prepared) -> PredictionRecord:
     """The prediction of a prepared run; a collective, on rank 0 with the result.
 
-    Whatever goes wrong in it is told, and does not keep the run from training.
+    An error in it is recorded as the reason for having none, and does not keep the run from training.
     """
     hosts = together(platform.node)
     if rank() != 0:

@@ -19,7 +19,7 @@ from stoker.runs.run_folder import StepMetrics
 if TYPE_CHECKING:  # a process that shows something need not load what trains
     from stoker.train.evaluate import Evaluation
 
-LINES = 100  # at most about so many plain lines a run
+LINES = 100  # plain lines of a run, at most, about
 
 
 class ProgressConsole(Console):

@@ -1,4 +1,4 @@
-"""Whether a job may go on in a folder: the same mathematics on the same data, or one clear word why not."""
+"""Whether a job may resume in a folder: the same mathematics on the same data, or one clear error."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFo
 
 
 def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunFolder, resuming: bool) -> None:
-    how = "give another `output`, or --fresh to put the old run aside and start anew"
+    how = "give another `output`, or --fresh to put the old run aside and start over"
     if not folder.job.is_file():
         if resuming:
             raise UserError(f"the checkpoints of {folder.path} are there, and its job.yaml is not: {how}")

@@ -95,7 +95,7 @@ def start(
         loop.save_what_was_kept()
         if prepared.corpus:
             prepared.corpus.close()
-        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start anew write --fresh")
+        display.note(f"this run is done: {resumed} steps. To train further raise `steps`; to start over write --fresh")
         if prepared.engine.first and (folder.read_events() or [{}])[-1].get("event") != "done":
             folder.event("done", step=resumed)  # killed between its last checkpoint and its end
         return LoopOutcome("done", resumed, None, None, None), loop

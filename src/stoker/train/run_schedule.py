@@ -50,7 +50,7 @@ class Progress:
         samples: number of the next one.
         trained: targets so far.
         left_out: steps whose numbers were not finite.
-        passed: spans of samples that are passed over; see `stoker.train.skipped_samples`.
+        skipped: spans of samples that training skips; see `stoker.train.skipped_samples`.
         recent: the losses that the next one is compared with.
     """
 
@@ -62,7 +62,7 @@ class Progress:
     best_loss: float | None = None
     best_step: int | None = None
     left_out: int = 0
-    passed: list[list[int]] = field(default_factory=list)
+    skipped: list[list[int]] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
 
 
@@ -80,10 +80,10 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
     done = done or Progress()
     if job.steps is not None:
         steps = job.steps
-        samples = end_of(done.samples, max(0, steps - done.step), train.batch, done.passed)
+        samples = end_of(done.samples, max(0, steps - done.step), train.batch, done.skipped)
     else:
         samples = task.epoch_samples(job.epochs or 1.0)
-        steps = done.step + steps_in(done.samples, samples, train.batch, done.passed)
+        steps = done.step + steps_in(done.samples, samples, train.batch, done.skipped)
     if steps == 0:
         raise UserError("epochs: so small a part of the data holds no sample")
     every, save = intervals(steps)

@@ -157,9 +157,9 @@ class StepNumbers:
 class Guard:
     """Leaves out every step whose loss or gradient is not finite on any process.
 
-    Weights, moments and buffers are then what they were, to the bit. A fused AdamW is told so on its device, as
-    `torch.amp.GradScaler` tells it of an overflow: the host waits once a step, when all of it has been launched.
-    Other optimizers cannot be told; for them the host looks before the step.
+    Weights, moments and buffers are then what they were, to the bit. A fused AdamW gets a flag on its device, as
+    `torch.amp.GradScaler` passes it an overflow: the host waits once a step, when all of it has been launched.
+    Other optimizers take no flag; for them the host waits before the step.
     """
 
     def __init__(

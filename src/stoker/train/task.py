@@ -66,7 +66,7 @@ class Task(Protocol):
         """How rows are laid out; None where they are none."""
 
     def epoch_samples(self, epochs: float) -> int:
-        """Samples in so many epochs."""
+        """Samples in a number of epochs."""
 
     def parts(self, first: int, last: int) -> list[Part]:
         """The forward passes of samples first .. last-1, which make one micro-batch, on the host."""

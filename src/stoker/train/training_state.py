@@ -52,4 +52,7 @@ class TrainingState:
     def restored(self, numbers: Mapping[str, Any]) -> Progress:
         """Takes over the numbers of a state whose tensors have been put in their places."""
         self._scaler.load_state_dict(numbers["scaler"])
-        return Progress(**numbers["progress"])
+        progress = dict(numbers["progress"])
+        if "passed" in progress:  # the name in earlier checkpoints
+            progress["skipped"] = progress.pop("passed")
+        return Progress(**progress)

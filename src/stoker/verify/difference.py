@@ -41,7 +41,7 @@ class Difference:
         return self.size <= bound  # NaN is not
 
     def beyond(self, bound: float) -> str:
-        """The difference in words."""
+        """The difference, for messages."""
         if math.isinf(self.size):
             return self.where
         return f"{self.where} differs by {self.size:.2e}, and at most {bound:.0e} is allowed"
@@ -64,7 +64,7 @@ class TraceComparison:
         return self.largest[kind].size if kind in self.largest else 0.0
 
     def first_beyond(self, bound: float) -> str | None:
-        """The first quantity that differs by more than ``bound``, in words; None where none does."""
+        """The first quantity that differs by more than ``bound``, for messages; None where none does."""
         return next((found.beyond(bound) for found in self.in_order if not found.within(bound)), None)
 
     def as_json(self) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def lr_of(step: int, setting: PlainSetting) -> float:
 def summed_loss(model: Any, row: Row) -> tuple[Tensor, int]:
     """The cross entropy of a row's trained tokens, summed, and how many of them were the most likely."""
     ids, mask = row
-    logits = model(input_ids=ids[None]).logits[0, -len(ids) : -1][mask[1:]]  # virtual tokens stand in front
+    logits = model(input_ids=ids[None]).logits[0, -len(ids) : -1][mask[1:]]  # virtual tokens come first
     expected = ids[1:][mask[1:]]
     return F.cross_entropy(logits, expected, reduction="sum"), int((logits.argmax(-1) == expected).sum())
 

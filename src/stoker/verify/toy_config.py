@@ -15,7 +15,7 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.model_source import locate
 
-HEADS, HEAD_SIZE = 8, 8  # at least so many heads where the job's model has them
+HEADS, HEAD_SIZE = 8, 8  # the fewest heads, where the job's model has as many
 WIDTH = HEADS * HEAD_SIZE
 GROUPED = 2  # key-value heads, at least, of a model that has fewer of them than query heads
 LARGEST_GROUP = 4  # query heads of a key-value head; of more, as few from here on as share out alike
@@ -45,7 +45,7 @@ SIZES: dict[str, int] = {
     "topk_group": 1,
 }
 COUNTS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_experts_per_tok")
-# What the processes of a tensor layout share out beside heads: neurons and experts, at least so many.
+# Beside heads, a tensor layout splits neurons and experts: the fewest of each.
 SHARED_OUT: dict[str, int] = {
     "intermediate_size": MLP_WIDTH,
     "ffn_dim": MLP_WIDTH,

@@ -18,7 +18,7 @@ MOST_NODES = 4096  # beyond that nobody is helped
 ALL_COUNTS = 64  # nodes up to which every number is tried: those that do not divide the batch may not fit
 MORE = 1.02  # times the memory, from which on a device has more
 SEQ_STEP = 256  # tokens: rows are shortened to multiples of it, which context parallelism can split
-# Of all settings of the same axes these take the least memory.
+# The settings of an axis that take the least memory.
 SPARING = Space(micro_batch={1}, recompute={"full"})
 LIGHTER: dict[Tuning, tuple[Tuning, ...]] = {"full": ("lora", "qlora"), "lora": ("qlora",)}
 
@@ -28,8 +28,8 @@ class FittingChange:
     """A change that makes the job fit.
 
     Attributes:
-        what: in words.
-        words: to paste.
+        what: described for people.
+        words: what to write for it.
         factor: how much of it is needed: times the nodes, the memory, or shorter rows; infinite for another sort of
             training.
         plan: the best one with it.

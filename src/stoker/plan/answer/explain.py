@@ -58,8 +58,8 @@ class Help:
     """A change, and its gain.
 
     Attributes:
-        change: in words.
-        words: to paste; empty for what cannot be written.
+        change: described for people.
+        words: what to write for it; empty for what cannot be written.
         plan: the best one with it.
         gain: of tokens/s, 0.1 for 10 % more.
         gain_per_device: of tokens/s of a device, which is that of tokens for a price.
