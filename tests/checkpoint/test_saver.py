@@ -62,7 +62,16 @@ def test_the_files_are_those_of_saving_at_a_standstill(saver: Saver, tmp_path: P
     assert (saver.store.path(3) / file).read_bytes() == (other.path(3) / file).read_bytes()
 
 
-def test_a_new_tensor_is_agreed_on_anew(saver: Saver) -> None:
+def test_the_same_tensors_are_agreed_on_once(saver: Saver) -> None:
+    assert saver.snapshots is not None
+    saver.save_in_background(state(1), ALL)
+    first = saver.snapshots.agreement
+    saver.save_in_background(state(2), ALL)
+    assert saver.snapshots.agreement is first
+    saver.wait()
+
+
+def test_a_new_tensor_is_agreed_on_again(saver: Saver) -> None:
     """The optimizer's states appear with the first step."""
     first, second = state(1), state(2)
     first.tensors.pop("optimizer/a/step")  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.job.batch_solver import DEFAULT_BATCH
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 
 PACKAGE = Path(stoker.__file__).parent
 
@@ -54,12 +54,12 @@ def test_a_file_of_the_folder_is_a_task() -> None:
 
 
 def test_knowing_the_tasks_takes_no_torch() -> None:
-    code = "import sys, stoker.job.task; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    code = "import sys, stoker.job.task_spec; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("first", ["stoker.train.tasks.module", "stoker.train.tasks", "stoker.job.schema"])
 def test_whatever_is_imported_first_finds_all_tasks(first: str) -> None:
-    code = f"import {first}; from stoker.job.task import TASKS; print(*TASKS)"
+    code = f"import {first}; from stoker.job.task_spec import TASKS; print(*TASKS)"
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.split() == list(TASKS)

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.data.corpus import open_corpus
 from stoker.job.load_job import LoadedJob, load_job
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 from stoker.models.text import open_text_side
 from stoker.parallel.head_split import share_heads
 from stoker.verify import plain_loop, plain_router_loss, plain_rows

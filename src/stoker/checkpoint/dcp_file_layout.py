@@ -65,18 +65,23 @@ class DcpFileLayout:
         _write(file, memoryview(self.frame)[at:], summed)
         return summed.hexdigest()
 
+    @staticmethod
+    def files(path: Path) -> tuple[Path, Path]:
+        """The files that `keep` writes: the parts, and the frame."""
+        return path, path.with_suffix(".frame")
+
     def keep(self, path: Path) -> None:
         """Writes the layout itself, for another process to `read`."""
-        path.with_suffix(".frame").write_bytes(self.frame)
-        path.write_text(json.dumps({"name": self.name, "parts": [asdict(part) for part in self.parts]}))
+        parts, frame = self.files(path)
+        frame.write_bytes(self.frame)
+        parts.write_text(json.dumps({"name": self.name, "parts": [asdict(part) for part in self.parts]}))
 
     @classmethod
     def read(cls, path: Path) -> DcpFileLayout:
         """What `keep` wrote."""
-        kept = json.loads(path.read_text())
-        return cls(
-            kept["name"], tuple(DcpFilePart(**part) for part in kept["parts"]), path.with_suffix(".frame").read_bytes()
-        )
+        parts, frame = cls.files(path)
+        kept = json.loads(parts.read_text())
+        return cls(kept["name"], tuple(DcpFilePart(**part) for part in kept["parts"]), frame.read_bytes())
 
 
 def _write(file: IO[bytes], data: memoryview, summed: hashlib._Hash) -> None:

@@ -27,7 +27,7 @@ from stoker.checkpoint.model_card import public_name, write_card
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.gguf_model import weights_of_gguf
 from stoker.models.model_source import locate

@@ -22,7 +22,7 @@ from stoker.checkpoint.replay import (
 from stoker.data.corpus import open_corpus
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.quantise import quantisation
 

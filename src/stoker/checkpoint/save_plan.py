@@ -179,20 +179,20 @@ class _Record(io.RawIOBase):
     """A file that keeps what is written to it, but for the bytes of a tensor."""
 
     def __init__(self) -> None:
-        self.words = bytearray()
+        self.written = bytearray()
         self.gap: int | None = None
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        before = len(self.words)
-        self.words += data
-        return len(self.words) - before
+        before = len(self.written)
+        self.written += data
+        return len(self.written) - before
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         assert whence == os.SEEK_CUR and self.gap is None
-        self.gap = len(self.words)
+        self.gap = len(self.written)
         return self.gap + offset
 
 
@@ -202,8 +202,8 @@ def _archive(sizes: tuple[int, ...], dtype: torch.dtype) -> tuple[bytes, bytes]:
     record = _Record()
     with skip_data():
         torch.save(torch.empty(sizes, dtype=dtype), cast(IO[bytes], record))  # of memory that is never touched
-    gap = len(record.words) if record.gap is None else record.gap
-    return bytes(record.words[:gap]), bytes(record.words[gap:])
+    gap = len(record.written) if record.gap is None else record.gap
+    return bytes(record.written[:gap]), bytes(record.written[gap:])
 
 
 def _file_layout(name: str, items: Sequence[Item]) -> tuple[DcpFileLayout, dict[MetadataIndex, _StorageInfo]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
+from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.save_plan import Agreement, agree, unchanged
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
@@ -117,7 +118,7 @@ class Snapshots:
 
     def _is_intact(self) -> bool:
         """Whether all files are where they were left: something may clean up the machine's memory."""
-        files = (self._file_layout, self._file_layout.with_suffix(".words"), self._metadata) if self.agreement else ()
+        files = (*DcpFileLayout.files(self._file_layout), self._metadata) if self.agreement else ()
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
     def _make_folder(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
-from stoker.job.task import TASKS, task_of
+from stoker.job.task_spec import TASKS, task_of
 from stoker.terminal import visible
 
 if TYPE_CHECKING:

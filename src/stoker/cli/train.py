@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.preflight import open_job, planned
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
+from stoker.job.task_spec import task_of
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
@@ -141,8 +142,6 @@ def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
 
 
 def _say(job: str, overrides: list[str], spec: RunSpec, ending: RunResult) -> None:
-    from stoker.job.tune_keys import merges
-
     output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
@@ -156,11 +155,6 @@ def _say(job: str, overrides: list[str], spec: RunSpec, ending: RunResult) -> No
     if ending.best_step not in (None, ending.step) and ending.keep_best:
         print(f"lowest held-out loss {ending.best_loss:.4f} at step {ending.best_step}: take it with --at best")
     print(f"done: {shown}")
-    if ending.unit == "token":
-        commands = (
-            f"chat {shown} --compare",
-            f"eval {shown} YOUR.jsonl",
-            f"export {shown} --format {'merged' if merges(spec.loaded.job) else 'adapter'} --to exported",
-        )
+    if commands := task_of(spec.loaded.job).next_commands(spec.loaded.job, str(shown)):
         trust = options_of(spec.loaded.job)
         print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

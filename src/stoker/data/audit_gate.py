@@ -17,7 +17,7 @@ from stoker.data.trained_spans import NO_ROOM, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 
 
 def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:

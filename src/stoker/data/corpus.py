@@ -20,7 +20,7 @@ from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
 STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold

@@ -19,7 +19,7 @@ from stoker.generate.decoder import Decoder, decoder_of
 from stoker.generate.engine import Engine
 from stoker.hardware.device import choose_device
 from stoker.job.schema import ModelBlock
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.models.families import family_of
 from stoker.models.load_model import blank_model
 from stoker.models.meta_model import allocate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.job.batch_solver import BatchTriangle, solve_batch
 from stoker.job.layout import Layout, ScheduleName
 from stoker.job.schema import Job
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 
 SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024

@@ -8,7 +8,7 @@ from typing import Any
 from stoker.errors import Problem
 from stoker.job.key_paths import KeyPath, parse_key
 from stoker.job.schema import Job
-from stoker.job.task import TASKS, TaskSpec
+from stoker.job.task_spec import TASKS, TaskSpec
 from stoker.job.yaml_document import JobDocument
 
 

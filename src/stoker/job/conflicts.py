@@ -11,7 +11,7 @@ from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
 from stoker.job.schema import Job
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 from stoker.job.text_conflicts import TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tune_keys import keys_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 
 REASONS = {
     "version": "the only version so far",

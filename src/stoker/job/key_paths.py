@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from stoker.errors import Problem, UserError
 from stoker.job.block import LARGEST, Block
 from stoker.job.schema import Job
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 
 KeyPath = tuple[str | int, ...]
 

@@ -11,7 +11,7 @@ from stoker.job.default_reasons import REASONS, UNDECIDED
 from stoker.job.key_paths import KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
-from stoker.job.task import Decided, task_of
+from stoker.job.task_spec import Decided, task_of
 from stoker.job.tune_keys import VIRTUAL
 from stoker.job.yaml_document import JobDocument
 

@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 
 from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
 from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 
 SCHEMA_VERSION = 1
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from stoker.errors import Problem
 from stoker.job.load_job import LoadedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 
 
 def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]:

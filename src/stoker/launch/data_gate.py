@@ -6,7 +6,7 @@ from stoker.data.build_cache import Report
 from stoker.data.corpus import open_corpus
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.launch.run_spec import RunSpec
 from stoker.models.text import open_text_side
 

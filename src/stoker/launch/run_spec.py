@@ -77,7 +77,6 @@ class RunResult:
         held_out_before, held_out: held-out loss before the first step and at the end; None where there was none.
         best_loss, best_step: of the lowest held-out loss.
         keep_best: whether that step's checkpoint is kept.
-        unit: what the loss is a mean over: ``token`` or ``sample``.
     """
 
     state: str
@@ -91,4 +90,3 @@ class RunResult:
     best_loss: float | None
     best_step: int | None
     keep_best: bool
-    unit: str

@@ -82,7 +82,6 @@ def train(
         best_loss=done.best_loss,
         best_step=done.best_step,
         keep_best=plan.keep_best,
-        unit=loop.task.unit,
     )
 
 

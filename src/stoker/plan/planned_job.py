@@ -15,7 +15,7 @@ from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.job.tune_keys import ADAPTERS, block_numbers
 from stoker.plan.setting import Setting, TrainingWork

@@ -17,7 +17,7 @@ from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.rehearse.fault_report import RESTARTED, Account, accounts
 from stoker.rehearse.run_equality import Equality, compare
 from stoker.resilience.fault_injection import KINDS, Fault, Kind, write_faults

@@ -20,7 +20,7 @@ from stoker.data.sequences import Document, by_length
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedSource
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for

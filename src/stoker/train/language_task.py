@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stoker.data.corpus import Corpus
 from stoker.data.sequences import Document
-from stoker.job.task import TaskSpec
+from stoker.job.task_spec import TaskSpec
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel, has_dropout

@@ -18,7 +18,7 @@ from stoker.hardware.planner_correction import COPIES
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models.adapters import unwrap
 from stoker.plan.eager import FLOAT

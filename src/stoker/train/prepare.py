@@ -22,7 +22,7 @@ from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta
 from stoker.models.dense import no_routers

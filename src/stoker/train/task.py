@@ -56,7 +56,7 @@ class Task(Protocol):
 
     model: nn.Module
     unit: str  # what goes through the model: "token" or "sample"
-    target: str  # what the loss is the mean over: see `stoker.job.task.TaskSpec`
+    target: str  # what the loss is the mean over: see `stoker.job.task_spec.TaskSpec`
     perplexity: bool  # whether exp(loss) is one
     lays_out_ahead: bool
     """Whether `parts` may run beside a step: it draws no random numbers, and steps do not change what it gives."""

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
-from stoker.job.task import task_of
+from stoker.job.task_spec import task_of
 from stoker.job.tune_keys import ADAPTERS, VIRTUAL
 from stoker.models.families import family_of
 from stoker.parallel.float64_mode import in_float64

@@ -21,7 +21,7 @@ from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task import TASKS, TaskSpec, task_of
+from stoker.job.task_spec import TASKS, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.layout_cases import Cell

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stoker.job.task import TaskSpec
+from stoker.job.task_spec import TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser touches these
 TOKENS = 127  # fewer than the model's vocabulary, as often

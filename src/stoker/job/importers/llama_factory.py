@@ -15,7 +15,7 @@ from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
 from stoker.job.importers.trainer_arguments import TrainerDefaults, read_model, read_trainer_arguments
 from stoker.job.key_paths import KeyPath
-from stoker.job.task import TASKS
+from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import JobDocument
 
 FREE = {

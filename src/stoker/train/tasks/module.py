@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from stoker.job.block import Block
-from stoker.job.task import Decided, TaskSpec, block_of_task
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -110,4 +110,5 @@ TASK = TaskSpec(
     prepare=_prepare,
     toy=_toy,
     exports=(),
+    next_commands=lambda _job, _run: (),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.job.task import Decided, TaskSpec
+from stoker.job.task_spec import Decided, TaskSpec
 
 if TYPE_CHECKING:
     from stoker.job.schema import Job

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stoker.job.task import Decided, TaskSpec
+from stoker.job.task_spec import Decided, TaskSpec
 
 TASK = TaskSpec(name="sft", defaults=lambda _: {"train.lr": Decided(2e-5, "full tuning of trained weights")})

@@ -39,6 +39,13 @@ class Decided:
     why: str
 
 
+def _language_commands(job: ResolvedJob, run: str) -> tuple[str, ...]:
+    from stoker.job.tune_keys import merges
+
+    form = "merged" if merges(job) else "adapter"
+    return f"chat {run} --compare", f"eval {run} YOUR.jsonl", f"export {run} --format {form} --to exported"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSpec:
     """A task: what a job of it may say, how its rows become samples, what is learnt, measured, held and exported.
@@ -63,6 +70,7 @@ class TaskSpec:
         toy: (the block of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows.
         resident: copies of the model held frozen beside the trained one, for the planner.
         exports: formats that a run can be written in.
+        next_commands: what can be done with a finished run: commands without ``stoker``, given the job and the run.
     """
 
     name: str
@@ -85,6 +93,7 @@ class TaskSpec:
     toy: Callable[[LoadedJob], tuple[dict[str, Any], int]] | None = None
     resident: Callable[[Job], int] = lambda _: 0
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
+    next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 
 
 def _tasks() -> dict[str, TaskSpec]:
