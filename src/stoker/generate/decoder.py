@@ -5,11 +5,11 @@ Shapes: B rows, T tokens of a pass, D width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from peft import PeftModel
@@ -25,6 +25,12 @@ from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.virtual_tokens import Prefix, virtual_ids, virtual_of
 from stoker.parallel.float64_mode import arithmetic_of
 
+T = TypeVar("T")
+
+
+def _directly(work: Callable[[], T]) -> T:
+    return work()
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -34,12 +40,19 @@ class Decoder:
         model: with its adapters around it.
         language: the model inside, and its head.
         context: longest sequence, prompt and answer together; None without a limit.
+        within: runs a pass where the model's weights are gathered.
+        others: for processes whose passes need each other: says whether this one has a pass to run, and gives whether
+            any has. None where passes are independent.
+        release: frees the weights that stay gathered after a pass.
     """
 
     model: nn.Module
     language: LanguageModel
     device: Device
     context: int | None = None
+    within: Callable[[Callable[[], Any]], Any] = _directly
+    others: Callable[[bool], bool] | None = None
+    release: Callable[[], None] | None = None
 
     @property
     def layers(self) -> int:
@@ -56,8 +69,10 @@ class Decoder:
         """Encloses passes: evaluation mode, no gradients, the precision of the device."""
         training = self.model.training
         with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(not _sharded(self.model)))
-            stack.enter_context(torch.no_grad())
+            # Sharded weights are gathered into tensors that training uses afterwards.
+            stack.enter_context(torch.no_grad() if self.others is not None else torch.inference_mode())
+            # Every step has other lengths, and a compiled block would be compiled for each.
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
             stack.enter_context(small_products(self.language.model))
@@ -66,6 +81,8 @@ class Decoder:
                 yield
             finally:
                 self.model.train(training)
+                if self.release is not None:
+                    self.release()
 
     @contextmanager
     def using(self, adapter: str | None) -> Iterator[None]:
@@ -102,47 +119,64 @@ class Decoder:
         """Ids of virtual tokens before every row."""
         return [] if adapter == BASE else virtual_ids(self.model)
 
-    def hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
-        """Runs a pass over the next columns of a cache; the last hidden states, shape (B, T, D).
+    def run(self, ids_BT: Tensor, cache: RowCache, read: Callable[[Tensor], T]) -> T:
+        """Runs a pass over the next columns of a cache.
 
-        Without a head of its own, the model's logits, shape (B, T, V).
+        Args:
+            read: maps the last hidden states, shape (B, T, D), to what is wanted of them. It may call `logits`, as the
+                weights of a sharded model are there until it returns.
         """
-        language = self.language
-        mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
-        model = language.model
-        body = model if language.head is None or model.base_model is model else model.base_model
-        arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
-        if mask is not None:
-            arguments["attention_mask"] = mask.to(torch.int64)
-        elif not _takes_positions(body):
-            arguments["attention_mask"] = torch.ones(ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64)
-        if _takes_positions(body):
-            arguments["position_ids"] = positions
+        if self.others is not None:
+            self.others(True)
         with _prefix_given(self.model):
-            found = body(**arguments)
+            found = self.within(lambda: read(self._hidden(ids_BT, cache)))
         cache.advance(ids_BT.shape[1])
-        return found.logits if language.head is None else found.last_hidden_state
+        return found
+
+    def wait_for_others(self) -> None:
+        """Takes part in the passes of other processes until none of them has any left."""
+        while self.others is not None and self.others(False):
+            cache = RowCache(self.layers)
+            cache.open([1], [[]])
+            self._nothing(cache)
+
+    def _nothing(self, cache: RowCache) -> None:
+        ids_BT = torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch)
+        with _prefix_given(self.model):
+            self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """The logits of a few positions, shape (N, V)."""
         head = self.language.head
-        return hidden_ND if head is None else head.logits(hidden_ND)
+        if head is None:
+            return hidden_ND
+        logits_NV = head.logits(hidden_ND)
+        return logits_NV if head.across is None else head.across.gather(logits_NV)
+
+    def _hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
+        """The last hidden states, shape (B, T, D); without a head of its own the model's logits, shape (B, T, V)."""
+        language = self.language
+        mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
+        model = language.model
+        body = model if language.head is None or model.base_model is model else model.base_model
+        takes_positions = "position_ids" in signature(body.forward).parameters
+        arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
+        if mask is not None:
+            arguments["attention_mask"] = mask.to(torch.int64)
+        elif not takes_positions:
+            arguments["attention_mask"] = torch.ones(
+                ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64, device=ids_BT.device
+            )
+        if takes_positions:
+            arguments["position_ids"] = positions
+        found = body(**arguments)
+        return found.logits if language.head is None else found.last_hidden_state
 
 
 def decoder_of(model: nn.Module, device: Device, *, context: int | None = None) -> Decoder:
     """The decoder of a model that is in memory."""
     with arithmetic_of(device), device.autocast():
         return Decoder(model, lay_out_for(unwrap(model)), device, context)
-
-
-def _takes_positions(body: nn.Module) -> bool:
-    return "position_ids" in signature(body.forward).parameters
-
-
-def _sharded(model: nn.Module) -> bool:
-    from torch.distributed.fsdp import FSDPModule
-
-    return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 @contextmanager

@@ -155,6 +155,7 @@ class Engine:
         with self.decoder.at_work():
             while any(generation.ended is None for generation in generations):
                 self.step()
+            self.decoder.wait_for_others()
         return generations
 
     def stream(self, request: Request) -> Iterator[Token]:
@@ -306,14 +307,19 @@ class Engine:
         ids_BT = torch.from_numpy(prefill.ids_BC[:, first : first + tokens]).to(self.decoder.device.torch)
         generations = [g for prompt in prefill.prompts for g in prompt.generations]
         with self._failing(generations), self.decoder.using(prefill.adapter):
-            hidden_BTD = self.decoder.hidden(ids_BT, prefill.cache)
-            for row, prompt in enumerate(prefill.prompts):
-                if prompt.generations and prompt.generations[0].request.score_prompt:
-                    self._score(prompt, prefill.cache.starts[row], first, hidden_BTD[row])
+            rows = [row for row, prompt in enumerate(prefill.prompts) for _ in prompt.generations]
+
+            def read(hidden_BTD: Tensor) -> list[Token]:
+                for row, prompt in enumerate(prefill.prompts):
+                    if prompt.generations and prompt.generations[0].request.score_prompt:
+                        self._score(prompt, prefill.cache.starts[row], first, hidden_BTD[row])
+                if first + tokens < prefill.ids_BC.shape[1] or not rows:
+                    return []
+                return next_tokens(self.decoder.logits(hidden_BTD[rows, -1]), generations)
+
+            drawn = self.decoder.run(ids_BT, prefill.cache, read)
             if prefill.left:
                 return
-            rows = [row for row, prompt in enumerate(prefill.prompts) for _ in prompt.generations]
-            drawn = next_tokens(self.decoder.logits(hidden_BTD[rows, -1]), generations) if generations else []
         self._prefill = None
         cache = prefill.cache
         self._token_bytes = cache.nbytes // (ids_BT.shape[0] * prefill.ids_BC.shape[1]) or 1
@@ -361,8 +367,11 @@ class Engine:
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
         with self._failing(batch.generations), self.decoder.using(batch.adapter):
-            hidden_B1D = self.decoder.hidden(torch.tensor(last, device=self.decoder.device.torch), batch.cache)
-            drawn = next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations)
+            drawn = self.decoder.run(
+                torch.tensor(last, device=self.decoder.device.torch),
+                batch.cache,
+                lambda hidden_B1D: next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations),
+            )
         for row in reversed(range(len(drawn))):
             ending = _take(batch.generations[row], drawn[row])
             if ending is None:

@@ -32,6 +32,9 @@ class VocabularySplit(Protocol):
     def total(self, x: Tensor) -> None:
         """The sum over the processes, in place."""
 
+    def gather(self, logits_NV: Tensor) -> Tensor:
+        """The logits of the whole vocabulary, from those of this process' part."""
+
 
 def transform(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)

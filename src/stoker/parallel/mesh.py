@@ -6,6 +6,8 @@ Ranks count the axis ``tensor`` fastest, as its processes communicate most and s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Literal
 
@@ -42,6 +44,7 @@ class Mesh:
             raise ValueError(f"the layout needs {layout.world} processes, and there are {dist.get_world_size()}")
         self.layout, self.device = layout, device
         self.rank = dist.get_rank()
+        self._whole_rows = False
         self._grid = np.arange(layout.world).reshape(
             layout.pipeline, layout.replicas, layout.shard_size, layout.context, layout.tensor
         )
@@ -68,6 +71,20 @@ class Mesh:
             group = dist.new_group(ranks, timeout=backend.options._timeout, group_desc=axis)
             mine = group if self.rank in ranks else mine
         return mine
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether tensor processes split rows between the regions of a block, in the pass that runs now."""
+        return self.layout.sequence and not self._whole_rows
+
+    @contextmanager
+    def whole_rows(self) -> Iterator[None]:
+        """Within the block rows are not split: a row of one token, as in generation, cannot be."""
+        self._whole_rows = True
+        try:
+            yield
+        finally:
+            self._whole_rows = False
 
     def size(self, axis: Axis) -> int:
         """Processes in this process' group of an axis."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
 
+T = TypeVar("T")
+
 
 class Whole(nn.Module):
     """A causal language model whose forward pass ends in the loss.
@@ -28,12 +31,15 @@ class Whole(nn.Module):
         self.model = language.model
         self.language, self.mesh, self.objective = language, mesh, objective
 
-    def forward(self, inputs: Inputs, *, choose: bool = False) -> Loss | tuple[Tensor]:
+    def forward(self, inputs: Inputs | Callable[[], T], *, choose: bool = False) -> Loss | tuple[Tensor] | T:
         """The `Loss` of this process' targets.
 
         Args:
+            inputs: or what is called while the weights are gathered, and whose result is given.
             choose: returns (the most likely tokens) instead.
         """
+        if not isinstance(inputs, Inputs):
+            return inputs()
         language, mesh = self.language, self.mesh
         if language.head is None or not language.packs:
             return (language.likeliest(inputs),) if choose else language.loss(inputs, self.objective)

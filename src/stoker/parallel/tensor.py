@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -75,15 +74,14 @@ def take_positions(out: Tensor, mesh: Mesh) -> Tensor:
     """This process' tokens of vectors for the whole row, shape (B, T, D) or (T, D); later pipeline stages have a 0-d
     tensor instead."""
     size = mesh.layout.tensor
-    return out if out.dim() == 0 else out.chunk(size, dim=-2)[mesh.at("tensor")]
+    return out if out.dim() == 0 or not mesh.splits_sequence else out.chunk(size, dim=-2)[mesh.at("tensor")]
 
 
 class _Splitter:
     def __init__(self, model: nn.Module, mesh: Mesh) -> None:
         self.config: Any = model.config
-        self.group = mesh.groups["tensor"]
+        self.mesh = mesh
         self.index, self.size = mesh.at("tensor"), mesh.layout.tensor
-        self.sequence = mesh.layout.sequence
         heads = share_heads(self.config, self.size, self.index)
         assert heads is not None
         self.heads = heads
@@ -91,7 +89,7 @@ class _Splitter:
         self.apart = Apart(model, mesh.at("tensor"), mesh.device)
 
     def region(self, path: str, block: nn.Module, region: Region) -> None:
-        _hook_entry(block.get_submodule(region.enter), self.group, self.sequence)
+        _hook_entry(block.get_submodule(region.enter), self.mesh)
         for name in region.column:
             layer, keys = block.get_submodule(name), name in region.keys_values
             if keys and self.heads.repeated:
@@ -103,7 +101,7 @@ class _Splitter:
             self._row(f"{path}.{name}", block.get_submodule(name), share, sums=region.experts is None)
         if region.experts is not None:
             self._experts(f"{path}.{region.experts}", block.get_submodule(region.experts))
-            block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.group, self.sequence))
+            block.get_submodule(region.enter).register_forward_hook(partial(_leave, self.mesh))
         for name in region.shared:
             self._shared(path, block, name)
         if region.column and region.row:
@@ -151,7 +149,7 @@ class _Splitter:
                 linear.forward = partial(_without_bias, linear)
         _note_width(layer, "in_features", self.size)
         if sums:
-            layer.register_forward_hook(partial(_leave_row, self.group, self.sequence, bias))
+            layer.register_forward_hook(partial(_leave_row, self.mesh, bias))
 
     def _repeat(self, name: str, layer: nn.Module) -> None:
         """Splits a key or value layer whose heads several processes need: each holds it whole and computes its head."""
@@ -204,27 +202,28 @@ def _note_width(layer: nn.Module, key: str, size: int) -> None:
         setattr(layer, key, getattr(layer.base_layer, key))
 
 
-def _hook_entry(module: nn.Module, group: dist.ProcessGroup | None, sequence: bool) -> None:
+def _hook_entry(module: nn.Module, mesh: Mesh) -> None:
+    group = mesh.groups["tensor"]
+
     def enter(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         name = None if args else "hidden_states"
         x = args[0] if name is None else kwargs[name]
-        x = gather_parts(x, x.dim() - 2, group) if sequence else copy_to(x, group)
+        x = gather_parts(x, x.dim() - 2, group) if mesh.splits_sequence else copy_to(x, group)
         return ((x, *args[1:]), kwargs) if name is None else (args, {**kwargs, name: x})
 
     module.register_forward_pre_hook(enter, with_kwargs=True)
 
 
-def _leave_row(
-    group: dist.ProcessGroup | None, sequence: bool, biased: Any, _: nn.Module, _args: Any, out: Tensor
-) -> Tensor:
-    total = scatter_sum(out, out.dim() - 2, group) if sequence else sum_from(out, group)
+def _leave_row(mesh: Mesh, biased: Any, _: nn.Module, _args: Any, out: Tensor) -> Tensor:
+    group = mesh.groups["tensor"]
+    total = scatter_sum(out, out.dim() - 2, group) if mesh.splits_sequence else sum_from(out, group)
     return total if biased is None else total + biased.bias
 
 
-def _leave(group: dist.ProcessGroup | None, sequence: bool, module: nn.Module, args: Any, out: Any) -> Any:
+def _leave(mesh: Mesh, module: nn.Module, args: Any, out: Any) -> Any:
     if isinstance(out, tuple):
-        return (_leave_row(group, sequence, None, module, args, out[0]), *out[1:])
-    return _leave_row(group, sequence, None, module, args, out)
+        return (_leave_row(mesh, None, module, args, out[0]), *out[1:])
+    return _leave_row(mesh, None, module, args, out)
 
 
 def _without_bias(linear: nn.Linear, x: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ class VocabularyGroup:
     group: dist.ProcessGroup
     start: int
     widest: int
+    size: int
 
     def maximum(self, x_C: Tensor) -> None:
         """The largest over the processes, in place."""
@@ -35,6 +36,15 @@ class VocabularyGroup:
     def total(self, x: Tensor) -> None:
         """The sum over the processes, in place."""
         dist.all_reduce(x, group=self.group)
+
+    def gather(self, logits_NV: Tensor) -> Tensor:
+        """The logits of the whole vocabulary, from those of each process' part."""
+        own = logits_NV.new_full((logits_NV.shape[0], self.widest), -torch.inf)
+        own[:, : logits_NV.shape[1]] = logits_NV
+        parts = [torch.empty_like(own) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(parts, own, group=self.group)
+        ends = [chunk(self.size, len(parts), number) for number in range(len(parts))]
+        return torch.cat([part[:, : stop - start] for part, (start, stop) in zip(parts, ends, strict=True)], dim=1)
 
 
 def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Placed) -> VocabularyGroup | None:
@@ -64,7 +74,7 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
         _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
         head.out_features = head.weight.shape[0]
     start, _ = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
-    return VocabularyGroup(group, start, chunk(int(vocabulary), mesh.layout.tensor, 0)[1])
+    return VocabularyGroup(group, start, chunk(int(vocabulary), mesh.layout.tensor, 0)[1], int(vocabulary))
 
 
 def _split_rows(
@@ -86,4 +96,4 @@ def _look_up(embedding: nn.Module, forward: object, start: int, stop: int, mesh:
     vectors: Tensor = forward(embedding, torch.where(own, ids_BT - start, 0))  # type: ignore[operator]
     vectors = vectors * own[..., None]
     group = mesh.groups["tensor"]
-    return scatter_sum(vectors, vectors.dim() - 2, group) if mesh.layout.sequence else sum_from(vectors, group)
+    return scatter_sum(vectors, vectors.dim() - 2, group) if mesh.splits_sequence else sum_from(vectors, group)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from stoker.generate.decoder import Decoder
 from stoker.hardware.device import Device
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, lengthen
@@ -26,6 +27,7 @@ from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.shard import micro_batch, reshard
 from stoker.train.task import Part, Task
 
+T = TypeVar("T")
 LENGTHS = 64  # tokens: rows of a pipeline are filled up to multiples of this, so that buffers seldom change
 
 
@@ -83,6 +85,13 @@ class Engine(Protocol):
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         """Forward passes without gradients; the same parts are given on every process."""
 
+    def decoder(self, context: int | None) -> Decoder | None:
+        """Generates with the weights as they are now; None where a row is spread over processes.
+
+        Args:
+            context: most tokens of a prompt with its answer.
+        """
+
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
         """The most likely next token of each row of token ids; the same rows are given on every process."""
 
@@ -118,6 +127,10 @@ class SingleProcess:
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         return _sums([(_forward(self._task, self._device, part), part.targets) for part in parts])
+
+    def decoder(self, context: int | None) -> Decoder | None:
+        language = self._task.language
+        return Decoder(self._task.model, language, self._device, context) if language is not None else None
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
         language = self._task.language
@@ -221,6 +234,31 @@ class Distributed:
         numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
         loss, correct = self.add_up(numbers, numbers[:0]).tolist()
         return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
+
+    def decoder(self, context: int | None) -> Decoder | None:
+        language, layout, root = self._task.language, self._mesh.layout, self._root
+        if language is None or root is None or layout.context > 1:
+            return None
+        shares = isinstance(root, FSDPModule)
+        return Decoder(
+            self._task.model,
+            language,
+            self._device,
+            context,
+            within=self._whole_rows,
+            others=self._any if shares else None,
+            release=self._let_go if shares else None,
+        )
+
+    def _whole_rows(self, work: Callable[[], T]) -> T:
+        with self._mesh.whole_rows():
+            return self._root(work) if isinstance(self._root, FSDPModule) else work()
+
+    def _any(self, mine: bool) -> bool:
+        """Whether a condition holds on any process that shares the weights."""
+        found = torch.tensor(float(mine))
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._mesh.groups["batch"])
+        return bool(found)
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
         language = self._task.language

@@ -10,10 +10,14 @@ import torch
 
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
+from stoker.generate import engine as generate
+from stoker.generate.decoder import Decoder
+from stoker.generate.request import Request
 from stoker.train.engine import Engine
 from stoker.train.task import Task
 
-LONGEST_PROMPT, LONGEST_ANSWER = 256, 48  # tokens; every token of an answer is a forward pass of all prompts
+LONGEST_PROMPT, LONGEST_ANSWER = 256, 48  # tokens
+MEMORY = 2**40  # bytes: no limit for this few sequences
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,26 @@ class Sampler:
     codec: TextCodec
     context: int | None = None
 
-    @torch.no_grad()
     def samples(self, task: Task, engine: Engine) -> list[WrittenSample]:
-        """The likeliest answer to each prompt, token by token; the same on every process."""
+        """The likeliest answer to each prompt; the same on every process."""
+        decoder = engine.decoder(self.context)
+        answers = self._generated(decoder) if decoder is not None else self._recomputed(task, engine)
+        return [
+            WrittenSample(self._text(prompt), self._text(answer))
+            for prompt, answer in zip(self.prompts, answers, strict=True)
+        ]
+
+    def _generated(self, decoder: Decoder) -> list[Sequence[int]]:
+        requests = [
+            Request(tuple(prompt.tolist()), LONGEST_ANSWER, stop_ids=self.codec.stop_ids) for prompt in self.prompts
+        ]
+        # The same memory on every process, so that all of them take the same steps.
+        generations = generate.Engine(decoder, rows=len(requests), memory=MEMORY).run(requests)
+        return [generation.ids for generation in generations]
+
+    @torch.no_grad()
+    def _recomputed(self, task: Task, engine: Engine) -> list[Sequence[int]]:
+        """The same where a row is spread over processes, so that there is no cache: every token is a pass of all."""
         rows = list(self.prompts)
         going = list(range(len(rows)))
         training = task.model.training
@@ -55,12 +76,9 @@ class Sampler:
                     break
         finally:
             task.model.train(training)
-        return [
-            WrittenSample(self._text(prompt), self._text(row[len(prompt) :]))
-            for prompt, row in zip(self.prompts, rows, strict=True)
-        ]
+        return [row[len(prompt) :].tolist() for prompt, row in zip(self.prompts, rows, strict=True)]
 
-    def _text(self, ids: np.ndarray) -> str:
+    def _text(self, ids: Sequence[int] | np.ndarray) -> str:
         return self.codec.tokenizer.decode([int(i) for i in ids], skip_special_tokens=True).strip()
 
 
