@@ -20,9 +20,10 @@ from stoker.launch.first_failure import RankFailed
 from stoker.verify.difference import Computed, Difference
 from stoker.verify.layout_cases import Cell
 from stoker.verify.plain_run import run_plain
+from stoker.verify.reference_run import between
 from stoker.verify.toy_job import Twin, make_twin
 from stoker.verify.toy_rows import tokenizer
-from stoker.verify.verifier import Verifier, between
+from stoker.verify.verifier import Verifier
 from stoker.verify.verify_run import Trace
 
 DIFFERENCES = {"max_loss_diff", "max_grad_norm_diff", "max_grad_diff", "max_weight_diff", "max_evaluation_diff"}

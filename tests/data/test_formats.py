@@ -1,19 +1,15 @@
-"""Formats: what each spelling says, why a row is refused, and that no JSON value whatever raises."""
+"""Formats: what each spelling says, and why a row is refused."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from stoker.data.detect_format import detect
-from stoker.data.formats import FORMATS, parse, read
+from stoker.data.formats import parse, read
 from stoker.data.rows import Conversation, Message, Preference, Text
-from stoker.errors import UserError
 
 NAN = float("nan")
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -356,44 +352,6 @@ def test_columns_are_renamed_first() -> None:
     assert parse({"ask": "Hi", "reply": NAN}, "instruction", columns) == "NaN in column reply"
 
 
-def test_the_format_of_most_rows_is_taken() -> None:
-    rows: list[dict[str, Any] | str] = [
-        {"text": "x"},
-        {"prompt": "a", "completion": "b"},
-        {"prompt": "a", "completion": "c"},
-    ]
-    assert detect(rows) == "prompt"
-    assert detect(["a document"]) == "text"
-
-
-def test_unknown_columns_are_named_with_the_nearest_format() -> None:
-    with pytest.raises(UserError) as caught:
-        detect([{"Instruction_text": "Hi", "outputs": "Ho"}])
-    [problem] = caught.value.problems
-    assert "'Instruction_text', 'outputs'" in problem.message
-    assert all(name in problem.message for name in FORMATS)
-    assert "the nearest is instruction" in problem.suggestion
-    assert "{instruction: Instruction_text, output: outputs}" in problem.suggestion
-    with pytest.raises(UserError, match="no row to tell"):
-        detect([])
-
-
-@pytest.mark.parametrize(
-    ("row", "wanted"),
-    [
-        ({"Frage": "Wie alt?", "Antwort": "Zehn Jahre.", "Nr": 3}, "{instruction: Frage, output: Antwort}"),
-        ({"id": "7", "问题": "多大?", "答案": "十岁了。"}, "{instruction: 问题, output: 答案}"),
-        ({"nr": 1, "Inhalt": "Es war einmal."}, "{text: Inhalt}"),
-        ({"nr": 1, "dialog": [{"from": "human", "value": "Hi"}]}, "{conversations: dialog}"),
-        ({"nr": 1, "dialog": [{"role": "user", "content": "Hi"}]}, "{messages: dialog}"),
-    ],
-)
-def test_columns_of_other_names_are_proposed_by_what_they_hold(row: dict[str, Any], wanted: str) -> None:
-    with pytest.raises(UserError) as caught:
-        detect([row])
-    assert f"`columns: {wanted}`" in caught.value.problems[0].suggestion
-
-
 def test_columns_that_no_format_reads_are_named() -> None:
     row = {"instruction": "Hi", "output": "Ho", "question": "Hi", "input": "", "score": 0, "tags": [], "note": " "}
     assert read(row, "instruction")[1] == ["question", "score"]
@@ -408,41 +366,3 @@ def test_a_preference_keeps_a_last_turn_for_each_side() -> None:
         (Message("assistant", "Ho"),),
         (Message("assistant", "Ho"), Message("user", "Hi"), Message("assistant", "No")),
     )
-
-
-WORDS = sorted(
-    {"role", "content", "from", "value", "type", "name", "arguments", "input", "system", "history", "tools"}
-    | {column for format in FORMATS.values() for column in format.needed}
-)
-ROLE = st.sampled_from(["user", "assistant", "system", "tool", "human", "gpt", "function_call", "text"])
-SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | ROLE
-KEY = st.sampled_from(WORDS) | st.text(max_size=3)
-JSON = st.recursive(
-    SCALAR, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEY, inner, max_size=4), max_leaves=12
-)
-MESSAGE = st.fixed_dictionaries({}, optional={"role": JSON, "content": JSON, "from": JSON, "value": JSON})
-VALUE = JSON | st.lists(MESSAGE, max_size=3) | JSON.map(json.dumps)
-ROW = st.dictionaries(KEY, VALUE, max_size=5) | st.text(max_size=5)
-
-
-@settings(max_examples=400, deadline=None)
-@given(row=ROW, format=st.sampled_from(sorted(FORMATS)), columns=st.dictionaries(KEY, KEY, max_size=2))
-def test_no_json_value_raises(row: dict[str, Any] | str, format: str, columns: dict[str, str]) -> None:
-    found = parse(row, format, columns)
-    if isinstance(found, str):
-        assert found and "\n" not in found
-    elif isinstance(found, Conversation):
-        assert found.messages[-1].role == "assistant"
-    elif isinstance(found, Preference):
-        assert found.prompt and found.chosen != found.rejected
-    else:
-        assert found.text.strip()
-
-
-@settings(max_examples=200, deadline=None)
-@given(rows=st.lists(ROW, max_size=4), columns=st.dictionaries(KEY, KEY, max_size=2))
-def test_detecting_names_a_format_or_tells_the_user(rows: list[dict[str, Any] | str], columns: dict[str, str]) -> None:
-    try:
-        assert detect(rows, columns) in FORMATS
-    except UserError as error:
-        assert error.problems[0].suggestion

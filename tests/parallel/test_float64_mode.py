@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.parallel.float64_mode import in_float64
 from stoker.verify.toy_config import ToyShape, shrunk
-from stoker.verify.toy_job import WEIGHT_SCALE
+from stoker.verify.toy_model import WEIGHT_SCALE
 
 FAMILIES = (  # noqa: SIM905
     "gpt2 bloom opt gpt_neo gptj gpt_neox falcon llama qwen2 qwen3 mistral gemma2 gemma3_text glm glm4 phi phi3 "

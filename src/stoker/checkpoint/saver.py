@@ -57,8 +57,6 @@ class Saver:
         self._was_full = False  # whether the last checkpoint did not fit
         self._cost: float | None = None  # seconds of the last copy in memory
 
-    # -- checkpoints -----------------------------------------------------------------------------------------
-
     def attempt(self, state: State, keep: Keep) -> None:
         """Saves in the background. An error is an event and does not end the run: the next checkpoint may succeed."""
         with self._stalled():
@@ -198,8 +196,6 @@ class Saver:
         outcome = SaveOutcome(pending.step, "disk", seconds, pending.stall, size, deleted=pending.deleted, error=error)
         self._outcomes.append(outcome)
 
-    # -- copies in memory ------------------------------------------------------------------------------------
-
     def due(self, step: int) -> bool:
         """Whether a copy in memory is to be made after this step; called right after every step."""
         return self.cadence.due(step)
@@ -225,8 +221,6 @@ class Saver:
                 every, size = self.cadence.every, agreement.length
                 self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
             self._cost = seconds if known else None
-
-    # -- going on --------------------------------------------------------------------------------------------
 
     def has_state(self) -> bool:
         """Whether there is any state to go back to."""
@@ -261,8 +255,6 @@ class Saver:
             self.store.forget_after(restored.step)
         self._saved = restored.step if restored is not None and restored.where == "disk" else None
         return restored
-
-    # -- events ----------------------------------------------------------------------------------------------
 
     def report(self) -> None:
         """Records what `finished` gives as events."""

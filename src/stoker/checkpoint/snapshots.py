@@ -12,13 +12,14 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
+from stoker.checkpoint.pending import Pending
 from stoker.checkpoint.save_plan import Agreement, agree, unchanged
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
@@ -28,32 +29,6 @@ from stoker.runs.shm_folder import PREFIX, SharedFolder, has_folder, shared_fold
 
 VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
-
-
-@dataclass
-class Pending:
-    """A checkpoint that is being written in the background.
-
-    Attributes:
-        place: folder or URL of the checkpoints.
-        attempt: as `Storage.begin` gave it.
-        slot: the copy that it is written from.
-        begun: when its saving began, seconds since 1970.
-        stall: seconds that training waited for it.
-        deleted: checkpoints that were deleted before, to make room for it.
-        answers: what the writer has said about it.
-        reported: whether its outcome has been reported.
-    """
-
-    step: int
-    place: Path | str
-    attempt: str
-    slot: Slot
-    begun: float
-    stall: float
-    deleted: tuple[int, ...]
-    answers: list[dict[str, Any]] = field(default_factory=list)
-    reported: bool = False
 
 
 class Snapshots:

@@ -16,7 +16,7 @@ from stoker.job import LoadedJob
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
-from stoker.job.yaml_document import read_text
+from stoker.job.text_file import read_text
 from stoker.terminal import unescaped, visible
 
 REASON_COLUMN = 44  # where the origins begin, unless a value is longer

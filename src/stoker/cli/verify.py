@@ -99,7 +99,8 @@ def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:
         if cell.world == 1:
             print("the job trains in one process: only how it cuts the batch can be verified", file=sys.stderr)
         return [cell]
-    from stoker.job.yaml_document import parse_document, read_text
+    from stoker.job.text_file import read_text
+    from stoker.job.yaml_document import parse_document
 
     written = parse_document(read_text(layouts), file=layouts).data
     if not (isinstance(written, list) and written and all(isinstance(block, dict) for block in written)):

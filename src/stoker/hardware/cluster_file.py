@@ -18,7 +18,8 @@ from stoker.hardware.nodes import NODE_TYPES
 from stoker.job.block import Block, PositiveInt
 from stoker.job.key_paths import describe
 from stoker.job.schema_errors import shown
-from stoker.job.yaml_document import JobDocument, parse_document, read_text
+from stoker.job.text_file import read_text
+from stoker.job.yaml_document import JobDocument, parse_document
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

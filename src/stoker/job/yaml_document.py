@@ -15,10 +15,9 @@ from ruamel.yaml.reader import ReaderError
 
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import KeyPath, dotted
+from stoker.job.text_file import read_text
 
-LARGEST_FILE = 256 * 1024  # bytes; the pure-Python parser reads about 128 KiB a second
 MOST_VALUES = 50_000  # after aliases are written out, so that a few nested aliases cannot grow without end
-STREAMS = ("/dev/", "/proc/")  # a FIFO here is what a shell writes into: `stoker check <(generate)`
 COMMAND_LINE = "command line"
 
 # What escapes of YAML can write, but neither a path nor a tokenizer can take.
@@ -99,36 +98,6 @@ def read_document(path: str | Path) -> JobDocument:
         message = f"the file holds {kind_of(document.data)}, not keys and values"
         raise UserError(Problem(message, "begin with a line such as `task: sft`", file=str(path), line=1, column=1))
     return document
-
-
-def read_text(path: str | Path) -> str:
-    """The file's text. Raises UserError for a missing or huge file, a folder, or bytes that are no UTF-8."""
-    file, path = str(path), Path(path)
-    try:
-        size = path.stat().st_size
-        if path.is_dir():
-            inner = path / "job.yaml"
-            hint = f"name a file in it, such as {inner}" if inner.is_file() else "name the job file itself"
-            raise UserError(Problem("this is a folder, not a job file", hint, file=file))
-        if path.is_fifo() and not file.startswith(STREAMS):
-            raise UserError(Problem("this is a FIFO, not a file", "name the job file itself", file=file))
-        with path.open("rb") as opened:
-            raw = opened.read(LARGEST_FILE + 1)  # a device has no size and perhaps no end
-        if len(raw) > LARGEST_FILE:
-            message = f"the file holds {max(size, len(raw)):,} bytes, and a job file at most {LARGEST_FILE:,}"
-            raise UserError(Problem(message, "a job is a few lines; give data by its path under `data:`", file=file))
-    except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        message = "there is no such file" if missing else f"cannot be read ({error.strerror or error})"
-        hint = "write one with `stoker new`" if missing else ""
-        raise UserError(Problem(message, hint, file=file)) from error
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = len(raw[raw.rfind(b"\n", 0, error.start) + 1 : error.start].decode("utf-8", "replace")) + 1
-        message = f"byte 0x{raw[error.start]:02x} is not UTF-8"
-        raise UserError(Problem(message, "save the file as UTF-8", file=file, line=line, column=column)) from error
 
 
 def parse_document(text: str, file: str) -> JobDocument:

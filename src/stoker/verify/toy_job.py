@@ -13,20 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from stoker.data.pack import best_fit
-from stoker.errors import UserError
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import TASKS, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
-from stoker.job.tune_keys import ADAPTERS, keys_of
 from stoker.verify.layout_cases import Cell
-from stoker.verify.toy_config import WIDTH, config_of, heads_of, shrunk
-from stoker.verify.toy_rows import END_ID, KNOWN, TOKENS, forward_passes, rows_for, tokenizer, write_rows
+from stoker.verify.toy_config import config_of, heads_of, shrunk
+from stoker.verify.toy_keys import dropout_rates, train_keys, tune_keys
+from stoker.verify.toy_model import write_model
+from stoker.verify.toy_rows import KNOWN, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
 SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.engine.LENGTHS`
 SHORT = 16  # tokens, where a run takes many rows
@@ -34,14 +32,7 @@ MANY = 400  # rows
 STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
 DECAY_STEPS = 8  # of the schedule `wsd`, which decays in the last one
 EVALUATION_TOKENS, EVALUATION_PASSES = 48, 7  # the passes divide by few numbers of processes
-LR, EPS = 5e-3, 1e-6
 WARMUP = 2  # steps
-RANK = 4
-VIRTUAL_TOKENS = 5
-LAYERS = "0,2-"  # where not all blocks have adapters
-WEIGHT_SCALE = 0.2  # of random matrices: attention is far from even
-MOST_WEIGHTS = 20_000_000
-NEW_ROWS_FIRST = 2  # steps
 FAULTY_STEPS = 3  # of a run whose first two are not finite
 
 
@@ -238,7 +229,7 @@ def make_twin(
         UserError: the model's configuration cannot be read.
     """
     job, clips = loaded.job, loaded.job.train.clip > 0
-    common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": _train(job)}
+    common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
     spec = task_of(job)
     if spec.toy is not None:
         block, samples = spec.toy(loaded)
@@ -247,83 +238,10 @@ def make_twin(
         common[job.task] = getattr(job, job.task).model_dump(exclude_none=True)
     assert job.model is not None
     config = config or config_of(job.model, base)
-    tune, facts = _tune(job)
+    tune, facts = tune_keys(job)
     tokenizer().save_pretrained(folder / "tokenizer")
     if job.tune.new_rows_first:
         pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
-    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, _dropout(job, config), facts)
-
-
-def _train(job: ResolvedJob) -> dict[str, Any]:
-    """The job's training with a rate that is felt within a few steps."""
-    train = job.train
-    values: dict[str, Any] = {
-        "precision": "fp64",
-        "lr": LR,
-        "optimizer": train.optimizer,
-        "schedule": train.schedule,
-        "warmup": train.warmup,
-        "min_lr": train.min_lr,
-        "weight_decay": train.weight_decay,
-    }
-    if train.optimizer == "sgd":
-        values["beta1"] = train.beta1
-    if train.optimizer == "adamw":
-        # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
-        values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
-    return values
-
-
-def _tune(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The job's ``tune:`` block with a small rank, and what else was changed in it."""
-    tune = job.tune
-    if tune.method == "full":
-        first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
-        return {"method": "full", **first}, ()
-    facts = []
-    if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
-        facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
-    method = "lora" if tune.method in ADAPTERS else tune.method
-    rank = min(tune.rank, RANK)
-    small: dict[str, Any] = {"rank": rank, "alpha": tune.alpha * rank / tune.rank, "width": WIDTH}
-    small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
-    if tune.layers != "all":
-        facts.append(f"adapters in the blocks {LAYERS} of a small model")
-        small["layers"] = LAYERS
-    keys = keys_of(method, deep=tune.deep)
-    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
-    return {"method": method, **values}, tuple(facts)
-
-
-def _dropout(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
-    """The rates at which the job drops."""
-    rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
-    rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
-    return frozenset(rates - {0.0})
-
-
-def write_model(config: PreTrainedConfig, folder: Path, seed: int) -> None:
-    """Writes a random model as ``save_pretrained`` does.
-
-    Raises:
-        UserError: transformers builds no such model, or it is not small.
-    """
-    try:
-        with torch.device("meta"):
-            count = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-        if count > MOST_WEIGHTS:
-            raise UserError(f"{config.model_type}: the small twin would have {count:,} weights, which is not small")
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, ZeroDivisionError) as error:
-        raise UserError(f"there is no small twin of a {config.model_type}: {error}") from error
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Biases and norms are moved as well: at zero and one they would hide a piece in the wrong place.
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * WEIGHT_SCALE
-            parameter.copy_(noise if parameter.dim() > 1 else parameter + noise / 2)
-    model.config.eos_token_id = END_ID
-    model.generation_config = GenerationConfig(eos_token_id=END_ID)
-    model.save_pretrained(folder)
+    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, dropout_rates(job, config), facts)

@@ -7,8 +7,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from stoker.train.dropout_rng import problem_of
 from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.layout_cases import Cell, reference_of
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
+from stoker.verify.reference_run import ReferenceRun, between
 from stoker.verify.toy_job import FAULTY_STEPS, Twin, Variant
 from stoker.verify.verdict import Check, Verdict
 from stoker.verify.verify_run import Trace, trace
@@ -35,26 +35,7 @@ BOUND = 1e-10  # in float64, of a model whose family states no other
 TIMEOUT = 300.0  # seconds of one run
 WAIT = 20.0  # seconds that a process waits for the others in a collective; on a busy machine ...
 WAITS = 10  # ... as many times what one process takes for the whole run
-SMALLEST = 1e-12  # gradient norm that a limit can lie above
 TIMED_OUT = "Timed out"  # what gloo says then
-
-
-@dataclass(frozen=True)
-class ReferenceRun:
-    """What one process computed.
-
-    Attributes:
-        path: of its job file.
-        clip: largest gradient norm: some steps are above it and some below.
-        seconds: that it took.
-        checks: of the run itself, as far as they have been made.
-    """
-
-    trace: Trace
-    path: Path
-    clip: float
-    seconds: float
-    checks: dict[str, Check] = field(default_factory=dict)
 
 
 class Verifier:
@@ -153,8 +134,6 @@ class Verifier:
             reference.checks[name] = check()
         return reference.checks[name]
 
-    # -- one process -----------------------------------------------------------------------------------------
-
     def _reference(self, cell: Cell) -> ReferenceRun:
         one = reference_of(cell)
         unclipped = self.twin.job_file(one, beside=cell)
@@ -196,8 +175,6 @@ class Verifier:
         if found.numbers.get((last, "samples")) != last * batch:
             return Check("by steps", False, f"{last} steps do not take {last} x {batch} samples")
         return self._compared("by steps", compare(_before(last, found), _before(last, reference.trace)), found)
-
-    # -- a layout --------------------------------------------------------------------------------------------
 
     def _replicas(self, run: Trace) -> Check:
         found = run.replicas
@@ -282,15 +259,6 @@ class Verifier:
         found = self.pool.run(trace, *given, world=world, timeout=TIMEOUT, wait=self._wait)[0]
         assert found is not None
         return found
-
-
-def between(norms: tuple[float, ...]) -> float:
-    """A limit that some of the norms are above and some below: in the middle of the widest gap."""
-    ordered = sorted(max(norm, SMALLEST) for norm in norms)
-    if len(ordered) < 2:
-        return ordered[0] / 2
-    low, high = max(pairwise(ordered), key=lambda pair: pair[1] / pair[0])
-    return float((low * high) ** 0.5)
 
 
 def _before(step: int, run: Trace) -> Computed:

@@ -1,0 +1,35 @@
+"""A checkpoint that the background writer has not finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.checkpoint.shm_buffers import Slot
+
+
+@dataclass
+class Pending:
+    """A checkpoint that is being written in the background.
+
+    Attributes:
+        place: folder or URL of the checkpoints.
+        attempt: as `Storage.begin` gave it.
+        slot: the copy that it is written from.
+        begun: when its saving began, seconds since 1970.
+        stall: seconds that training waited for it.
+        deleted: checkpoints that were deleted before, to make room for it.
+        answers: what the writer has said about it.
+        reported: whether its outcome has been reported.
+    """
+
+    step: int
+    place: Path | str
+    attempt: str
+    slot: Slot
+    begun: float
+    stall: float
+    deleted: tuple[int, ...]
+    answers: list[dict[str, Any]] = field(default_factory=list)
+    reported: bool = False

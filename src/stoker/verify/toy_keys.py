@@ -1,0 +1,65 @@
+"""The keys of a job's small copy: its training and its tuning, with sizes of a small model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from stoker.job.resolved import ResolvedJob
+from stoker.job.tune_keys import ADAPTERS, keys_of
+from stoker.verify.toy_config import WIDTH
+
+LR, EPS = 5e-3, 1e-6
+RANK = 4
+VIRTUAL_TOKENS = 5
+LAYERS = "0,2-"  # where not all blocks have adapters
+NEW_ROWS_FIRST = 2  # steps
+
+
+def train_keys(job: ResolvedJob) -> dict[str, Any]:
+    """The job's training with a rate that is felt within a few steps."""
+    train = job.train
+    values: dict[str, Any] = {
+        "precision": "fp64",
+        "lr": LR,
+        "optimizer": train.optimizer,
+        "schedule": train.schedule,
+        "warmup": train.warmup,
+        "min_lr": train.min_lr,
+        "weight_decay": train.weight_decay,
+    }
+    if train.optimizer == "sgd":
+        values["beta1"] = train.beta1
+    if train.optimizer == "adamw":
+        # Adam divides by the gradient's size: one that is zero but for rounding would become a whole step.
+        values |= {"beta1": train.beta1, "beta2": train.beta2, "eps": max(EPS, train.eps)}
+    return values
+
+
+def tune_keys(job: ResolvedJob) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The job's ``tune:`` block with a small rank, and what else was changed in it."""
+    tune = job.tune
+    if tune.method == "full":
+        first = {"new_rows_first": min(tune.new_rows_first, NEW_ROWS_FIRST)} if tune.new_rows_first else {}
+        return {"method": "full", **first}, ()
+    facts = []
+    if tune.method == "qlora" or (job.model is not None and job.model.quantise != "none"):
+        facts.append("lora on a base in float64, as a quantised base cannot be compared exactly")
+    method = "lora" if tune.method in ADAPTERS else tune.method
+    rank = min(tune.rank, RANK)
+    small: dict[str, Any] = {"rank": rank, "alpha": tune.alpha * rank / tune.rank, "width": WIDTH}
+    small["tokens"] = min(tune.tokens, VIRTUAL_TOKENS)
+    if tune.layers != "all":
+        facts.append(f"adapters in the blocks {LAYERS} of a small model")
+        small["layers"] = LAYERS
+    keys = keys_of(method, deep=tune.deep)
+    values = {key: value for key, value in {**tune.model_dump(), **small}.items() if key in keys}
+    return {"method": method, **values}, tuple(facts)
+
+
+def dropout_rates(job: ResolvedJob, config: PreTrainedConfig) -> frozenset[float]:
+    """The rates at which the job drops."""
+    rates = {v for k, v in config.get_text_config().to_dict().items() if "drop" in k and isinstance(v, float)}
+    rates |= {job.tune.dropout} if "dropout" in keys_of(job.tune.method, deep=job.tune.deep) else set()
+    return frozenset(rates - {0.0})
