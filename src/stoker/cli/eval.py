@@ -1,4 +1,6 @@
-"""Measure a run on data: loss, perplexity, token accuracy over the trained tokens."""
+"""Measure a run on data: loss, perplexity, token accuracy over the trained tokens; or its answers, against what is
+expected of them, against another run, under several prompts, or on tasks of lm-evaluation-harness.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,19 @@ import json
 from pathlib import Path
 
 from stoker.cli.trust_options import add_trust, trusted
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker eval``."""
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="the run's folder, or its name below runs/; with --answers and --tasks also an exported folder, a GGUF "
+        "file or a hub id",
+    )
     parser.add_argument(
         "data",
         nargs="?",
@@ -27,16 +34,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"
     )
+    _add_answers(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_trust(parser)
 
 
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what the model answers")
+    group.add_argument("--answers", metavar="FILE", help="your own rows of prompt and expected answer")
+    group.add_argument(
+        "--score",
+        nargs="+",
+        metavar="NAME[:ARG]",
+        help="exact, normalised, regex[:PATTERN], json_schema[:FILE], numeric[:TOLERANCE], rouge, chrf, "
+        "python:MODULE:FUNCTION, judge:URL[,MODEL] (default: exact normalised)",
+    )
+    group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
+    group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
+    group.add_argument("--seed", type=int, default=0, help="of sampling and of resampling (default: 0)")
+    group.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
+    group.add_argument(
+        "--to", metavar="FOLDER", help="keep the results there (default: the run's folder; else they are only printed)"
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
-    from stoker.cli.report import TokeniseReport, quiet_libraries
+    _check_options(arguments)
+    from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if arguments.answers is not None:
+        from stoker.cli.eval_answers import run_answers
+
+        return run_answers(arguments)
+    return _run_loss(arguments)
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuses options that have no effect together, before anything is loaded."""
+    if arguments.max_tokens < 1 or arguments.temperature < 0 or (arguments.limit is not None and arguments.limit < 1):
+        raise UserError("--max-tokens and --limit must be above 0, and --temperature at least 0")
+    answering = arguments.answers is not None
+    if answering and (arguments.data is not None or arguments.format != "auto"):
+        raise UserError(Problem("DATA and --format measure a loss, --answers answers", "give one of them"))
+    if answering and (arguments.compare or arguments.quantise):
+        raise UserError("--compare and --quantise measure a loss; --answers takes neither")
+    if not answering:
+        options = {"--score": arguments.score, "--limit": arguments.limit, "--to": arguments.to}
+        if given := [name for name, value in options.items() if value is not None]:
+            raise UserError(Problem(f"{given[0]} has no effect on a loss", "give rows with --answers FILE"))
+
+
+def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
+    from stoker.cli.report import TokeniseReport
     from stoker.train.evaluate_run import measure
 
     base = Path.cwd()

@@ -1,4 +1,4 @@
-"""List the runs: state, step, losses, and how their time was spent."""
+"""List the runs: state, step, losses, how their time was spent, and their evaluations."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     Console(soft_wrap=True, highlight=False).print(table)
     if len(runs) == 1 and runs[0].goodput is not None:
         _print_split(runs[0].goodput)
+    if len(runs) == 1:
+        _print_evaluations(Path(runs[0].path))
     return 0
 
 
@@ -80,8 +82,10 @@ def _runs(name: str) -> list[RunSummary]:
 
 
 def _answer(run: RunSummary) -> dict[str, Any]:
-    """The summary with the run's effective training time, a fraction of its wall time."""
-    answer = asdict(run)
+    """The summary with its evaluations, and the run's effective training time, a fraction of its wall time."""
+    from stoker.runs.evaluations import read_evaluations
+
+    answer = asdict(run) | {"evaluations": [each.as_json() for each in read_evaluations(Path(run.path))]}
     if run.goodput is not None:
         answer["goodput"]["effective"] = run.goodput.effective
     return answer
@@ -94,6 +98,30 @@ def _print_split(split: Goodput) -> None:
     for cause, seconds in sorted(split.parts.items(), key=lambda item: -item[1]):
         if seconds >= 0.001 * split.wall:
             print(f"  {seconds / split.wall:6.1%}  {seconds:9.1f} s  {WORDS[cause]}")
+
+
+def _print_evaluations(folder: Path) -> None:
+    from rich.table import Table
+
+    from stoker.console import Console
+    from stoker.runs.evaluations import read_evaluations
+
+    kept = read_evaluations(folder)
+    if not kept:
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("evaluation", "data", "step", "measure"):
+        table.add_column(column)
+    for column in ("value", "standard error", "rows"):
+        table.add_column(column, justify="right")
+    for each in kept:
+        for figure in each.figures:
+            error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
+            of = f"{figure.of}: " if figure.of else ""
+            what = each.kind, str(each.data.get("path", "")), str(each.step or "-"), of + figure.name
+            table.add_row(*what, _number(figure.value), error, str(figure.rows))
+    print()
+    Console(soft_wrap=True, highlight=False).print(table)
 
 
 def _share(run: RunSummary) -> str:

@@ -1,0 +1,61 @@
+"""``stoker eval --answers``: the user's own rows, scored."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.cli.eval_report import evaluation, finish
+from stoker.cli.trust_options import trusted
+from stoker.evaluate.answer_rows import read_answer_rows
+from stoker.evaluate.answers import Questions, ScoredAnswer, answer, details, figures, open_questions
+from stoker.evaluate.ask_model import AskSettings
+from stoker.generate.open_model import OpenModel, open_model
+
+DEFAULT_SCORERS = ("exact", "normalised")
+
+
+def settings_of(arguments: argparse.Namespace) -> AskSettings:
+    """How answers are drawn."""
+    return AskSettings(arguments.temperature, arguments.seed, arguments.max_tokens)
+
+
+def questions_of(arguments: argparse.Namespace) -> Questions:
+    """The rows and scorers of the command line, read before a model is."""
+    rows = read_answer_rows(arguments.answers, Path.cwd(), limit=arguments.limit)
+    return open_questions(rows, tuple(arguments.score or DEFAULT_SCORERS), Path.cwd())
+
+
+def model_of(arguments: argparse.Namespace) -> OpenModel:
+    """The model of the command line."""
+    return open_model(arguments.run, Path.cwd(), at=arguments.at, trusted=trusted(arguments))
+
+
+def run_answers(arguments: argparse.Namespace) -> int:
+    """Asks, scores, keeps and prints."""
+    questions = questions_of(arguments)
+    model = model_of(arguments)
+    answers = answer(model, questions, settings_of(arguments))
+    found = evaluation(
+        "answers",
+        model,
+        data=questions.as_json(),
+        asked={"score": list(questions.chosen), **settings_of(arguments).as_json()},
+        figures=figures(answers, list(questions.scorers)),
+        details=details(answers, questions),
+    )
+    return finish(arguments, found, [each.as_json() for each in answers], notes(answers, questions))
+
+
+def notes(answers: Sequence[ScoredAnswer], questions: Questions) -> list[str]:
+    """What is to be said beside the figures."""
+    counts = details(answers, questions)
+    said = [f"{counts['rows']} rows of {questions.rows.path}"]
+    if without := counts["rows_without_expected"]:
+        said.append(f"{without} of them have no expected answer: scorers that need one leave them out")
+    if cut := counts["answers_cut"]:
+        said.append(f"{cut} answers were cut at --max-tokens")
+    if "judge" in counts:
+        said.append("judge: " + ", ".join(f"{count} {verdict}" for verdict, count in counts["judge"].items()))
+    return said

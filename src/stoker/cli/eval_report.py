@@ -1,0 +1,81 @@
+"""Keeps and prints evaluations: tables of figures with their uncertainty."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.generate.open_model import OpenModel
+from stoker.models.model_source import locate
+from stoker.runs.evaluations import Figure, KeptEvaluation, keep
+from stoker.runs.find_run import find_run
+
+
+def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
+    """The folder that results are kept in; None where they are only printed."""
+    if arguments.to is not None:
+        return base / str(arguments.to)
+    return None if locate(arguments.run, base) is not None else find_run(arguments.run, base).path
+
+
+def evaluation(
+    kind: str,
+    model: OpenModel,
+    *,
+    data: dict[str, Any],
+    asked: dict[str, Any],
+    figures: Sequence[Figure],
+    details: dict[str, Any],
+) -> KeptEvaluation:
+    """An evaluation that has just ended."""
+    return KeptEvaluation(kind, time.time(), model.name, model.step, data, asked, tuple(figures), details)
+
+
+def finish(
+    arguments: argparse.Namespace, found: KeptEvaluation, rows: list[dict[str, Any]], notes: Sequence[str]
+) -> int:
+    """Keeps an evaluation where there is a place for it, and prints it."""
+    place = place_of_results(arguments, Path.cwd())
+    kept = keep(place, found, rows) if place is not None else None
+    if arguments.json:
+        print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}))
+        return 0
+    print_figures(found.figures)
+    for note in notes:
+        print(note)
+    if kept:
+        print(f"kept in {kept} and {kept.with_suffix('.jsonl').name}")
+    else:
+        print(f"nothing is kept: {arguments.run} is no run; name a folder with --to FOLDER")
+    return 0
+
+
+def print_figures(figures: Sequence[Figure]) -> None:
+    """A line a figure."""
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    several = any(figure.of for figure in figures)
+    intervals = any(figure.low is not None for figure in figures)
+    for column in (*(["of"] if several else []), "measure"):
+        table.add_column(column)
+    for column in ("value", "standard error", *(["interval"] if intervals else []), "rows"):
+        table.add_column(column, justify="right")
+    for figure in figures:
+        error = "-" if figure.standard_error is None else f"{figure.standard_error:.4f}"
+        between = "-" if figure.low is None else f"{figure.low:+.4f} to {figure.high:+.4f}"
+        table.add_row(
+            *([figure.of] if several else []),
+            figure.name,
+            f"{figure.value:.4f}",
+            error,
+            *([between] if intervals else []),
+            str(figure.rows),
+        )
+    Console(soft_wrap=True, highlight=False).print(table)

@@ -1,0 +1,74 @@
+"""Asks a model the prompts of rows, all together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.evaluate.answer_rows import AnswerRow
+from stoker.generate.answer_text import Answer, answer_all
+from stoker.generate.open_model import OpenModel
+from stoker.generate.request import Request, Sampling
+
+
+@dataclass(frozen=True)
+class AskSettings:
+    """How answers are drawn.
+
+    Attributes:
+        seed: the answer to row i is drawn with ``seed + i``.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+    max_tokens: int = 256
+
+    def as_json(self) -> dict[str, Any]:
+        return {"temperature": self.temperature, "seed": self.seed, "max_tokens": self.max_tokens}
+
+
+def prompts_of(
+    model: OpenModel, rows: Sequence[AnswerRow], conversations: Sequence[Sequence[dict[str, Any]]]
+) -> list[list[int]]:
+    """The token ids of each row's conversation.
+
+    Raises:
+        UserError: with the row's place, where a conversation is empty, too long, or refused by the chat template.
+    """
+    return [_ids(model, row, turns) for row, turns in zip(rows, conversations, strict=True)]
+
+
+def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> list[int]:
+    if not turns:
+        raise UserError(row.problem("the row has no prompt", "name its column prompt, messages or question"))
+    if model.chats:
+        try:
+            ids = model.prompt_ids(turns)
+        except UserError as error:
+            raise UserError(*(row.problem(p.message, p.suggestion) for p in error.problems)) from error
+    elif len(turns) > 1:
+        message = f"the row has {len(turns)} turns, and {model.name} continues plain text"
+        raise UserError(row.problem(message, "give it one prompt a row"))
+    else:
+        ids = model.tokenizer.encode(turns[0]["content"]).ids
+    context = model.decoder.context
+    if context is not None and len(ids) >= context:
+        message = f"the prompt is {len(ids):,} tokens, and the model was built for {context:,} with the answer"
+        raise UserError(row.problem(message, "shorten it"))
+    return ids
+
+
+def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSettings) -> list[Answer]:
+    """The answers to prompts."""
+    requests = [
+        Request(
+            tuple(ids),
+            settings.max_tokens,
+            Sampling(temperature=settings.temperature, seed=settings.seed + number),
+            model.codec.stop_ids,
+        )
+        for number, ids in enumerate(prompts)
+    ]
+    return answer_all(model.engine(), model.tokenizer, requests)

@@ -1,0 +1,142 @@
+"""A model behind an OpenAI-compatible address that says which of two answers is better.
+
+It is asked twice, with the answers in either order, as models prefer the first or the second place (Zheng et al.,
+2023). It is contacted only where the command line names it; redirects are not followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from stoker.errors import Problem, RunFailed, UserError, reason_of
+
+TOKEN = "STOKER_JUDGE_TOKEN"
+TRIES = 3
+WAIT = 2.0  # seconds before the second try, twice as long before the third
+TIMEOUT = 120.0  # seconds
+LARGEST = 1 << 22  # bytes of an answer
+LONGEST_VERDICT = 1024  # tokens: some models think first
+
+PROMPT = """Compare two answers to a question. Judge how right and how helpful they are, not their length or order.
+
+[Question]
+{question}
+
+[Answer A]
+{a}
+
+[Answer B]
+{b}
+
+End with one line: VERDICT: A, VERDICT: B, or VERDICT: TIE."""
+_VERDICT = re.compile(r"VERDICT:\W*(A|B|TIE)\b", re.IGNORECASE)
+_OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What both orders together say of the first answer.
+
+    Attributes:
+        name: ``win``, ``loss``, ``tie`` (both orders say so, or they contradict each other), ``unclear`` (an order
+            gave no verdict; counted as a tie).
+    """
+
+    name: str
+
+    @property
+    def score(self) -> float:
+        return {"win": 1.0, "loss": 0.0}.get(self.name, 0.5)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """An address and the model that is asked there."""
+
+    url: str
+    model: str
+
+    def compare(self, question: str, first: str, second: str) -> Verdict:
+        """Which of two answers is better.
+
+        Raises:
+            RunFailed: the address gives no answer.
+        """
+        said = self._ask(question, first, second)
+        swapped = self._ask(question, second, first)
+        if said is None or swapped is None:
+            return Verdict("unclear")
+        if said != _OTHER[swapped]:
+            return Verdict("tie")
+        return Verdict({"A": "win", "B": "loss", "TIE": "tie"}[said])
+
+    def _ask(self, question: str, a: str, b: str) -> str | None:
+        content = PROMPT.format(question=question, a=a, b=b)
+        asked = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "temperature": 0,
+            "max_tokens": LONGEST_VERDICT,
+        }
+        answer = _request(f"{self.url}/chat/completions", asked)
+        try:
+            text = str(answer["choices"][0]["message"]["content"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RunFailed(f"the judge at {self.url} gave no chat completion") from error
+        found = _VERDICT.findall(text) or re.findall(r"^\W*(A|B|TIE)\W*$", text.strip(), re.IGNORECASE)
+        return str(found[-1]).upper() if found else None
+
+
+def open_judge(argument: str) -> Judge:
+    """The judge of ``URL[,MODEL]``; without MODEL the first that the address lists.
+
+    Raises:
+        UserError: it is no address of HTTP.
+        RunFailed: it cannot be reached, or lists no model.
+    """
+    url, _, model = argument.partition(",")
+    url = url.rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise UserError(Problem(f"{url!r} is no address of a judge", "write judge:http://HOST:PORT/v1,MODEL"))
+    if not model:
+        try:
+            model = str(_request(f"{url}/models")["data"][0]["id"])
+        except (KeyError, IndexError, TypeError) as error:
+            raise RunFailed(f"the judge at {url} lists no model; write judge:{url},MODEL") from error
+    return Judge(url, model)
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the token to another host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _request(url: str, body: dict[str, Any] | None = None) -> Any:
+    headers = {"Content-Type": "application/json"}
+    if token := os.environ.get(TOKEN):
+        headers["Authorization"] = f"Bearer {token}"
+    request = urllib.request.Request(url, json.dumps(body).encode() if body else None, headers)
+    opener = urllib.request.build_opener(_NoRedirect)
+    for attempt in range(1, TRIES + 1):
+        try:
+            with opener.open(request, timeout=TIMEOUT) as response:
+                return json.loads(response.read(LARGEST))
+        except urllib.error.HTTPError as error:
+            if attempt == TRIES or not (error.code == 429 or error.code >= 500):
+                raise RunFailed(f"the judge at {url} answered {error.code} {error.reason}") from error
+        except (OSError, ValueError) as error:
+            if attempt == TRIES:
+                raise RunFailed(f"the judge at {url} cannot be asked: {reason_of(error)}") from error
+        time.sleep(WAIT * attempt)
+    raise AssertionError("the last try returns or raises")

@@ -1,0 +1,318 @@
+"""Scores of an answer, from 0 (wrong) to 1 (right), by name.
+
+| name | the answer is right where |
+| --- | --- |
+| exact | it is the expected text, white space around it aside |
+| normalised | it is, without case, punctuation, articles and runs of white space (as SQuAD measures) |
+| regex[:PATTERN] | the pattern is found in it; without PATTERN the expected text is the pattern |
+| json_schema[:FILE] | it is JSON that fits the schema; without FILE the expected value is the schema |
+| numeric[:TOLERANCE] | its last number is the expected one, within 0.5 or 1% |
+| rouge[:rouge1, rouge2 or rougeL] | the F measure of n-grams or of the longest common subsequence (default rougeL) |
+| chrf | the F measure of character n-grams |
+| python:MODULE:FUNCTION | a function of yours gives the score |
+| judge:URL[,MODEL] | a model behind an OpenAI-compatible address prefers it to the expected answer |
+
+Where several expected answers are given, the best score counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+import string
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from stoker.errors import Problem, UserError, reading, reason_of
+from stoker.evaluate.answer_rows import AnswerRow
+from stoker.evaluate.judge import Judge, open_judge
+
+PATTERN_SECONDS = 5.0  # patterns may take exponential time
+INSTALL = "pip install 'stoker[evaluate]'"
+ROUGES = ("rouge1", "rouge2", "rougeL")
+FOREIGN = ("python", "judge")  # only the command line may name these
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+_FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an answer is worth, from 0 to 1, and why where a scorer says so."""
+
+    value: float
+    why: str = ""
+
+
+Function = Callable[[str, AnswerRow], Score]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A scorer as the user named it.
+
+    Attributes:
+        needs_expected: rows without an expected answer have no score.
+    """
+
+    name: str
+    score: Function
+    needs_expected: bool = True
+
+
+def scorer_of(name: str, base: Path) -> Scorer:
+    """The scorer of a name such as ``numeric:0.01``.
+
+    Raises:
+        UserError: there is no such scorer, its argument is wrong, or a package that it needs is not installed.
+    """
+    kind, colon, argument = name.partition(":")
+    make = MAKERS.get(kind)
+    if make is None:
+        near = get_close_matches(kind, MAKERS, 1, 0.5)
+        hint = f"did you mean {near[0]}?" if near else f"take one of {', '.join(MAKERS)}"
+        raise UserError(Problem(f"there is no scorer {kind!r}", hint))
+    if colon and not argument:
+        raise UserError(Problem(f"the scorer {name!r} ends in a colon", f"write {kind}, or {kind}:ARGUMENT"))
+    return make(name, argument, base)
+
+
+def normalised(text: str) -> str:
+    """Lower case, without punctuation, articles and runs of white space (Rajpurkar et al., 2016, their script)."""
+    plain = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def last_number(text: str) -> float | None:
+    """The last number in a text; thousands may be grouped by commas."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def _best(compare: Callable[[str, str], float], answer: str, row: AnswerRow) -> Score:
+    return Score(max(compare(answer, accepted) for accepted in row.accepted))
+
+
+def _without_argument(name: str, argument: str) -> None:
+    if argument:
+        raise UserError(Problem(f"the scorer {name!r} takes no argument", f"write {name.partition(':')[0]}"))
+
+
+def _exact(name: str, argument: str, base: Path) -> Scorer:
+    _without_argument(name, argument)
+    return Scorer(name, partial(_best, lambda answer, expected: float(answer.strip() == expected.strip())))
+
+
+def _normalised(name: str, argument: str, base: Path) -> Scorer:
+    _without_argument(name, argument)
+    return Scorer(name, partial(_best, lambda answer, expected: float(normalised(answer) == normalised(expected))))
+
+
+def _regex(name: str, argument: str, base: Path) -> Scorer:
+    if argument:
+        pattern = _compiled(argument)
+        return Scorer(name, lambda answer, row: Score(_found(pattern, answer, row)), needs_expected=False)
+    return Scorer(name, lambda answer, row: Score(max(_found(_compiled(p, row), answer, row) for p in row.accepted)))
+
+
+def _compiled(pattern: str, row: AnswerRow | None = None) -> Any:
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:
+        message = f"{pattern!r} is not a regular expression: {error}"
+        raise UserError(row.problem(message) if row else message) from error
+
+
+def _found(pattern: Any, answer: str, row: AnswerRow) -> float:
+    try:
+        return float(pattern.search(answer, timeout=PATTERN_SECONDS) is not None)
+    except TimeoutError as error:
+        message = f"the regular expression {pattern.pattern!r} took more than {PATTERN_SECONDS:g} s on an answer"
+        raise UserError(row.problem(message, "write one without nested repetitions")) from error
+
+
+def _json_schema(name: str, argument: str, base: Path) -> Scorer:
+    _need("jsonschema", name)
+    if argument:
+        path = base / argument
+        with reading(f"the schema {argument}"):
+            schema = json.loads(path.read_text(encoding="utf-8"))
+        check = _validator(schema, argument)
+        return Scorer(name, lambda answer, row: Score(_fits(check, answer)), needs_expected=False)
+    return Scorer(name, _fits_own)
+
+
+def _fits_own(answer: str, row: AnswerRow) -> Score:
+    schema = row.expected
+    try:
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+    except ValueError as error:
+        raise UserError(row.problem(f"the expected value is no JSON schema: {error}")) from error
+    return Score(_fits(_validator(schema, f"{row.source}:{row.row}"), answer))
+
+
+def _validator(schema: Any, place: str) -> Any:
+    """A validator that loads nothing that a schema refers to."""
+    from jsonschema.exceptions import SchemaError
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    if not isinstance(schema, dict | bool):
+        raise UserError(Problem("a JSON schema is an object", file=place))
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise UserError(Problem(f"not a JSON schema: {reason_of(error)}", file=place)) from error
+    return kind(schema, registry=Registry())
+
+
+def _fits(validator: Any, answer: str) -> float:
+    from jsonschema.exceptions import _WrappedReferencingError
+
+    fenced = _FENCE.fullmatch(answer.strip())
+    try:
+        value = json.loads(fenced[1] if fenced else answer)
+    except (ValueError, RecursionError):
+        return 0.0
+    try:
+        return float(validator.is_valid(value))
+    except _WrappedReferencingError as error:
+        raise UserError(f"the JSON schema refers to what it does not hold: {reason_of(error)}") from error
+
+
+def _numeric(name: str, argument: str, base: Path) -> Scorer:
+    relative = argument.endswith("%")
+    try:
+        tolerance = float(argument.removesuffix("%")) / (100 if relative else 1) if argument else 1e-9
+    except ValueError:
+        tolerance = -1.0
+    if not (tolerance >= 0 and math.isfinite(tolerance)):
+        raise UserError(Problem(f"the tolerance {argument!r} is no number", "write numeric:0.01 or numeric:1%"))
+    return Scorer(name, partial(_is_near, tolerance, relative or not argument))
+
+
+def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> Score:
+    said, scores = last_number(answer), []
+    for accepted in row.accepted:
+        expected = last_number(accepted)
+        if expected is None:
+            raise UserError(row.problem(f"the expected answer {accepted[:40]!r} holds no number"))
+        allowed = tolerance * abs(expected) if relative else tolerance
+        # The last digit of a decimal tolerance is not a binary number: 0.3 is within 0.1 of 0.2.
+        scores.append(float(said is not None and abs(said - expected) <= allowed * (1 + 1e-9)))
+    return Score(max(scores))
+
+
+def _rouge(name: str, argument: str, base: Path) -> Scorer:
+    _need("rouge_score", name)
+    from rouge_score.rouge_scorer import RougeScorer
+
+    kind = argument or "rougeL"
+    if kind not in ROUGES:
+        raise UserError(Problem(f"there is no measure {argument!r} of rouge", f"take one of {', '.join(ROUGES)}"))
+    measure = RougeScorer([kind], use_stemmer=False)
+    return Scorer(name, partial(_best, lambda said, expected: float(measure.score(expected, said)[kind].fmeasure)))
+
+
+def _chrf(name: str, argument: str, base: Path) -> Scorer:
+    _without_argument(name, argument)
+    _need("sacrebleu", name)
+    from sacrebleu.metrics import CHRF
+
+    measure = CHRF()
+    return Scorer(name, partial(_best, lambda said, expected: measure.sentence_score(said, [expected]).score / 100))
+
+
+def _need(module: str, name: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(Problem(f"the scorer {name} needs the package {module.replace('_', '-')}", INSTALL)) from error
+
+
+def _python(name: str, argument: str, base: Path) -> Scorer:
+    module_name, _, path = argument.partition(":")
+    if not module_name or not path:
+        raise UserError(Problem(f"{name!r} names no function", "write python:MODULE:FUNCTION"))
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
+    try:
+        function = reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise UserError(f"{name}: {module_name} has no {path!r}") from error
+    if not callable(function):
+        raise UserError(f"{name}: {path} is not a function")
+    return Scorer(name, partial(_call, name, function), needs_expected=False)
+
+
+def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) -> Score:
+    try:
+        value = function(answer, row.expected, dict(row.fields))
+    except Exception as error:
+        raise UserError(row.problem(f"{name} raised {type(error).__name__}: {reason_of(error)}")) from error
+    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        raise UserError(row.problem(f"{name} gave {value!r}", "a function gives a number, or True or False"))
+    return Score(float(value))
+
+
+def _judge(name: str, argument: str, base: Path) -> Scorer:
+    return Scorer(name, partial(_judged, open_judge(argument)))
+
+
+def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
+    question = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in row.turns)
+    verdict = judge.compare(question, answer, row.accepted[0])
+    return Score(verdict.score, verdict.name)
+
+
+MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
+    "exact": _exact,
+    "normalised": _normalised,
+    "regex": _regex,
+    "json_schema": _json_schema,
+    "numeric": _numeric,
+    "rouge": _rouge,
+    "chrf": _chrf,
+    "python": _python,
+    "judge": _judge,
+}
+
+
+def scorers_of(rows: Sequence[AnswerRow], chosen: Sequence[str], base: Path) -> dict[str, Scorer]:
+    """The scorers that are needed: those chosen on the command line, and those that rows name.
+
+    Raises:
+        UserError: with the row's place, where a row names a scorer that does not exist, or one that would run code or
+            contact an address, which only the command line may.
+    """
+    scorers = {name: scorer_of(name, base) for name in chosen}
+    for row in rows:
+        for name in row.scorers:
+            if name in scorers:
+                continue
+            if name.partition(":")[0] in FOREIGN:
+                hint = f"write --score {name} on the command line too, if you trust it"
+                raise UserError(row.problem(f"the row asks for the scorer {name!r}", hint))
+            if name.startswith("json_schema:"):
+                raise UserError(row.problem("a row cannot name a file", "write the schema as the expected value"))
+            try:
+                scorers[name] = scorer_of(name, base)
+            except UserError as error:
+                (found,) = error.problems
+                raise UserError(row.problem(found.message, found.suggestion)) from error
+    return scorers

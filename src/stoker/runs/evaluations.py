@@ -1,0 +1,151 @@
+"""Evaluations that are kept in a run's folder.
+
+evaluations/<time>-<kind>.json     what was asked, of which data, and the figures; `VERSION` is its format
+evaluations/<time>-<kind>.jsonl    the rows behind the figures: each answer beside its scores
+
+The first is written last: where it is there, both are whole. Reading them runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import RunFailed
+from stoker.files import read_file, replace_file
+from stoker.runs.run_folder import writing
+
+VERSION = 1
+FOLDER = "evaluations"
+LARGEST = 1 << 22  # bytes of a summary that is read; the rows are elsewhere
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number with its uncertainty.
+
+    Attributes:
+        of: what was measured: a template, a task; empty where there is one thing only.
+        name: the scorer or metric.
+        standard_error: None where it is not defined, as of one row.
+        rows: how many it is the mean of.
+        low, high: its confidence interval, where one was computed.
+    """
+
+    of: str
+    name: str
+    value: float
+    standard_error: float | None = None
+    rows: int = 0
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class KeptEvaluation:
+    """An evaluation as it is kept.
+
+    Attributes:
+        kind: ``answers``, ``prompts``, ``against``, ``tasks``.
+        time: when it ended, seconds since 1970.
+        model: the name of the run, folder or file.
+        step: of the run's checkpoint; None without a run.
+        data: path and digest of the content of what was read, and how many rows.
+        asked: the options that the figures depend on.
+        details: counts and verdicts beside the figures.
+    """
+
+    kind: str
+    time: float
+    model: str
+    step: int | None
+    data: dict[str, Any]
+    asked: dict[str, Any]
+    figures: tuple[Figure, ...]
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """As it is written; numbers that are not finite are null."""
+        whole: dict[str, Any] = _finite({"version": VERSION, **asdict(self)})
+        return whole
+
+
+def keep(folder: Path, evaluation: KeptEvaluation, rows: list[dict[str, Any]]) -> Path:
+    """Writes an evaluation and its rows; returns the path of the summary.
+
+    Args:
+        folder: the run's folder, or another one, which is made.
+
+    Raises:
+        RunFailed: ``evaluations`` is a link, or no folder.
+        DiskFailed: it cannot be written.
+    """
+    place = folder / FOLDER
+    if place.is_symlink() or (place.exists() and not place.is_dir()):
+        raise RunFailed(f"{place} is a link or no folder; remove it")
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(evaluation.time))
+    number, name = 1, f"{stamp}-{evaluation.kind}"
+    while any((place / f"{name}.{suffix}").exists() for suffix in ("json", "jsonl")):
+        number += 1
+        name = f"{stamp}-{evaluation.kind}-{number}"
+    path = place / f"{name}.json"
+    with writing(path):
+        lines = (json.dumps(_finite(row), ensure_ascii=False) + "\n" for row in rows)
+        replace_file(path.with_suffix(".jsonl"), "".join(lines))
+        replace_file(path, json.dumps(evaluation.as_json(), indent=2, ensure_ascii=False) + "\n")
+    return path
+
+
+def read_evaluations(folder: Path) -> list[KeptEvaluation]:
+    """The evaluations of a run, oldest first; files that are none are left out."""
+    place = folder / FOLDER
+    if place.is_symlink() or not place.is_dir():
+        return []
+    found = [_read(path) for path in sorted(place.glob("*.json"))]
+    return sorted((each for each in found if each is not None), key=lambda each: each.time)
+
+
+def _read(path: Path) -> KeptEvaluation | None:
+    """An evaluation's summary; None where the file is of another format, damaged, or a link."""
+    try:
+        if path.is_symlink() or path.stat().st_size > LARGEST:
+            return None
+        content = json.loads(read_file(path))
+        if content["version"] != VERSION:
+            return None
+        figures = tuple(_figure(each) for each in content["figures"])
+        step = content["step"]
+        return KeptEvaluation(
+            kind=str(content["kind"]),
+            time=float(content["time"]),
+            model=str(content["model"]),
+            step=None if step is None else int(step),
+            data=dict(content["data"]),
+            asked=dict(content["asked"]),
+            figures=figures,
+            details=dict(content["details"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _figure(content: dict[str, Any]) -> Figure:
+    numbers = {
+        name: None if content[name] is None else float(content[name]) for name in ("standard_error", "low", "high")
+    }
+    value = math.nan if content["value"] is None else float(content["value"])
+    return Figure(str(content["of"]), str(content["name"]), value, rows=int(content["rows"]), **numbers)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

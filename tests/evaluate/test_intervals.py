@@ -1,0 +1,84 @@
+"""Intervals against Student's and scipy's, and their coverage."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from stoker.evaluate.intervals import expanded_tail, mean_of, paired_difference, student_quantile
+
+stats = pytest.importorskip("scipy.stats")
+
+
+def test_the_mean_and_its_standard_error() -> None:
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    found = mean_of(values)
+    assert found is not None and found.count == 5
+    assert found.value == pytest.approx(0.6)
+    assert found.standard_error == pytest.approx(stats.sem(values))
+    assert mean_of([]) is None
+    assert mean_of([1.0]).standard_error is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("degrees", [4, 9, 30, 1000])
+@pytest.mark.parametrize("probability", [0.9, 0.975, 0.995])
+def test_quantiles_are_students(degrees: int, probability: float) -> None:
+    assert student_quantile(probability, degrees) == pytest.approx(stats.t.ppf(probability, degrees), rel=0.01)
+
+
+def test_the_interval_is_scipys_at_the_same_tails() -> None:
+    generator = np.random.default_rng(1)
+    a, b = generator.normal(size=40), generator.normal(0.3, size=40)
+    found = paired_difference(a, b, seed=0)
+    confidence = 1 - 2 * expanded_tail(0.025, 40)
+    theirs = stats.bootstrap(
+        (a - b,), np.mean, n_resamples=10_000, confidence_level=confidence, method="percentile", rng=generator
+    ).confidence_interval
+    width = theirs.high - theirs.low
+    assert found.value == pytest.approx(float(np.mean(a - b)))
+    assert abs(found.low - theirs.low) < 0.04 * width and abs(found.high - theirs.high) < 0.04 * width
+
+
+def test_the_interval_of_normal_differences_is_students() -> None:
+    differences = np.random.default_rng(2).normal(size=60)
+    found = paired_difference(differences, np.zeros(60), seed=0)
+    expected = stats.t.interval(0.95, 59, differences.mean(), stats.sem(differences))
+    width = expected[1] - expected[0]
+    assert abs(found.low - expected[0]) < 0.07 * width and abs(found.high - expected[1]) < 0.07 * width
+
+
+@pytest.mark.parametrize("rows", [12, 40])
+def test_the_interval_holds_the_true_difference_as_often_as_it_says(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.evaluate.intervals.RESAMPLES", 1000)
+    generator, held, times = np.random.default_rng(3), 0, 400
+    for trial in range(times):
+        common = generator.normal(size=rows)  # rows differ in how hard they are: pairing takes that out
+        a, b = common + generator.normal(0.5, 1, rows), common + generator.normal(0, 1, rows)
+        found = paired_difference(a, b, seed=trial)
+        held += found.low <= 0.5 <= found.high
+    assert abs(held / times - 0.95) < 4 * math.sqrt(0.95 * 0.05 / times)
+
+
+def test_wins_losses_and_ties() -> None:
+    found = paired_difference([1, 1, 0, 0.5], [0, 1, 1, 0], seed=0)
+    assert (found.wins, found.losses, found.ties) == (2, 1, 1)
+    assert not found.excludes_zero
+
+
+def test_pairing_finds_a_small_difference_between_hard_and_easy_rows() -> None:
+    easy = np.repeat([0.0, 1.0], 20)
+    found = paired_difference(easy + 0.01, easy, seed=0)
+    assert found.excludes_zero and found.value == pytest.approx(0.01)
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    a, b = np.random.default_rng(4).normal(size=(2, 30))
+    assert paired_difference(a, b, seed=5) == paired_difference(a, b, seed=5)
+    assert paired_difference(a, b, seed=5) != paired_difference(a, b, seed=6)
+
+
+def test_sums_over_units_weigh_rows_by_their_units() -> None:
+    found = paired_difference([10.0, 1.0], [4.0, 1.0], seed=0, first_units=[4, 1], second_units=[4, 1])
+    assert found.value == pytest.approx(11 / 5 - 1)

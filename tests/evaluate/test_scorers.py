@@ -1,0 +1,149 @@
+"""Every scorer against closed forms or its library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.evaluate.answer_rows import AnswerRow
+from stoker.evaluate.scorers import last_number, normalised, scorer_of, scorers_of
+
+
+def row(expected: object = None, scorers: tuple[str, ...] = (), **fields: object) -> AnswerRow:
+    turns = ({"role": "user", "content": "Why?"},)
+    return AnswerRow("rows.jsonl", 7, turns, expected, scorers, fields)
+
+
+def score(name: str, answer: str, expected: object = None, base: Path = Path()) -> float:
+    return scorer_of(name, base).score(answer, row(expected)).value
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "expected", "right"),
+    [
+        ("exact", " Paris\n", "Paris", True),
+        ("exact", "paris", "Paris", False),
+        ("exact", "Lyon", ["Paris", "Lyon"], True),
+        ("exact", "5", 5, True),
+        ("normalised", "The  Eiffel-Tower!", "eiffeltower", True),
+        ("normalised", "an apple", "the Apple.", True),
+        ("normalised", "apples", "apple", False),
+        ("regex:^[A-D]$", "B", None, True),
+        ("regex:^[A-D]$", "B.", None, False),
+        ("regex", "It is 42.", r"\b42\b", True),
+        ("regex", "It is 421.", [r"\b42\b", "nothing"], False),
+        ("numeric", "So 3 + 4 = 7.", 7, True),
+        ("numeric", "about 1,234.5 metres", "1234.5", True),
+        ("numeric:0.1", "0.3", 0.2, True),
+        ("numeric:0.1", "0.31", 0.2, False),
+        ("numeric:1%", "101", 100, True),
+        ("numeric:1%", "-101", -100, True),
+        ("numeric:1%", "102", 100, False),
+        ("numeric", "none", 3, False),
+        ("json_schema", '{"a": 1}', {"type": "object", "required": ["a"]}, True),
+        ("json_schema", '{"b": 1}', '{"type": "object", "required": ["a"]}', False),
+        ("json_schema", "```json\n[1]\n```", {"type": "array"}, True),
+        ("json_schema", "Here: [1]", {"type": "array"}, False),
+    ],
+)
+def test_right_and_wrong(name: str, answer: str, expected: object, right: bool) -> None:
+    assert score(name, answer, expected) == float(right)
+
+
+def test_a_schema_may_be_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(json.dumps({"type": "integer", "minimum": 3}))
+    assert score("json_schema:schema.json", "4", base=tmp_path) == 1
+    assert score("json_schema:schema.json", "2", base=tmp_path) == 0
+
+
+def test_a_schema_loads_nothing_that_it_refers_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("it was contacted"))
+    with pytest.raises(UserError, match="refers to what it does not hold"):
+        score("json_schema", "1", {"$ref": "http://127.0.0.1:1/schema.json"})
+
+
+def test_rouge_is_the_librarys() -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    expected, answer = "the cat sat on the mat", "the cat lay on a mat today"
+    theirs = RougeScorer(["rouge2", "rougeL"]).score(expected, answer)
+    assert score("rouge", answer, expected) == theirs["rougeL"].fmeasure
+    assert score("rouge:rouge2", answer, expected) == theirs["rouge2"].fmeasure
+    # Longest common subsequence: the, cat, on, mat: precision 4/7, recall 4/6.
+    assert score("rouge", answer, expected) == pytest.approx(2 * 4 / (7 + 6))
+
+
+def test_chrf_is_the_librarys() -> None:
+    import sacrebleu
+
+    theirs = sacrebleu.sentence_chrf("a small cat", ["the small cat"]).score / 100
+    assert score("chrf", "a small cat", ["a dog", "the small cat"]) == theirs
+    assert score("chrf", "the small cat", "the small cat") == 1
+
+
+def test_normalising_is_that_of_squad() -> None:
+    assert normalised("The  quick, brown\tfox's an A.") == "quick brown foxs"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1 2 3", 3), ("-5", -5), ("1,000,000 people", 1_000_000), (".5", 0.5), ("2e3", 2000), ("x", None), ("3.", 3)],
+)
+def test_the_last_number(text: str, number: float | None) -> None:
+    assert last_number(text) == number
+
+
+def test_a_function_of_the_users(tmp_path: Path) -> None:
+    (tmp_path / "my_metrics.py").write_text(
+        "def long(answer, expected, row):\n    return len(answer) / row['most']\n"
+        "def bad(answer, expected, row):\n    return 'good'\n"
+        "def fails(answer, expected, row):\n    return row['missing']\n"
+    )
+    scorer = scorer_of("python:my_metrics:long", tmp_path)
+    assert scorer.score("abc", row(most=4)).value == 0.75
+    for name, message in (("bad", "gave 'good'"), ("fails", "rows.jsonl:7: .* raised KeyError")):
+        with pytest.raises(UserError, match=message):
+            scorer_of(f"python:my_metrics:{name}", tmp_path).score("abc", row())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("exakt", "did you mean exact"),
+        ("exact:1", "takes no argument"),
+        ("regex:(", "not a regular expression"),
+        ("regex:", "ends in a colon"),
+        ("numeric:much", "is no number"),
+        ("numeric:-1", "is no number"),
+        ("numeric:nan", "is no number"),
+        ("rouge:rouge9", "take one of rouge1"),
+        ("json_schema:none.json", "none.json"),
+        ("python:nothing", "names no function"),
+        ("python:no_such_module:f", "no module 'no_such_module'"),
+        ("python:json:no_such", "has no 'no_such'"),
+        ("judge:ftp://x", "no address of a judge"),
+    ],
+)
+def test_a_scorer_that_cannot_be_is_one_clear_error(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        scorer_of(name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["python:os:system", "judge:http://127.0.0.1:1,m", "json_schema:/etc/passwd"])
+def test_a_row_cannot_run_code_contact_an_address_or_read_a_file(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rows\.jsonl:7"):
+        scorers_of([row("x", (name,))], ["exact"], tmp_path)
+
+
+def test_what_the_command_line_names_a_row_may_name(tmp_path: Path) -> None:
+    name = "python:math:copysign"
+    assert set(scorers_of([row("x", (name,))], [name], tmp_path)) == {name}
+
+
+def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.evaluate.scorers.PATTERN_SECONDS", 0.05)
+    with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
+        score("regex", "a" * 60 + "b", r"^(a|aa)+$")
