@@ -65,7 +65,7 @@ class DiskFailed(RunFailed):
 
 
 @contextmanager
-def reading(what: str, suggestion: str = "") -> Iterator[None]:
+def reading(what: str) -> Iterator[None]:
     """Turns what a library raises while it reads a file of the user's into a `UserError` that names the file.
 
     Libraries raise anything at all over a damaged file. The block holds calls of a library and nothing of Stoker's,
@@ -79,7 +79,7 @@ def reading(what: str, suggestion: str = "") -> Iterator[None]:
     except (UserError, MemoryError):
         raise
     except Exception as error:
-        raise UserError(Problem(f"{what} cannot be read: {reason_of(error)}", suggestion)) from error
+        raise UserError(Problem(f"{what} cannot be read: {reason_of(error)}")) from error
 
 
 def reason_of(error: BaseException) -> str:

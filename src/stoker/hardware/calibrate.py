@@ -30,6 +30,7 @@ HEADS = {"cpu": 8, "cuda": 32}
 FOR_MATRICES, FOR_ATTENTION = 0.6, 0.15  # of the time; memory has the rest
 RING, MOST_OPERANDS = 2**28, 64  # bytes that operands rotate over, as a step does: each call finds others in the caches
 LEAST, MOST = 3, 1000  # repetitions of one measurement
+REPETITIONS = 10  # of a collective
 BATCH, BATCH_SECONDS = 50, 2e-3  # calls on a GPU between two waits, and seconds
 
 
@@ -288,7 +289,7 @@ def _slowest(work: Callable[[], object], group: dist.ProcessGroup | None, device
     return float(taken)
 
 
-def _median(work: Callable[[], object], device: torch.device, repetitions: int = 10) -> float:
+def _median(work: Callable[[], object], device: torch.device) -> float:
     def once() -> float:
         begin = time.perf_counter()
         work()
@@ -297,4 +298,4 @@ def _median(work: Callable[[], object], device: torch.device, repetitions: int =
         return time.perf_counter() - begin
 
     once()
-    return statistics.median(once() for _ in range(repetitions))
+    return statistics.median(once() for _ in range(REPETITIONS))

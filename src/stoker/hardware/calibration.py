@@ -201,9 +201,7 @@ def kept_calibration(device: str, threads: int) -> Calibration | None:
     return read_calibration(path, device=device, threads=threads) if path.is_file() else None
 
 
-def read_calibration(
-    path: Path, *, device: str | None = None, threads: int | None = None, today: date | None = None
-) -> Calibration:
+def read_calibration(path: Path, *, device: str | None = None, threads: int | None = None) -> Calibration:
     """A calibration from its file.
 
     Args:
@@ -227,7 +225,7 @@ def read_calibration(
     here = _torch_version()
     if here and _minor(here) != _minor(found.torch):
         raise _refused(path, f"was measured with PyTorch {found.torch}, and {here} is installed")
-    age = ((today or date.today()) - date.fromisoformat(found.date)).days
+    age = (date.today() - date.fromisoformat(found.date)).days
     if age > LONGEST:
         raise _refused(path, f"is {age} days old")
     return found

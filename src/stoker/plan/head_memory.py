@@ -37,16 +37,13 @@ class HeadBytes:
         return self.kept + self.scaled
 
 
-def head_bytes(
-    shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1, softcap: bool = False
-) -> HeadBytes:
+def head_bytes(shape: Shape, tokens: float, *, types: Arithmetic, trained: bool, tensor: int = 1) -> HeadBytes:
     """Memory of the head for a micro-batch with this number of predicted tokens.
 
     Args:
         types: see `stoker.plan.eager.arithmetic`.
         trained: whether the head's matrix is; under adapters it is not.
         tensor: processes that the vocabulary is split over.
-        softcap: whether logits are bounded (Gemma 2), which keeps two more copies.
     """
     words = shape.vocabulary / tensor
     width = shape.embedding_width or shape.width
@@ -56,7 +53,7 @@ def head_bytes(
     # Float32 logits turn into their own gradient in place, and those of a chunk live until the next chunk has its own.
     # Products in 16 bits add a cast of the gradient, and for the weights', summed in float32, a cast back.
     low_logits = 3.0 if several else 1.5 + trained
-    logits = chunk * ((low_logits if low else 1 + several) + 2 * softcap)
+    logits = chunk * (low_logits if low else 1 + several)
     matrix = FLOAT * words * width * trained
     cast = types.product * words * width * (low and types.stream == FLOAT)  # of the head's float32 weights
     hidden = tokens * width * types.stream

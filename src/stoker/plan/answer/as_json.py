@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from math import isfinite
 from typing import Any
@@ -36,9 +37,7 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
     if isinstance(found, NothingFits):
         changes = [
             {
-                "what": change.what,
-                "words": change.words,
-                "factor": change.factor,
+                **_values(change, ("what", "words", "factor")),
                 "cluster_gpus": change.plan.setting.cluster.gpus,
                 **plan_json(change.plan),
             }
@@ -58,19 +57,11 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
             for bind in found.binds
         ],
         "helps": [
-            {
-                "change": help_.change,
-                "words": help_.words,
-                "fits": help_.plan.fits,
-                "gain": help_.gain,
-                "gain_per_device": help_.gain_per_device,
-                **plan_json(help_.plan),
-            }
+            {**_values(help_, ("change", "words", "gain", "gain_per_device")), **plan_json(help_.plan)}
             for help_ in found.helps
         ],
         "alternatives": [
-            {"called": other.called, "reason": other.reason, "slower": other.slower, **plan_json(other.plan)}
-            for other in found.alternatives
+            {**_values(other, ("called", "reason", "slower")), **plan_json(other.plan)} for other in found.alternatives
         ],
         "seconds": found.seconds,
     }
@@ -122,21 +113,15 @@ def _stage(plan: LayoutPlan, memory: Memory, stage: int) -> dict[str, Any]:
     }
 
 
+OF_CLUSTER = (
+    *("name", "gpus", "nodes", "per_node", "network_gbs", "host_memory_gib", "currency"),
+    *("failures_per_gpu_hour", "monthly_availability"),
+)
+
+
 def _cluster(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "name": cluster.name,
-        "device": cluster.device.name,
-        "gpus": cluster.gpus,
-        "nodes": cluster.nodes,
-        "per_node": cluster.per_node,
-        "memory_gib": cluster.device.memory_gib,
-        "network_gbs": cluster.network_gbs,
-        "host_memory_gib": cluster.host_memory_gib,
-        "price_per_hour": cluster.total_price_per_hour,
-        "currency": cluster.currency,
-        "failures_per_gpu_hour": cluster.failures_per_gpu_hour,
-        "monthly_availability": cluster.monthly_availability,
-    }
+    device = {"device": cluster.device.name, "memory_gib": cluster.device.memory_gib}
+    return {**_values(cluster, OF_CLUSTER), **device, "price_per_hour": cluster.total_price_per_hour}
 
 
 def _work(work: TrainingWork) -> dict[str, Any]:
@@ -152,18 +137,15 @@ def _work(work: TrainingWork) -> dict[str, Any]:
     }
 
 
+OF_COST = ("steps", "tokens", "hours", "price", "currency", "hours_per_billion_tokens", "price_per_billion_tokens")
+
+
 def _run(cost: Cost) -> dict[str, Any]:
     """Cost of the job's steps, or of ``steps`` where ``steps_known`` is false."""
     return {
-        "steps": cost.steps,
+        **_values(cost, OF_COST),
         "steps_known": cost.known,
-        "tokens": cost.tokens,
-        "hours": cost.hours,
         "training_hours": cost.training / 3600,
-        "price": cost.price,
-        "currency": cost.currency,
-        "hours_per_billion_tokens": cost.hours_per_billion_tokens,
-        "price_per_billion_tokens": cost.price_per_billion_tokens,
         "checkpoint_gib": cost.checkpoint / GIB,
         "checkpoint_stall_s": cost.saving.stall,
         "recovery_s": cost.saving.recovery,
@@ -176,14 +158,17 @@ def _run(cost: Cost) -> dict[str, Any]:
 def _forecast(found: Forecast) -> dict[str, float]:
     return {
         "mean_between_interruptions_s": found.mean_between,
-        "interruptions": found.interruptions,
         "chance_of_interruption": found.chance,
         "checkpoint_interval_s": found.interval,
         "recomputation_s": found.recomputation,
         "stalls_s": found.stalls,
-        "effective": found.effective,
-        "seconds": found.seconds,
+        **_values(found, ("interruptions", "effective", "seconds")),
     }
+
+
+def _values(source: object, names: Iterable[str]) -> dict[str, Any]:
+    """Attributes under their own names."""
+    return {name: getattr(source, name) for name in names}
 
 
 def _finite(value: Any) -> Any:

@@ -13,35 +13,19 @@ from itertools import accumulate
 import numpy as np
 
 from stoker.job.layout import ScheduleName
-from stoker.plan.pipeline.schedule_order import chunks_of, order, stages_of
+from stoker.plan.pipeline.schedule_order import order, stages_of
 from stoker.plan.pipeline.timeline import StageTime, simulate
 
 
-def bubble_seconds(
-    schedule: ScheduleName, time: StageTime, *, processes: int, micro_batches: int, chunks: int | None = None
-) -> float:
-    """Seconds that each process waits in a step whose stages all take the same, sends none.
-
-    GPipe and 1F1B: (p - 1)(F + B + W) (Narayanan et al., 2021, section 2.2.1). Interleaved: the same over v (section
-    2.2.2). Zero bubble: (p - 1)(F + B - W) (Qi et al., 2023, table 2), over v when it is looped, and no less than
-    (p - 1) max(F, B), when gradients of weights take longer than the wait that they fill. ZB-V:
-    (p - 1) max(F, B, 2 (B - W)) / 2, nothing only for the greedy order of its authors; derived for PyTorch's order,
-    which alternates whole backward passes.
-
-    Exact, but for ZB-V where B is less than F or W: within 6 % of the step. ZB-V of fewer than 2 p - 1 micro-batches
-    is simulated.
-
-    Args:
-        time: of a micro-batch on a process, all its chunks together.
-    """
-    chunks, others = chunks or chunks_of(schedule), processes - 1
-    if schedule == "zbv" and micro_batches < 2 * processes - 1:
-        return _simulated_v(time, processes, micro_batches) - micro_batches * time.total
-    return others * _wait(schedule, time) / chunks
-
-
 def _wait(schedule: ScheduleName, time: StageTime) -> float:
-    """Seconds that every process waits for a stage of another one to take a micro-batch both ways."""
+    """Seconds that every process waits for a stage of another one to take a micro-batch both ways.
+
+    Over the p - 1 others this is the bubble of even stages: (p - 1)(F + B + W) for GPipe and 1F1B (Narayanan et al.,
+    2021, section 2.2.1), over v for the interleaved order (section 2.2.2); (p - 1)(F + B - W) for zero bubble (Qi et
+    al., 2023, table 2), and no less than (p - 1) max(F, B), when gradients of weights take longer than the wait that
+    they fill; half of (p - 1) max(F, B, 2 (B - W)) for ZB-V, derived for PyTorch's order, which alternates whole
+    backward passes, and within 6 % of the step where B is less than F or W.
+    """
     if schedule == "zbv":
         return max(time.forward, time.backward_input, 2 * (time.backward_input - time.backward_weight))
     if schedule == "zero-bubble":
@@ -50,17 +34,12 @@ def _wait(schedule: ScheduleName, time: StageTime) -> float:
     return time.total
 
 
-def _simulated_v(time: StageTime, processes: int, micro_batches: int) -> float:
-    half = StageTime(time.forward / 2, time.backward_input / 2, time.backward_weight / 2)
-    return simulate(order("zbv", processes=processes, micro_batches=micro_batches), [half] * (2 * processes)).seconds
-
-
 def step_seconds(
     schedule: ScheduleName, times: Sequence[StageTime], *, processes: int, micro_batches: int, send: float = 0.0
 ) -> float:
     """Seconds of a step's forward and backward passes, stages of any times.
 
-    Exact for even stages without sends as `bubble_seconds` is, and for GPipe always. Otherwise, for stages that
+    Exact for even stages without sends (see `_wait` for ZB-V), and for GPipe always. Otherwise, for stages that
     differ by up to 30 % either way and sends of up to a tenth of a forward pass, 1F1B is within 1 % of the simulated
     time without sends and 3 % with them; the looped schedules are within 12 %, and from four micro-batches a process
     on within 8 %, on the mean within 5 % and 2.5 %. Tested in tests/plan/test_bubble.py.
