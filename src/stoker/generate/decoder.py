@@ -22,7 +22,7 @@ from stoker.generate.small_products import small_products
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.virtual_tokens import Prefix, virtual_ids, virtual_of
+from stoker.models.virtual_tokens import Prefix, virtual_of
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
@@ -107,17 +107,19 @@ class Decoder:
             finally:
                 model.set_adapter(before)
 
-    def before(self, adapter: str | None) -> Kept | None:
-        """Keys and values of virtual tokens before every row; None without any."""
+    def virtual_ids(self, adapter: str | None) -> list[int]:
+        """Ids of the virtual tokens before every row; negative where they are keys and values only."""
+        found = virtual_of(self.model)
+        if adapter == BASE or found is None:
+            return []
+        return list(range(-found.config.num_virtual_tokens, 0)) if isinstance(found, Prefix) else found.ids
+
+    def virtual_keys_values(self, adapter: str | None) -> Kept | None:
+        """Keys and values before every row; None without a prefix. To be called within `at_work`."""
         found = virtual_of(self.model)
         if not isinstance(found, Prefix) or adapter == BASE:
             return None
-        dtype = self.language.model.dtype
-        return tuple((keys[0], values[0]) for keys, values in found.keys_and_values(1, dtype))
-
-    def before_ids(self, adapter: str | None) -> list[int]:
-        """Ids of virtual tokens before every row."""
-        return [] if adapter == BASE else virtual_ids(self.model)
+        return tuple((keys[0], values[0]) for keys, values in found.keys_and_values(1, self.language.model.dtype))
 
     def run(self, ids_BT: Tensor, cache: RowCache, read: Callable[[Tensor], T]) -> T:
         """Runs a pass over the next columns of a cache.

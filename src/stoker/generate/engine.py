@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from stoker.errors import Problem, UserError
 from stoker.generate.cache import Kept, RowCache
 from stoker.generate.decoder import Decoder
+from stoker.generate.prefill import Prefill, Prompt
 from stoker.generate.prefixes import Prefixes, common_length
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.sampling import next_tokens
@@ -28,7 +28,6 @@ PIECE_ALONE = 2048  # and while none is
 PADDING = 0.4  # most padding among the prompts of a pass
 WORTH_SHARING = 32  # tokens of a common beginning that is computed first
 AHEAD = 256  # tokens of an answer for which memory is set aside before it begins
-SCORED = 128  # positions of a prompt whose logits are in memory at once
 SHARE_OF_MEMORY = 0.25  # of what is free, for keys and values, on the CPU; most of a GPU's
 REMEMBERED = 0.25  # of this memory, for keys and values of earlier prompts
 
@@ -38,43 +37,13 @@ class _Waiting:
     """A generation whose prompt was not computed yet.
 
     Attributes:
-        ids: virtual tokens, prompt, and the answer so far. Ids of virtual tokens that exist as keys and values only are
-            negative.
+        ids: see `Prompt`.
+        looked_for_others: whether a common beginning with others was looked for.
     """
 
     generation: Generation
     ids: np.ndarray
     looked_for_others: bool = False
-
-
-@dataclass
-class _Prompt:
-    """A prompt, and all generations that begin with it; without any, a common beginning of others."""
-
-    ids: np.ndarray
-    known: Kept | None
-    known_tokens: int
-    generations: list[Generation]
-
-    @property
-    def new(self) -> int:
-        """Tokens to compute."""
-        return len(self.ids) - self.known_tokens
-
-
-@dataclass
-class _Prefill:
-    """Prompts on their way through the model."""
-
-    adapter: str | None
-    prompts: list[_Prompt]
-    cache: RowCache
-    ids_BC: np.ndarray  # by column
-
-    @property
-    def left(self) -> int:
-        """Columns to compute."""
-        return self.ids_BC.shape[1] - self.cache.end
 
 
 @dataclass
@@ -101,8 +70,9 @@ class Engine:
         self._memory = memory or _free_memory(decoder.device.torch)
         self._prefixes = Prefixes(int(self._memory * REMEMBERED))
         self._waiting: deque[_Waiting] = deque()
-        self._prefill: _Prefill | None = None
+        self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
+        self._virtual: dict[str | None, Kept | None] = {}
         self._token_bytes = 0
 
     @property
@@ -118,8 +88,9 @@ class Engine:
     @property
     def running(self) -> int:
         """Requests that have begun."""
-        beginning = sum(len(prompt.generations) for prompt in self._prefill.prompts) if self._prefill else 0
-        return beginning + sum(len(batch.generations) for batch in self._batches.values())
+        return (len(self._prefill.rows) if self._prefill else 0) + sum(
+            len(batch.generations) for batch in self._batches.values()
+        )
 
     @property
     def busy(self) -> bool:
@@ -176,6 +147,7 @@ class Engine:
     def forget(self) -> None:
         """Drops the keys and values of earlier prompts: the weights have changed."""
         self._prefixes.forget()
+        self._virtual.clear()
 
     def step(self) -> None:
         """A piece of a prompt, then a token of every answer that has begun. To be called within `Decoder.at_work`.
@@ -197,7 +169,7 @@ class Engine:
     def fail(self, error: BaseException) -> None:
         """Ends everything with an error."""
         generations = [waiting.generation for waiting in self._waiting]
-        generations += [g for prompt in (self._prefill.prompts if self._prefill else ()) for g in prompt.generations]
+        generations += [generation for _, generation in (self._prefill.rows if self._prefill else ())]
         generations += [g for batch in self._batches.values() for g in batch.generations]
         self._waiting.clear()
         self._prefill = None
@@ -207,15 +179,16 @@ class Engine:
             _end(generation, "failed")
 
     def _enqueue(self, generation: Generation, *, first: bool = False) -> None:
-        adapter = generation.request.adapter
-        virtual = self.decoder.before(adapter)
-        count = virtual[0][0].shape[1] if virtual else 0
-        ids = [*range(-count, 0), *self.decoder.before_ids(adapter), *generation.so_far]
-        waiting = _Waiting(generation, np.asarray(ids, dtype=np.int64))
+        waiting = _Waiting(generation, self._ids(generation))
         if first:
             self._waiting.appendleft(waiting)
         else:
             self._waiting.append(waiting)
+
+    def _ids(self, generation: Generation) -> np.ndarray:
+        """See `Prompt.ids`."""
+        virtual = self.decoder.virtual_ids(generation.request.adapter)
+        return np.asarray([*virtual, *generation.so_far], dtype=np.int64)
 
     def _leave(self) -> None:
         """Lets go of what was cancelled."""
@@ -227,14 +200,14 @@ class Engine:
                 if batch.generations[row].cancelled:
                     self._finish(batch, row, "cancelled")
 
-    def _next_prefill(self) -> _Prefill | None:
+    def _next_prefill(self) -> Prefill | None:
         """The prompts at the head of the queue that fit beside what is going on."""
         if not self._waiting:
             return None
         adapter = self._waiting[0].generation.request.adapter
         if (beginning := self._common_beginning(adapter)) is not None:
-            return self._opened(adapter, [beginning])
-        prompts: dict[bytes, _Prompt] = {}
+            return Prefill(adapter, [beginning], self.decoder.layers)
+        prompts: dict[bytes, Prompt] = {}
         rows = self.running
         for waiting in list(self._waiting):
             generation = waiting.generation
@@ -254,24 +227,26 @@ class Engine:
                 prompts[key if not generation.request.score_prompt else key + bytes(len(prompts))] = prompt
             self._waiting.remove(waiting)
             rows += 1
-        return self._opened(adapter, list(prompts.values())) if prompts else None
+        return Prefill(adapter, list(prompts.values()), self.decoder.layers) if prompts else None
 
-    def _prompt(self, waiting: _Waiting) -> _Prompt:
+    def _prompt(self, waiting: _Waiting) -> Prompt:
         request = waiting.generation.request
         known, tokens = self._known(request.adapter, waiting.ids, scored=request.score_prompt)
         waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
-        return _Prompt(waiting.ids, known, tokens, [waiting.generation])
+        return Prompt(waiting.ids, known, tokens, [waiting.generation])
 
     def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
         """Keys and values that need no computation, and their number: at least one token has to be computed."""
-        virtual = self.decoder.before(adapter)
-        known, tokens = virtual, virtual[0][0].shape[1] if virtual else 0
+        if adapter not in self._virtual:
+            self._virtual[adapter] = self.decoder.virtual_keys_values(adapter)
+        known = self._virtual[adapter]
+        tokens = known[0][0].shape[1] if known else 0
         found = None if scored else self._prefixes.longest(adapter, ids[:-1])
         if found is not None and found[1] > tokens:
             known, tokens = found
         return known, tokens
 
-    def _common_beginning(self, adapter: str | None) -> _Prompt | None:
+    def _common_beginning(self, adapter: str | None) -> Prompt | None:
         """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
         first, *others = self._waiting
         if first.looked_for_others or first.generation.request.score_prompt:
@@ -289,78 +264,29 @@ class Engine:
         length = min(length, len(first.ids) - 1)
         if length - tokens < WORTH_SHARING or length * self._token_bytes > self._prefixes.budget // 2:
             return None
-        return _Prompt(first.ids[:length], known, tokens, [])
+        return Prompt(first.ids[:length], known, tokens, [])
 
-    def _opened(self, adapter: str | None, prompts: list[_Prompt]) -> _Prefill:
-        cache = RowCache(self.decoder.layers)
-        cache.open([len(p.ids) for p in prompts], [[p.known] if p.known else [] for p in prompts])
-        ids_BC = np.zeros((len(prompts), max(len(p.ids) for p in prompts)), dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            ids_BC[row, ids_BC.shape[1] - len(prompt.ids) :] = np.maximum(prompt.ids, 0)
-        return _Prefill(adapter, prompts, cache, ids_BC)
-
-    def _compute(self, prefill: _Prefill) -> None:
+    def _compute(self, prefill: Prefill) -> None:
         """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
-        budget = PIECE if self._batches else PIECE_ALONE
-        first = prefill.cache.end
-        tokens = min(prefill.left, max(1, budget // len(prefill.prompts)))
-        ids_BT = torch.from_numpy(prefill.ids_BC[:, first : first + tokens]).to(self.decoder.device.torch)
-        generations = [g for prompt in prefill.prompts for g in prompt.generations]
-        with self._failing(generations), self.decoder.using(prefill.adapter):
-            rows = [row for row, prompt in enumerate(prefill.prompts) for _ in prompt.generations]
-
-            def read(hidden_BTD: Tensor) -> list[Token]:
-                for row, prompt in enumerate(prefill.prompts):
-                    if prompt.generations and prompt.generations[0].request.score_prompt:
-                        self._score(prompt, prefill.cache.starts[row], first, hidden_BTD[row])
-                if first + tokens < prefill.ids_BC.shape[1] or not rows:
-                    return []
-                return next_tokens(self.decoder.logits(hidden_BTD[rows, -1]), generations)
-
-            drawn = self.decoder.run(ids_BT, prefill.cache, read)
-            if prefill.left:
-                return
-        self._prefill = None
-        cache = prefill.cache
-        self._token_bytes = cache.nbytes // (ids_BT.shape[0] * prefill.ids_BC.shape[1]) or 1
+        with self._failing([generation for _, generation in prefill.rows]), self.decoder.using(prefill.adapter):
+            drawn = prefill.run(self.decoder, PIECE if self._batches else PIECE_ALONE)
+        if prefill.left:
+            return
+        self._prefill, self._token_bytes = None, prefill.token_bytes
         batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, RowCache(self.decoder.layers)))
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
-                self._prefixes.remember(prefill.adapter, prompt.ids, cache.kept(row, 0, len(prompt.ids)))
-        for row, generation, token in zip(rows, generations, drawn, strict=True):
-            kept = cache.kept(row, 0, len(prefill.prompts[row].ids))
+                self._prefixes.remember(prefill.adapter, prompt.ids, prefill.kept(row))
+        for (row, generation), token in zip(prefill.rows, drawn, strict=True):
             ending = _take(generation, token)
             if ending is None:
-                batch.cache.add([kept])
+                batch.cache.add([prefill.kept(row)])
                 batch.generations.append(generation)
                 generation.notify()
             else:
                 if generation.request.remember:
-                    self._prefixes.remember(prefill.adapter, prefill.prompts[row].ids, kept)
+                    self._prefixes.remember(prefill.adapter, prefill.prompts[row].ids, prefill.kept(row))
                 _end(generation, ending)
-
-    def _score(self, prompt: _Prompt, start: int, first: int, hidden_TD: Tensor) -> None:
-        """Adds the log-probabilities of a prompt's tokens that a piece predicts."""
-        generation = prompt.generations[0]
-        skip = len(prompt.ids) - len(generation.request.prompt)  # virtual tokens
-        columns = range(max(first, start + skip), min(first + len(hidden_TD), start + len(prompt.ids) - 1))
-        for begin in range(columns.start, columns.stop, SCORED):
-            part = range(begin, min(begin + SCORED, columns.stop))
-            logits_NV = self.decoder.logits(hidden_TD[part.start - first : part.stop - first])
-            log_p_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
-            targets = torch.from_numpy(prompt.ids[part.start - start + 1 : part.stop - start + 1]).to(log_p_NV.device)
-            scores = log_p_NV.gather(1, targets[:, None]).squeeze(1).tolist()
-            count = generation.request.alternatives
-            best = log_p_NV.topk(count) if count else None
-            pairs = (
-                [
-                    tuple(zip(i, v, strict=True))
-                    for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-                ]
-                if best
-                else [()] * len(scores)
-            )
-            generation.scored += [Token(*found) for found in zip(targets.tolist(), scores, pairs, strict=True)]
 
     def _continue(self, batch: _Batch) -> None:
         """A token of each answer of a batch."""
@@ -386,11 +312,8 @@ class Engine:
     def _remove(self, batch: _Batch, row: int) -> Generation:
         generation, cache = batch.generations[row], batch.cache
         if generation.request.remember and not generation.cancelled:
-            tokens = cache.length(row)
-            virtual = self.decoder.before(batch.adapter)
-            count = virtual[0][0].shape[1] if virtual else 0
-            ids = [*range(-count, 0), *self.decoder.before_ids(batch.adapter), *generation.so_far][:tokens]
-            self._prefixes.remember(batch.adapter, np.asarray(ids, dtype=np.int64), cache.kept(row, 0, tokens))
+            tokens = cache.length(row)  # the last token of the answer never went through the model
+            self._prefixes.remember(batch.adapter, self._ids(generation)[:tokens], cache.kept(row, 0, tokens))
         cache.drop(row)
         batch.generations[row] = batch.generations[-1]
         batch.generations.pop()

@@ -42,16 +42,18 @@ def next_tokens(logits_BV: Tensor, generations: Sequence[Generation]) -> list[To
         sampled = scaled_BV[drawn], totals_B1[drawn], [generations[row] for row in drawn]
         chosen_B[drawn] = _draw(*sampled)
     scores_B = (scaled_BV.gather(1, chosen_B[:, None]) - totals_B1).squeeze(1)
-    most = max(request.alternatives for request in requests)
-    best = (scaled_BV - totals_B1).topk(most) if most else None
-    tokens = []
-    ids, scores = chosen_B.tolist(), scores_B.tolist()
-    listed = list(zip(best.indices.tolist(), best.values.tolist(), strict=True)) if best else None
-    for row, request in enumerate(requests):
-        count = request.alternatives
-        others = tuple(zip(listed[row][0][:count], listed[row][1][:count], strict=True)) if listed else ()
-        tokens.append(Token(ids[row], scores[row], others))
-    return tokens
+    others = alternatives(scaled_BV - totals_B1, max(request.alternatives for request in requests))
+    drawn_with = zip(chosen_B.tolist(), scores_B.tolist(), others, requests, strict=True)
+    return [Token(token, score, best[: request.alternatives]) for token, score, best, request in drawn_with]
+
+
+def alternatives(log_p_NV: Tensor, count: int) -> list[tuple[tuple[int, float], ...]]:
+    """The likeliest tokens of each row and their log-probabilities, the likeliest first."""
+    if not count:
+        return [()] * len(log_p_NV)
+    best = log_p_NV.topk(min(count, log_p_NV.shape[1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [tuple(zip(ids, values, strict=True)) for ids, values in rows]
 
 
 def _adjusted(logits_BV: Tensor, generations: Sequence[Generation]) -> Tensor:

@@ -30,10 +30,11 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Te
 
 
 def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
-    rows = x.numel() // x.shape[-1]
-    if not 0 < rows <= MOST or x.dtype != torch.float32 or layer.weight.dtype != torch.float32:
-        return F.linear(x, layer.weight, layer.bias)
-    return product(x.reshape(rows, -1), layer.weight, layer.bias).view(*x.shape[:-1], -1)
+    rows, weight = x.numel() // x.shape[-1], layer.weight
+    plain = type(weight) in (Tensor, nn.Parameter)  # a quantised one has a type of its own
+    if not plain or not 0 < rows <= MOST or x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return F.linear(x, weight, layer.bias)
+    return product(x.reshape(rows, -1), weight, layer.bias).view(*x.shape[:-1], -1)
 
 
 @contextmanager

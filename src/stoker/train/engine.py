@@ -20,6 +20,7 @@ from stoker.hardware.device import Device
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, lengthen
 from stoker.models.objective import Loss
+from stoker.models.virtual_tokens import has_prefix
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
 from stoker.parallel.mesh import Mesh
@@ -240,6 +241,8 @@ class Distributed:
         if language is None or root is None or layout.context > 1:
             return None
         shares = isinstance(root, FSDPModule)
+        if shares and has_prefix(self._task.model):
+            return None  # its encoder's weights are gathered within a pass only
         return Decoder(
             self._task.model,
             language,

@@ -1,0 +1,117 @@
+"""Prompts on their way through the model, in pieces, in a cache of their own.
+
+Shapes: B prompts, C columns, T tokens of a piece, N positions, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.generate.cache import Kept, RowCache
+from stoker.generate.decoder import Decoder
+from stoker.generate.request import Generation, Token
+from stoker.generate.sampling import alternatives, next_tokens
+
+SCORED = 128  # positions of a prompt whose logits are in memory at once
+
+
+@dataclass
+class Prompt:
+    """A prompt, and all generations that begin with it; without any, a common beginning of others.
+
+    Attributes:
+        ids: virtual tokens, prompt, and the answer so far. Ids of virtual tokens that exist as keys and values only are
+            negative.
+        known: keys and values of its first tokens.
+        known_tokens: number of these.
+    """
+
+    ids: np.ndarray
+    known: Kept | None
+    known_tokens: int
+    generations: list[Generation]
+
+    @property
+    def new(self) -> int:
+        """Tokens to compute."""
+        return len(self.ids) - self.known_tokens
+
+    @property
+    def scored(self) -> Generation | None:
+        """The generation whose prompt is scored; such a prompt has no other."""
+        return self.generations[0] if self.generations and self.generations[0].request.score_prompt else None
+
+
+class Prefill:
+    """Some prompts, padded on the left to the longest."""
+
+    def __init__(self, adapter: str | None, prompts: list[Prompt], layers: int) -> None:
+        self.adapter, self.prompts = adapter, prompts
+        self.cache = RowCache(layers)
+        self.cache.open([len(p.ids) for p in prompts], [[p.known] if p.known else [] for p in prompts])
+        self._ids_BC = np.zeros((len(prompts), max(len(p.ids) for p in prompts)), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            self._ids_BC[row, self._ids_BC.shape[1] - len(prompt.ids) :] = np.maximum(prompt.ids, 0)
+
+    @property
+    def left(self) -> int:
+        """Columns to compute."""
+        return self._ids_BC.shape[1] - self.cache.end
+
+    @property
+    def rows(self) -> list[tuple[int, Generation]]:
+        """The generations, each with the row of its prompt."""
+        return [(row, g) for row, prompt in enumerate(self.prompts) for g in prompt.generations]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the keys and values of a token."""
+        return max(1, self.cache.nbytes // self._ids_BC.size)
+
+    def run(self, decoder: Decoder, tokens: int) -> list[Token]:
+        """Computes a piece of about this many tokens; the first token of each generation after the last piece."""
+        first = self.cache.end
+        width = min(self.left, max(1, tokens // len(self.prompts)))
+        ids_BT = torch.from_numpy(self._ids_BC[:, first : first + width]).to(decoder.device.torch)
+        last = width == self.left
+
+        def read(hidden_BTD: Tensor) -> list[Token]:
+            for row, prompt in enumerate(self.prompts):
+                if prompt.scored is not None:
+                    _score(decoder, prompt, self.cache.starts[row], first, hidden_BTD[row])
+            rows = self.rows
+            if not last or not rows:
+                return []
+            logits_NV = decoder.logits(hidden_BTD[[row for row, _ in rows], -1])
+            return next_tokens(logits_NV, [generation for _, generation in rows])
+
+        return decoder.run(ids_BT, self.cache, read)
+
+    def kept(self, row: int) -> Kept:
+        """The keys and values of a prompt."""
+        return self.cache.kept(row, 0, len(self.prompts[row].ids))
+
+
+def _score(decoder: Decoder, prompt: Prompt, start: int, first: int, hidden_TD: Tensor) -> None:
+    """Adds the log-probabilities of a prompt's tokens that a piece predicts.
+
+    Args:
+        start: column of the prompt's first token.
+        first: column of the piece's first token.
+    """
+    generation = prompt.scored
+    assert generation is not None
+    virtual = len(prompt.ids) - len(generation.request.prompt)
+    columns = range(max(first, start + virtual), min(first + len(hidden_TD), start + len(prompt.ids) - 1))
+    for begin in range(columns.start, columns.stop, SCORED):
+        end = min(begin + SCORED, columns.stop)
+        logits_NV = decoder.logits(hidden_TD[begin - first : end - first])
+        log_p_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
+        targets_N = torch.from_numpy(prompt.ids[begin - start + 1 : end - start + 1]).to(log_p_NV.device)
+        scores = log_p_NV.gather(1, targets_N[:, None]).squeeze(1).tolist()
+        others = alternatives(log_p_NV, generation.request.alternatives)
+        generation.scored += [Token(*token) for token in zip(targets_N.tolist(), scores, others, strict=True)]

@@ -1,0 +1,40 @@
+"""The product for few rows against torch's linear layer, and only where it is meant to be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from stoker.generate.small_products import MOST, product, small_products
+
+
+@pytest.mark.parametrize("rows", range(1, MOST + 1))
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_product_is_that_of_a_linear_layer(rows: int, bias: bool) -> None:
+    layer = nn.Linear(48, 33, bias=bias)
+    x = torch.randn(rows, 48)
+    expected = nn.functional.linear(x.double(), layer.weight.double(), layer.bias.double() if bias else None)
+    found = product(x, layer.weight, layer.bias)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_compute_as_before_after_the_block_and_with_more_rows_or_another_type() -> None:
+    model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)).eval()
+    few, many = torch.randn(2, 3, 8), torch.randn(MOST + 1, 8)
+    expected_few, expected_many = model(few), model(many)
+    with small_products(model):
+        assert "forward" in vars(model[0])
+        torch.testing.assert_close(model(few), expected_few)
+        assert torch.equal(model(many), expected_many)
+        assert model.double()(few.double()).dtype == torch.float64
+    assert "forward" not in vars(model[0])
+
+
+def test_a_layer_whose_forward_was_replaced_keeps_it() -> None:
+    layer = nn.Linear(4, 4)
+    replaced = layer.forward = lambda x: x + 1  # type: ignore[method-assign]
+    with small_products(layer):
+        assert layer.forward is replaced
+    assert layer.forward is replaced
