@@ -25,6 +25,7 @@ VERBS = {
     "runs": "list the runs, and what their time went into",
     "eval": "measure a run on data",
     "chat": "talk to a run",
+    "serve": "answer requests of OpenAI's API with runs, exported folders or GGUF files",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",

@@ -238,18 +238,24 @@ def _encode(pending: Sequence[_Pending], codec: TextCodec) -> list[tuple[list[in
 
 
 def encode_prompt(
-    codec: TextCodec, turns: Sequence[dict[str, Any]], special_tokens: Literal["text", "keep"]
+    codec: TextCodec,
+    turns: Sequence[dict[str, Any]],
+    special_tokens: Literal["text", "keep"],
+    tools: Sequence[dict[str, Any]] | None = None,
 ) -> list[int]:
     """The ids that a model is asked with, as it was trained.
+
+    Args:
+        tools: JSON schemas of the functions that the model may call.
 
     Raises:
         TemplateRefused: when the template does not take the turns, or the special tokens in their content.
     """
-    text = codec.template.render(turns, prompt=True)
-    if special_tokens == "keep" or not codec.special_text.count(list(turns)):
+    text = codec.template.render(turns, tools, prompt=True)
+    if special_tokens == "keep" or not codec.special_text.count([list(turns), list(tools or ())]):
         return codec.encoder.encode_one(text)
     try:
-        plain = separated(codec.template, codec.special_text, text, list(turns), prompt=True)
+        plain = separated(codec.template, codec.special_text, text, list(turns), tools, prompt=True)
     except Inseparable as error:
         raise TemplateRefused("it looks for special tokens in content") from error
     return codec.special_text.encoder.encode_one(plain)

@@ -35,6 +35,11 @@ class AnswerText:
         """Tokens that were pushed."""
         return len(self._ids)
 
+    @property
+    def decoded(self) -> int:
+        """Characters that the tokens have given, held back ones included."""
+        return self._decoded
+
     def push(self, token: int) -> str:
         """The text that a token adds; empty where it completes no character, or a stop string may have begun."""
         self._ids.append(token)

@@ -64,14 +64,17 @@ class OpenModel:
         """An engine with this model; see `Engine`."""
         return Engine(self.decoder, **settings)
 
-    def prompt_ids(self, turns: Sequence[dict[str, Any]]) -> list[int]:
+    def prompt_ids(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         """The token ids of a conversation that ends before an answer.
+
+        Args:
+            tools: JSON schemas of the functions that the model may call.
 
         Raises:
             UserError: the chat template refuses it.
         """
         try:
-            return encode_prompt(self.codec, turns, self.special_tokens)
+            return encode_prompt(self.codec, turns, self.special_tokens, tools)
         except TemplateRefused as error:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
 

@@ -1,0 +1,95 @@
+"""Serve runs, exported folders, GGUF files and hub models over OpenAI's API. See docs/serving.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stoker.cli.trust_options import add_trust, trusted
+from stoker.errors import Problem, UserError
+
+LEAST_TOKEN = 16  # characters
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker serve``."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="[NAME=]RUN",
+        help="a run, an exported folder, a GGUF file, a hub id or a catalogue name; adapters share their base",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: 8000)")
+    parser.add_argument("--token", help="what clients send as their API key; others on the machine may see it")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds the token")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
+    parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
+    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    parser.add_argument("--base", metavar="MODEL", help="base of adapter folders, in place of the one they name")
+    parser.add_argument("--max-body", type=float, default=8.0, metavar="MIB", help="largest body (default: 8)")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest request (default: 600)")
+    parser.add_argument(
+        "--queue", type=int, default=512, metavar="N", help="most answers that wait or run, before 429 (default: 512)"
+    )
+    parser.add_argument("--rows", type=int, metavar="N", help="most answers in one pass (default: 64, 256 on a GPU)")
+    add_trust(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM."""
+    _check(arguments)
+    token = _token(arguments)
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    try:
+        from stoker.serve.torch_server import serve_torch
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+            raise
+        raise UserError(Problem(f"serving needs {error.name}", "pip install 'stoker[serve]'")) from error
+    return serve_torch(arguments, token, trusted(arguments))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses options that contradict each other.
+
+    Raises:
+        UserError: they do.
+    """
+    from stoker.serve.settings import is_loopback
+
+    if not 0 <= arguments.port <= 65535:
+        raise UserError("--port is a number from 0 to 65535")
+    if not 0 < arguments.max_body <= 4096 or not 0 < arguments.timeout <= 86_400:
+        raise UserError("--max-body is above 0 and at most 4096 MiB, --timeout above 0 and at most a day")
+    if arguments.queue < 1 or (arguments.rows is not None and arguments.rows < 1):
+        raise UserError("--queue and --rows are at least 1")
+    if (arguments.tls_key is None) != (arguments.tls_certificate is None):
+        raise UserError("--tls-key and --tls-certificate go together")
+    for file in (arguments.tls_key, arguments.tls_certificate):
+        if file is not None and not file.is_file():
+            raise UserError(f"there is no file {file}")
+    open_to_all = arguments.token is None and arguments.token_file is None
+    if not is_loopback(arguments.host) and open_to_all:
+        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
+        raise UserError(Problem(what, "add --token-file FILE"))
+    if not is_loopback(arguments.host) and arguments.tls_key is None:
+        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+
+
+def _token(arguments: argparse.Namespace) -> str | None:
+    if arguments.token is not None and arguments.token_file is not None:
+        raise UserError("give --token or --token-file, not both")
+    token: str | None = arguments.token
+    if arguments.token_file is not None:
+        try:
+            token = arguments.token_file.read_text().strip()
+        except (OSError, ValueError) as error:
+            raise UserError(f"{arguments.token_file} cannot be read: {error}") from error
+    if token is not None and (len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable()):
+        what = f"the token has to be at least {LEAST_TOKEN} printable ASCII characters"
+        raise UserError(Problem(what, "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'"))
+    return token

@@ -1,0 +1,192 @@
+"""LoRA weights of a run or an exported folder, and how they are put beside others over one base.
+
+A folder is data: of its configuration only numbers and flags are used, and its weights are safetensors. Which layers
+are adapted, and with which ranks, is read from the weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dict
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from stoker.checkpoint.load_run import checkpoint_step
+from stoker.errors import Problem, UserError, reading
+from stoker.files import irregular
+from stoker.generate.open_model import OpenModel
+from stoker.job.load_job import LoadedJob
+from stoker.models.adapters import unwrap
+from stoker.runs.run_folder import RunFolder
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+LARGEST_CONFIG = 1 << 20  # bytes
+PREFIX = "base_model.model."
+PATTERN_KEY = re.compile(r"[\w.^]{1,300}")
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """A LoRA adapter.
+
+    Attributes:
+        tensors: by name, as peft's files have them.
+        alpha: numerator of the scaling.
+        alphas: the same by the end of a layer's name, where it differs.
+        base: the model that its configuration names.
+        of_run: whether its layers are those of training, where fused ones are split.
+    """
+
+    origin: str
+    tensors: Mapping[str, Tensor]
+    alpha: float
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    rslora: bool = False
+    base: str = ""
+    of_run: bool = False
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank by adapted layer."""
+        end = ".lora_A.weight"
+        return {
+            name[len(PREFIX) : -len(end)]: int(tensor.shape[0])
+            for name, tensor in self.tensors.items()
+            if name.startswith(PREFIX) and name.endswith(end)
+        }
+
+
+def is_adapter_folder(path: Path) -> bool:
+    """Whether a folder holds an adapter and no model."""
+    return (path / CONFIG).is_file() and not (path / "config.json").is_file()
+
+
+def of_folder(path: Path) -> AdapterWeights:
+    """Reads an exported folder.
+
+    Raises:
+        UserError: it holds no LoRA adapter in safetensors, or one of another kind than is served over a base.
+    """
+    for file in (path / CONFIG, path / WEIGHTS):
+        if kind := irregular(file):
+            raise UserError(f"{file} cannot be read: it is {kind}, not a file")
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{path} is no adapter: it holds no {CONFIG}")
+    if not (path / WEIGHTS).is_file():
+        raise UserError(Problem(f"{path} holds no {WEIGHTS}", "convert pickled weights to safetensors"))
+    with reading(str(path / CONFIG)):
+        if (path / CONFIG).stat().st_size > LARGEST_CONFIG:
+            raise ValueError("it is too large for a configuration")
+        config = json.loads((path / CONFIG).read_text())
+        if not isinstance(config, dict):
+            raise ValueError("it is no object")
+    if config.get("peft_type") != "LORA":
+        method = str(config.get("peft_type"))[:40]
+        raise UserError(f"{path} is an adapter of type {method}; only LORA is served over a shared base")
+    for key in ("modules_to_save", "target_parameters", "trainable_token_indices", "use_dora", "lora_bias"):
+        if config.get(key):
+            raise UserError(
+                f"{path} has {key}, which cannot share a base; serve its run, or an export with merged weights"
+            )
+    alphas = config.get("alpha_pattern") or {}
+    if not isinstance(alphas, dict) or not all(
+        PATTERN_KEY.fullmatch(key) and _is_number(value) for key, value in alphas.items()
+    ):
+        raise UserError(f"{path / CONFIG}: alpha_pattern is not a number by the name of each layer")
+    if not _is_number(config.get("lora_alpha")):
+        raise UserError(f"{path / CONFIG}: lora_alpha is no number")
+    from safetensors.torch import load_file
+
+    with reading(str(path / WEIGHTS)):
+        tensors = load_file(path / WEIGHTS)
+    return AdapterWeights(
+        str(path), tensors, float(config["lora_alpha"]), alphas, config.get("use_rslora") is True,
+        str(config.get("base_model_name_or_path") or ""),
+    )  # fmt: skip
+
+
+def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> AdapterWeights | None:
+    """Reads the adapter from a run's checkpoint; None where it trained more than plain LoRA, or something else."""
+    tune = loaded.job.tune
+    if tune.method not in ("lora", "qlora") or tune.dora or tune.modules_to_save:
+        return None
+    store, step = checkpoint_step(folder, loaded.job, at, base)
+    named = {key.removeprefix("model/"): t for key, t in store.load(step).tensors.items() if key.startswith("model/")}
+    if not named or not all(re.search(r"\.lora_[AB]\.default\.weight$", key) for key in named):
+        return None
+    tensors = {key.replace(".default.weight", ".weight"): t for key, t in named.items() if isinstance(t, Tensor)}
+    assert len(tensors) == len(named), "the checkpoint was read whole"
+    return AdapterWeights(str(folder.path), tensors, float(tune.alpha), rslora=tune.rslora, of_run=True)
+
+
+def insert(opened: OpenModel, name: str, weights: AdapterWeights) -> OpenModel:
+    """The open model with an adapter beside those that it has. To be called in the engine's thread.
+
+    Raises:
+        UserError: the weights do not fit the base.
+    """
+    base, model = unwrap(opened.decoder.model), opened.decoder.model
+    ranks = weights.ranks
+    _check(base, weights, ranks)
+    usual = Counter(ranks.values()).most_common(1)[0][0]
+    config = LoraConfig(
+        r=usual,
+        lora_alpha=weights.alpha,  # type: ignore[arg-type]  # peft takes fractions as well
+        target_modules=list(ranks),
+        rank_pattern={layer: rank for layer, rank in ranks.items() if rank != usual},
+        alpha_pattern=dict(weights.alphas),
+        use_rslora=weights.rslora,
+        bias="none",
+        init_lora_weights=False,
+        inference_mode=True,
+        task_type="CAUSAL_LM",
+    )
+    if isinstance(model, PeftModel):
+        model.add_adapter(name, config)
+    else:
+        model = get_peft_model(base, config, adapter_name=name)
+    found: Any = set_peft_model_state_dict(model, dict(weights.tensors), adapter_name=name)
+    assert not found.unexpected_keys, found.unexpected_keys[:3]
+    for key, parameter in model.named_parameters():
+        if f".{name}." in key:
+            parameter.requires_grad_(False)
+    return replace(opened, decoder=replace(opened.decoder, model=model.eval()))
+
+
+def _check(base: nn.Module, weights: AdapterWeights, ranks: Mapping[str, int]) -> None:
+    """Refuses weights that are not two matrices for each of some linear layers of the base."""
+    expected = {f"{PREFIX}{layer}.lora_{matrix}.weight" for layer in ranks for matrix in "AB"}
+    if not ranks or expected != set(weights.tensors):
+        odd = sorted(expected ^ set(weights.tensors))
+        raise UserError(f"{weights.origin} is no plain LoRA adapter: {odd[0] if odd else 'it has no weights'}")
+    layers = dict(base.named_modules())
+    for name, rank in ranks.items():
+        layer: Any = layers.get(name)
+        layer = getattr(layer, "base_layer", layer)
+        if not isinstance(layer, nn.Linear | Conv1D) or layer is base.get_output_embeddings():  # type: ignore[operator]
+            raise UserError(f"{weights.origin} does not fit the base: it has no layer {name} that can be adapted")
+        if isinstance(layer, Conv1D):
+            inputs, outputs = layer.weight.shape
+        else:
+            inputs, outputs = layer.in_features, layer.out_features
+        shapes = {"A": (rank, inputs), "B": (outputs, rank)}
+        for matrix, shape in shapes.items():
+            held = weights.tensors[f"{PREFIX}{name}.lora_{matrix}.weight"]
+            if tuple(held.shape) != shape or not held.is_floating_point():
+                given = tuple(held.shape)
+                raise UserError(f"{weights.origin} does not fit the base: {name} has {given} where {shape} is needed")
+            if not bool(torch.isfinite(held).all()):
+                raise UserError(f"{weights.origin}: the weights of {name} are not finite")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e6

@@ -1,0 +1,157 @@
+"""The answers of one request as they grow: from the engine's thread to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from stoker.generate.answer_text import AnswerText
+from stoker.generate.request import Generation, Request, Token
+from stoker.serve.api_error import failed
+from stoker.serve.grammar import SchemaConstraint
+from stoker.serve.served import Served
+from stoker.serve.worker import EngineThread
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What an answer grew by.
+
+    Attributes:
+        index: of the answer.
+        tokens: those of the text, without a stop token and what a stop string cut off.
+        finish: ``stop`` or ``length`` with the last one, else None.
+        generation: with its counts; the engine may still add to one that has not finished.
+    """
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+    finish: str | None
+    generation: Generation
+    failed: BaseException | None = None
+
+
+class _Answer:
+    """Listens to a generation in the engine's thread."""
+
+    def __init__(self, index: int, request: Request, text: AnswerText, sink: asyncio.Queue[Delta]) -> None:
+        self.index, self.request, self.text = index, request, text
+        self.cancelled = False
+        self.generation: Generation | None = None
+        self._sink, self._loop = sink, asyncio.get_running_loop()
+        self._seen = 0
+        self._held: list[tuple[int, Token]] = []  # with the characters before it
+        self._over = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        if self.generation is not None:
+            self.generation.cancel()
+
+    def hear(self, generation: Generation) -> None:
+        """Called after every token, and at the end."""
+        self.generation = generation
+        if self._over:
+            return
+        if self.cancelled:
+            generation.cancel()
+            self._over = True
+            return
+        piece = ""
+        new, ending = generation.tokens[self._seen :], generation.ended
+        self._seen += len(new)
+        for token in new:
+            if ending == "stop" and token is generation.tokens[-1]:
+                continue
+            self._held.append((self.text.decoded, token))
+            piece += self.text.push(token.id)
+            if self.text.stopped:
+                break
+        constraint = self.request.constraint
+        whole = isinstance(constraint, SchemaConstraint) and constraint.done
+        if ending is None and isinstance(constraint, SchemaConstraint) and constraint.failed:
+            self._end(generation, piece, None, ValueError(constraint.failed))
+        elif self.text.stopped or whole:
+            rest = "" if self.text.stopped else self.text.finish()
+            self._end(generation, piece + rest, "stop")
+        elif ending in ("stop", "length"):
+            piece += self.text.finish()
+            self._end(generation, piece, "stop" if self.text.stopped else ending)
+        elif ending is not None:
+            self._end(generation, piece, None, generation.error or RuntimeError(ending))
+        elif piece:
+            self._give(generation, piece, None)
+
+    def _end(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
+        self._over = True
+        generation.cancel()
+        if self.text.stopped:
+            self._held = [(start, token) for start, token in self._held if start < len(self.text.text)]
+        self._give(generation, piece, finish, error)
+
+    def _give(self, generation: Generation, piece: str, finish: str | None, error: BaseException | None = None) -> None:
+        tokens, self._held = tuple(token for _, token in self._held), []
+        delta = Delta(self.index, piece, tokens, finish, generation, error)
+        with suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
+
+
+class Answers:
+    """Answers several engine requests of one HTTP request. To be closed, which cancels what is left."""
+
+    def __init__(
+        self,
+        worker: EngineThread,
+        served: Served,
+        requests: Sequence[Request],
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._worker, self._served = worker, served
+        self._sink: asyncio.Queue[Delta] = asyncio.Queue()
+        tokenizer = served.opened.tokenizer
+        texts = [AnswerText(tokenizer, stop, skip_special_tokens=skip_special_tokens) for _ in requests]
+        self._answers = [
+            _Answer(index, request, text, self._sink)
+            for index, (request, text) in enumerate(zip(requests, texts, strict=True))
+        ]
+
+    async def begin(self) -> None:
+        """Submits the requests.
+
+        Raises:
+            UserError: the engine refuses one.
+        """
+        await asyncio.wrap_future(self._worker.call(self._submit))
+
+    def _submit(self) -> None:
+        for answer in self._answers:
+            if not answer.cancelled:
+                answer.generation = self._served.host.engine.submit(answer.request, answer.hear)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """What the answers grow by, until all have finished.
+
+        Raises:
+            ApiError: a pass through the model failed.
+        """
+        left = len(self._answers)
+        while left:
+            delta = await self._sink.get()
+            if delta.failed is not None:
+                raise failed(delta.failed)
+            left -= delta.finish is not None
+            yield delta
+
+    def cancel(self, index: int) -> None:
+        """Ends one answer, which gives nothing more."""
+        self._answers[index].cancel()
+
+    def close(self) -> None:
+        """Cancels what has not finished."""
+        for answer in self._answers:
+            answer.cancel()

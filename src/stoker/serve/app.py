@@ -1,0 +1,177 @@
+"""The paths of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stoker.errors import UserError
+from stoker.serve.adapters import load_adapter, unload_adapter
+from stoker.serve.api_error import ApiError, of_user_error
+from stoker.serve.bodies import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    parse,
+)
+from stoker.serve.chat import ChatAnswer, check_calls
+from stoker.serve.completions import CompletionAnswer
+from stoker.serve.embeddings import embeddings
+from stoker.serve.guard import Guard, error_response, read_json, unless_left
+from stoker.serve.metrics import CONTENT_TYPE
+from stoker.serve.service import Service
+from stoker.serve.sse import EventStream
+
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+def app_of(service: Service) -> ASGIApp:
+    """The ASGI application of a server."""
+    routes = [
+        Route("/health", _health(service), methods=["GET"]),
+        Route("/metrics", _metrics(service), methods=["GET"]),
+        Route("/v1/models", _models(service), methods=["GET"]),
+        Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
+        Route("/v1/chat/completions", _chat(service), methods=["POST"]),
+        Route("/v1/completions", _completions(service), methods=["POST"]),
+        Route("/v1/embeddings", _embeddings(service), methods=["POST"]),
+        Route("/v1/load_lora_adapter", _load(service), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", _unload(service), methods=["POST"]),
+    ]
+    return guarded(service, routes)
+
+
+def guarded(service: Service, routes: list[Route]) -> ASGIApp:
+    """Routes whose errors are OpenAI's, behind the guard."""
+
+    async def of_http(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        names = ", ".join(route.path for route in routes)
+        message = f"there is no such path; there are {names}" if error.status_code == 404 else error.detail
+        return error_response(ApiError(error.status_code, message))
+
+    async def of_api(_: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error_response(error)
+
+    async def of_user(_: Request, error: Exception) -> Response:
+        assert isinstance(error, UserError)
+        return error_response(of_user_error(error))
+
+    async def of_bug(_: Request, error: Exception) -> Response:
+        return error_response(ApiError(500, f"the server failed: {type(error).__name__}"))
+
+    handlers: dict[Any, Any] = {HTTPException: of_http, ApiError: of_api, UserError: of_user, Exception: of_bug}
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    return Guard(inner, service.settings, service.metrics, frozenset(route.path for route in routes))
+
+
+def _health(service: Service) -> Endpoint:
+    async def health(_: Request) -> Response:
+        if service.draining or not service.worker.alive:
+            return JSONResponse({"status": "draining" if service.draining else "failed"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    return health
+
+
+def _metrics(service: Service) -> Endpoint:
+    async def metrics(_: Request) -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE)
+
+    return metrics
+
+
+def _models(service: Service) -> Endpoint:
+    async def models(_: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [served.as_json() for served in service.models]})
+
+    return models
+
+
+def _model(service: Service) -> Endpoint:
+    async def model(request: Request) -> Response:
+        return JSONResponse(service.models.find(request.path_params["name"]).as_json())
+
+    return model
+
+
+async def _read(service: Service, request: Request) -> Any:
+    if service.draining:
+        raise ApiError(503, "the server is ending", code="draining", retry_after=10)
+    return await read_json(request, service.settings)
+
+
+def _chat(service: Service) -> Endpoint:
+    async def chat(request: Request) -> Any:
+        body, ignored = parse(ChatBody, await _read(service, request))
+        check_calls(body)
+        return _Answering(service, request, body, ignored, ChatAnswer, body.n)
+
+    return chat
+
+
+def _completions(service: Service) -> Endpoint:
+    async def completions(request: Request) -> Any:
+        body, ignored = parse(CompletionBody, await _read(service, request))
+        return _Answering(service, request, body, ignored, CompletionAnswer, body.n * len(body.prompt))
+
+    return completions
+
+
+class _Answering:
+    """The response to a request for answers; holds its model and its place in the queue until it has been sent."""
+
+    def __init__(
+        self, service: Service, request: Request, body: Any, ignored: list[str], kind: Any, answers: int
+    ) -> None:
+        self.service, self.request, self.body, self.kind, self.answers = service, request, body, kind, answers
+        self.headers = service.ignored_headers(ignored)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        service, seconds = self.service, self.service.settings.seconds
+        with service.using(self.body.model) as served, service.queue.holding(self.answers):
+            answer = self.kind(service, served, self.body)
+            if self.body.stream:
+                await EventStream(answer.events(), seconds, self.headers)(scope, receive, send)
+                return
+            found = await unless_left(receive, answer.whole(), seconds)
+        await JSONResponse(found, headers=self.headers)(scope, receive, send)
+
+
+def _embeddings(service: Service) -> Endpoint:
+    async def embed(request: Request) -> Any:
+        body, ignored = parse(EmbeddingBody, await _read(service, request))
+        with service.using(body.model) as served, service.queue.holding(1):
+            work = embeddings(service, served, body)
+            found = await unless_left(request.receive, work, service.settings.seconds)
+        return JSONResponse(found, headers=service.ignored_headers(ignored))
+
+    return embed
+
+
+def _load(service: Service) -> Endpoint:
+    async def load(request: Request) -> Response:
+        body, _ = parse(LoadAdapterBody, await _read(service, request))
+        served = await load_adapter(service, body.lora_name, body.lora_path, body.base_model_name)
+        return JSONResponse(served.as_json())
+
+    return load
+
+
+def _unload(service: Service) -> Endpoint:
+    async def unload(request: Request) -> Response:
+        body, _ = parse(UnloadAdapterBody, await _read(service, request))
+        await unload_adapter(service, body.lora_name)
+        return JSONResponse({"id": body.lora_name, "object": "model", "deleted": True})
+
+    return unload

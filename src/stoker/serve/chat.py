@@ -1,0 +1,254 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from stoker.data.chat_template import as_template_message
+from stoker.data.rows import Message
+from stoker.generate.request import Token
+from stoker.serve.answers import Answers, Delta
+from stoker.serve.api_error import wrong
+from stoker.serve.bodies import ChatBody, ChosenTool, Turn
+from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
+from stoker.serve.served import Served
+from stoker.serve.service import Service, Usage, begun, engine_requests
+from stoker.serve.sse import DONE, event
+from stoker.serve.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
+
+DEFAULT_TOKENS = 1024  # of an answer, where the request does not say; fewer where the context is shorter
+LEAST = -9999.0  # log-probability of what cannot come, as OpenAI writes it
+
+
+@dataclass
+class _Choice:
+    """An answer so far."""
+
+    finder: CallFinder | ForcedCall | None
+    text: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    tokens: list[Token] = field(default_factory=list)
+    finish: str | None = None
+
+
+class ChatAnswer:
+    """Answers one request."""
+
+    def __init__(self, service: Service, served: Served, body: ChatBody) -> None:
+        self.service, self.served, self.body = service, served, body
+        self.usage = Usage(service, served)
+        self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self._schemas = {tool.function.name: tool.function.parameters for tool in body.tools}
+        chosen = body.tool_choice
+        self._forced: list[str] = []
+        if isinstance(chosen, ChosenTool):
+            self._forced = [chosen.function.name]
+        elif chosen == "required":
+            self._forced = list(self._schemas)
+        self._tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if chosen != "none" else []
+        self._finds = bool(self._tools) and not self._forced and served.tool_format is not None
+        self._choices = [_Choice(self._finder()) for _ in range(body.n)]
+
+    def _finder(self) -> CallFinder | ForcedCall | None:
+        if self._forced:
+            return ForcedCall()
+        if self._finds:
+            assert self.served.tool_format is not None
+            return CallFinder(self.served.tool_format, self._schemas)
+        return None
+
+    def _prompt(self) -> tuple[list[int], SchemaConstraint | None]:
+        """The prompt, and what the answer must look like."""
+        opened, body = self.served.opened, self.body
+        if not opened.chats:
+            raise wrong("this model has no chat template; ask /v1/completions", param="model")
+        prompt = opened.prompt_ids([_template_message(turn) for turn in body.messages], self._tools or None)
+        schema, param = None, "response_format"
+        if self._forced:
+            schema, param = forced_schema(self._schemas, self._forced), "tools"
+        elif body.response_format is not None and body.response_format.type == "json_object":
+            schema = ANY_OBJECT
+        elif body.response_format is not None and body.response_format.json_schema is not None:
+            schema = body.response_format.json_schema.schema_
+        stop_ids = opened.codec.stop_ids
+        if schema is None:
+            return prompt, None
+        return prompt, self.served.grammars.of_schema(schema, param=param, stop_ids=stop_ids)
+
+    async def _answers(self) -> Answers:
+        body = self.body
+        prompt, constraint = await self.service.in_texts_thread(self._prompt)
+        requests = engine_requests(
+            body,
+            self.served,
+            prompt,
+            max_tokens=body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS,
+            alternatives=body.top_logprobs,
+            remember=True,
+            constraint=constraint,
+        )
+        marks = self.served.tool_format.begin if self._finds and self.served.tool_format else ()
+        answers = Answers(
+            self.service.worker,
+            self.served,
+            requests,
+            body.stop,
+            skip_special_tokens=not self.served.special_tokens.intersection(marks),
+        )
+        await begun(answers)
+        self.usage.prompt_of(len(prompt))
+        return answers
+
+    async def _deltas(self) -> AsyncIterator[tuple[int, str, list[ToolCall], tuple[Token, ...], str | None]]:
+        """What each answer grows by: (answer, text, calls, tokens, why it ended)."""
+        answers = await self._answers()
+        try:
+            async for delta in answers:
+                self.usage.token_came()
+                choice = self._choices[delta.index]
+                if choice.finish is not None:
+                    continue
+                text, calls = self._divided(choice, delta)
+                finish = delta.finish
+                if calls and not self.body.parallel_tool_calls:
+                    calls, finish = calls[:1], "stop"
+                    answers.cancel(delta.index)
+                choice.calls += calls
+                if finish is not None:
+                    self.usage.answer_of(len(delta.generation.tokens), delta.generation.shared)
+                    finish = "tool_calls" if choice.calls and finish == "stop" else finish
+                    choice.finish = finish
+                yield delta.index, text, calls, delta.tokens, finish
+                if all(choice.finish is not None for choice in self._choices):
+                    return
+        finally:
+            answers.close()
+
+    def _divided(self, choice: _Choice, delta: Delta) -> tuple[str, list[ToolCall]]:
+        """The text of a delta, and the calls that end in it."""
+        if choice.finder is None:
+            return delta.text, []
+        text, calls = choice.finder.push(delta.text)
+        if delta.finish is not None:
+            rest, more = choice.finder.finish()
+            text, calls = text + rest, calls + more
+        return text, calls
+
+    async def whole(self) -> dict[str, Any]:
+        """The response."""
+        async for index, text, calls, tokens, finish in self._deltas():
+            choice = self._choices[index]
+            choice.text += text
+            choice.tokens += tokens
+            choice.finish = finish
+            assert all(call in choice.calls for call in calls)
+        found = [self._as_json(index, choice) for index, choice in enumerate(self._choices)]
+        return self._head("chat.completion") | {"choices": found, "usage": self.usage.as_json()}
+
+    def _as_json(self, index: int, choice: _Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.calls:
+            message["content"] = choice.text.strip() or None
+            message["tool_calls"] = [call.as_json() for call in choice.calls]
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._scores(choice.tokens),
+            "finish_reason": choice.finish,
+        }
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The response as events."""
+        options = self.body.stream_options
+        with_usage = options is not None and options.include_usage
+        head = self._head("chat.completion.chunk") | ({"usage": None} if with_usage else {})
+        opened: set[int] = set()
+        waiting: dict[int, list[Token]] = {}
+        async for index, text, calls, tokens, finish in self._deltas():
+            if index not in opened:
+                opened.add(index)
+                yield event(head | {"choices": [_part(index, {"role": "assistant", "content": ""})]})
+            waiting.setdefault(index, []).extend(tokens)
+            delta: dict[str, Any] = {"content": text} if text else {}
+            if calls:
+                first = len(self._choices[index].calls) - len(calls)
+                delta["tool_calls"] = [call.as_json(first + number) for number, call in enumerate(calls)]
+            if delta or (finish is not None and waiting[index] and self.body.logprobs):
+                scores = self._scores(waiting.pop(index))
+                yield event(head | {"choices": [_part(index, delta, scores)]})
+            if finish is not None:
+                yield event(head | {"choices": [_part(index, {}, finish=finish)]})
+        if with_usage:
+            yield event(head | {"choices": [], "usage": self.usage.as_json()})
+        yield DONE
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self.served.name,
+            "system_fingerprint": f"stoker-{version('stoker')}",
+        }
+
+    def _scores(self, tokens: list[Token]) -> dict[str, Any] | None:
+        """The log-probabilities of tokens, where they were asked for."""
+        if not self.body.logprobs:
+            return None
+        content = []
+        for token in tokens:
+            others = [self._score(number, value) for number, value in token.alternatives]
+            content.append(self._score(token.id, token.log_probability) | {"top_logprobs": others})
+        return {"content": content, "refusal": None}
+
+    def _score(self, token: int, value: float) -> dict[str, Any]:
+        texts = self.served.texts
+        return {"token": texts.text(token), "logprob": bounded(value), "bytes": list(texts.bytes(token))}
+
+
+def bounded(log_probability: float) -> float:
+    """A log-probability that JSON can hold."""
+    return LEAST if math.isnan(log_probability) else max(LEAST, log_probability)
+
+
+def _part(index: int, delta: dict[str, Any], scores: Any = None, finish: str | None = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
+
+
+def _template_message(turn: Turn) -> dict[str, Any]:
+    """A turn as chat templates read it."""
+    extra: dict[str, Any] = {}
+    if turn.tool_calls:
+        extra["tool_calls"] = [call.model_dump(exclude={"index"}) for call in turn.tool_calls]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if getattr(turn, name) is not None:
+            extra[name] = getattr(turn, name)
+    role = "system" if turn.role == "developer" else turn.role
+    if turn.role == "tool" and not turn.text:
+        return {"role": role, "content": "", **extra}
+    return as_template_message(Message(role, turn.text, extra=extra))
+
+
+def check_calls(body: ChatBody) -> None:
+    """Refuses tool calls in earlier turns whose arguments are no JSON object.
+
+    Raises:
+        ApiError: the arguments are none.
+    """
+    for place, turn in enumerate(body.messages):
+        for number, call in enumerate(turn.tool_calls):
+            if isinstance(call.function.arguments, str):
+                try:
+                    arguments = json.loads(call.function.arguments)
+                except (ValueError, RecursionError):
+                    arguments = None
+                if not isinstance(arguments, dict):
+                    where = f"messages[{place}].tool_calls[{number}].function.arguments"
+                    raise wrong(f"`{where}` is no JSON object", param=where)

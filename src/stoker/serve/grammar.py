@@ -1,0 +1,100 @@
+"""Answers that follow a JSON schema, through the library llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from stoker.data.tokenise import TextCodec
+from stoker.serve.api_error import ApiError, wrong
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+ANY_OBJECT = {"type": "object"}
+COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""JSON as Python's `json.dumps` writes it. With free white space some models write nothing else until they are cut."""
+
+
+class Grammars:
+    """Makes constraints for one tokenizer."""
+
+    def __init__(self, codec: TextCodec, *, vocabulary: int) -> None:
+        """
+        Args:
+            vocabulary: width of the model's logits.
+        """
+        self._codec, self._vocabulary = codec, vocabulary
+        self._tokenizer: Any = None
+
+    def of_schema(self, schema: dict[str, Any], *, param: str, stop_ids: Collection[int]) -> SchemaConstraint:
+        """The constraint of a JSON schema. Takes up to a second for complicated ones.
+
+        Raises:
+            ApiError: the schema is wrong, or uses what the library does not have.
+        """
+        try:
+            from llguidance import LLMatcher, LLTokenizer
+        except ImportError:
+            raise ApiError(501, "response_format needs llguidance: pip install 'stoker[serve]'") from None
+        if self._tokenizer is None:
+            size = max(self._codec.vocabulary, self._codec.tokenizer.get_vocab_size())
+            ends = sorted(self._codec.stop_ids) or None
+            self._tokenizer = LLTokenizer(self._codec.definition, n_vocab=size, eos_token=ends)
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=COMPACT)  # type: ignore[arg-type]
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
+        if failed:
+            raise wrong(f"the JSON schema cannot be followed: {'; '.join(messages)[:300]}", param=param)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise wrong(f"the JSON schema cannot be followed: {matcher.get_error()[:300]}", param=param)
+        return SchemaConstraint(matcher, self._tokenizer.vocab_size, frozenset(stop_ids))
+
+
+class SchemaConstraint:
+    """Lets an answer continue only to what a schema allows; a `stoker.generate.request.Constraint`.
+
+    Attributes:
+        done: whether the answer is whole, so that nothing can follow.
+        failed: why the answer cannot go on; empty while it can.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: int, stop_ids: frozenset[int]) -> None:
+        from llguidance.torch import allocate_token_bitmask
+
+        self._matcher, self._stop_ids = matcher, sorted(stop_ids)
+        self._mask = allocate_token_bitmask(1, vocabulary)
+        self._vocabulary = vocabulary
+        self.done, self.failed = False, ""
+
+    def copy(self) -> SchemaConstraint:
+        """The constraint at its beginning, for another answer."""
+        return SchemaConstraint(self._matcher.deep_copy(), self._vocabulary, frozenset(self._stop_ids))
+
+    def mask(self, logits_V: Tensor) -> None:
+        """Sets the logits of tokens that may not come next to -inf, in place."""
+        from llguidance.torch import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._mask)
+        if self._matcher.is_error():  # over a limit of the library: the listener ends the answer
+            self.failed = self._matcher.get_error()[:300]
+            return
+        bits_32 = torch.arange(32, dtype=torch.int32)
+        allowed_V = ((self._mask[0][:, None] >> bits_32) & 1).bool().flatten()[: logits_V.shape[0]]
+        forbidden_V = torch.ones(logits_V.shape[0], dtype=torch.bool)
+        forbidden_V[: allowed_V.shape[0]] = ~allowed_V
+        if self._matcher.is_accepting():
+            forbidden_V[self._stop_ids] = False
+        logits_V.masked_fill_(forbidden_V.to(logits_V.device), -torch.inf)
+
+    def accept(self, token: int) -> None:
+        """Moves on by a token."""
+        if token in self._stop_ids:
+            self.done = True
+            return
+        self._matcher.consume_token(token)
+        self.done = self._matcher.is_stopped()

@@ -1,0 +1,191 @@
+"""What stands before every request: who may ask, how much at once, how large a body, how long an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.metrics import Metrics
+from stoker.serve.settings import Settings, is_loopback
+
+T = TypeVar("T")
+OPEN = ("/health",)  # answered without a token
+BODY_SECONDS = 60.0  # longest time for a body to arrive
+
+
+class ClientLeft(Exception):
+    """The client has closed the connection."""
+
+
+class Guard:
+    """Refuses whoever may not ask, and counts requests. An ASGI application around another."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status, begun = 500, time.monotonic()
+        path = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        with self._metrics.in_flight.track_inprogress():
+            try:
+                refused = self._refused(scope)
+                if refused is not None:
+                    await error_response(refused)(scope, receive, counted)
+                else:
+                    await self._app(scope, receive, counted)
+            except ClientLeft:
+                status = 499  # as nginx counts them
+                self._metrics.cancelled.inc()
+            finally:
+                self._metrics.requests.labels(path, str(status)).inc()
+                self._metrics.duration.labels(path).observe(time.monotonic() - begun)
+
+    def _refused(self, scope: Scope) -> ApiError | None:
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if self._settings.token is None and not is_loopback(_host_of(headers.get(b"host", ""))):
+            # A page in a browser can reach loopback through a name of its own that points there.
+            return ApiError(403, "without a token only requests to a loopback address are answered")
+        if scope["path"] not in OPEN and not self._settings.admits(headers.get(b"authorization", "")):
+            return ApiError(401, "a token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
+        kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+        if scope["method"] == "POST" and kind != "application/json":
+            # Browsers send other types to any address without asking it first.
+            return ApiError(415, "the body has to be JSON: Content-Type: application/json")
+        return None
+
+
+def _host_of(header: str) -> str:
+    """The host of a header ``Host``, without its port."""
+    if header.startswith("["):
+        return header.partition("]")[0] + "]"
+    return header.partition(":")[0]
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """An error as a response."""
+    return JSONResponse(error.as_json(), error.status, headers=dict(error.headers))
+
+
+class Queue:
+    """Counts the answers that wait or are being written."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.now = most, 0
+        self._seconds = 1.0  # of a request, averaged
+
+    @contextmanager
+    def holding(self, answers: int) -> Iterator[None]:
+        """Takes places within the block.
+
+        Raises:
+            ApiError: there are not enough, with the time after which to try again.
+        """
+        if answers > self.most:
+            raise wrong(f"the request asks for {answers:,} answers, and the server's queue takes {self.most:,}")
+        if self.now + answers > self.most:
+            wait = min(60, max(1, math.ceil(self._seconds)))
+            raise ApiError(
+                429, f"the queue is full: {self.now:,} answers of {self.most:,}", code="queue_full", retry_after=wait
+            )
+        begun = time.monotonic()
+        self.now += answers
+        try:
+            yield
+        finally:
+            self.now -= answers
+            self._seconds += 0.2 * (time.monotonic() - begun - self._seconds)
+
+
+async def read_json(request: Request, settings: Settings) -> Any:
+    """The body of a request.
+
+    Raises:
+        ApiError: it is too large, comes too slowly, or is not JSON.
+        ClientLeft: it does not come.
+    """
+    too_large = ApiError(413, f"the body has more than {settings.body:,} bytes", code="body_too_large")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced[:20]) > settings.body:
+        raise too_large
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > settings.body:
+                    raise too_large
+                if not message.get("more_body", False):
+                    break
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+    try:
+        return json.loads(b"".join(parts), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise wrong(f"the body is not JSON: {reason}", code="invalid_json") from None
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, T], seconds: float) -> T:
+    """The result of work, which is cancelled when the client leaves or the time is over.
+
+    Raises:
+        ClientLeft: the client left.
+        ApiError: the time is over.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if gone.done():
+            raise ClientLeft
+        raise too_slow(seconds)
+    finally:
+        await _ended(task, gone)
+
+
+def too_slow(seconds: float) -> ApiError:
+    """The error of a request that takes too long."""
+    return ApiError(504, f"the answer took more than {seconds:g} s", code="timeout")
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _ended(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    waited: list[Awaitable[Any]] = list(tasks)
+    await asyncio.gather(*waited, return_exceptions=True)

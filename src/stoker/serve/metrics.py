@@ -1,0 +1,58 @@
+"""What ``/metrics`` shows, for Prometheus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from stoker.serve.served import Models
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class _Engines(Collector):
+    """Reads the engines when it is asked."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        """Answers that wait and that run."""
+        waiting = GaugeMetricFamily("stoker_answers_waiting", "Answers whose prompt has not begun", labels=["base"])
+        running = GaugeMetricFamily("stoker_answers_running", "Answers that are being written", labels=["base"])
+        for host in self._models.hosts:
+            waiting.add_metric([host.base], host.engine.waiting)
+            running.add_metric([host.base], host.engine.running)
+        return [waiting, running]
+
+
+class Metrics:
+    """Counters of a server. ``model`` is a served model's name, or empty where the request named none of them."""
+
+    def __init__(self, models: Models | None = None) -> None:
+        self.registry = CollectorRegistry()
+        if models is not None:
+            self.registry.register(_Engines(models))
+        own: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("stoker_requests", "Requests by status", ["path", "status"], **own)
+        self.in_flight = Gauge("stoker_requests_in_flight", "Requests that have not been answered", **own)
+        self.prompt_tokens = Counter("stoker_prompt_tokens", "Tokens of prompts", ["model"], **own)
+        self.shared_tokens = Counter(
+            "stoker_prompt_tokens_shared", "Of them, taken from earlier ones", ["model"], **own
+        )
+        self.answer_tokens = Counter("stoker_answer_tokens", "Tokens of answers", ["model"], **own)
+        self.first_token = Histogram(
+            "stoker_first_token_seconds", "From the request to its first token", ["model"], buckets=SECONDS, **own
+        )
+        self.duration = Histogram(
+            "stoker_request_seconds", "From the request to its end", ["path"], buckets=SECONDS, **own
+        )
+        self.cancelled = Counter("stoker_requests_cancelled", "Requests whose client left", **own)
+
+    def text(self) -> bytes:
+        """The page."""
+        return generate_latest(self.registry)

@@ -1,0 +1,162 @@
+"""Opens what is named on the command line, bases that several name once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from peft import PeftModel
+
+from stoker.data.corpus import special_tokens_of
+from stoker.errors import Problem, UserError
+from stoker.generate.open_model import OpenModel, open_model
+from stoker.generate.request import BASE
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.paths import absolute
+from stoker.job.task_spec import task_of
+from stoker.models.model_source import locate
+from stoker.models.text import open_text_side
+from stoker.models.tokenizer import extension_of
+from stoker.models.virtual_tokens import virtual_of
+from stoker.runs.find_run import find_run
+from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
+from stoker.serve.adapters import beside, usable_name, with_own_text
+from stoker.serve.served import Host, Models, Served
+
+
+def open_served(
+    names: Sequence[str],
+    folder: Path,
+    *,
+    at: str = "last",
+    trusted: Sequence[str] = (),
+    base: str | None = None,
+    rows: int | None = None,
+) -> Models:
+    """Loads models by ``NAME=RUN`` or ``RUN``.
+
+    Args:
+        folder: where relative paths start.
+        at: the checkpoint of runs.
+        trusted: what may run code; see `stoker.checkpoint.load_run.open_run`.
+        base: the base of adapter folders, in place of the one that they name.
+        rows: most answers in a pass.
+
+    Raises:
+        UserError: one cannot be loaded, or two have the same name.
+    """
+    opener = _Opener(folder, at, trusted, base, rows)
+    for written in names:
+        opener.open(*_name_and_place(written, folder))
+    return opener.models
+
+
+def _name_and_place(written: str, folder: Path) -> tuple[str, str]:
+    name, equals, place = written.partition("=")
+    if not equals or absolute(written, folder).exists():
+        return "", written
+    if not usable_name(name) or not place:
+        raise UserError(Problem(f"{written!r} is no NAME=RUN", "a name has letters, digits, and . : / @ + -"))
+    return name, place
+
+
+class _Opener:
+    """Loads one after another, and keeps what the next may share."""
+
+    def __init__(self, folder: Path, at: str, trusted: Sequence[str], base: str | None, rows: int | None) -> None:
+        self.models = Models()
+        self._rows = rows
+        self._folder, self._at, self._trusted, self._base = folder, at, trusted, base
+        self._runs: list[tuple[LoadedJob, Host]] = []
+        self._bases: dict[str, tuple[Host, OpenModel]] = {}  # by where they were loaded from
+
+    def open(self, name: str, place: str) -> None:
+        """Loads one."""
+        path = absolute(place, self._folder)
+        if is_adapter_folder(path):
+            self._adapter_folder(name or path.name, path)
+        elif locate(place, self._folder) is not None:
+            host, opened = self._base_of(place)
+            if not any(served.host is host and served.adapter == BASE for served in self.models):
+                self.models.add(Served(name or opened.name, host, BASE, opened, root=place))
+        elif not self._shared_run(name, place):
+            self._run(name, place)
+
+    def _base_of(self, place: str) -> tuple[Host, OpenModel]:
+        """A model's files in memory; loaded once."""
+        source = locate(place, self._folder)
+        key = place if source is None else source.where
+        if key not in self._bases:
+            opened = open_model(place, self._folder, trusted=self._trusted)
+            self._bases[key] = Host(opened.engine(rows=self._rows), opened.name), opened
+        return self._bases[key]
+
+    def _adapter_folder(self, name: str, path: Path) -> None:
+        weights = of_folder(path)
+        place = self._base or self._named_base(weights, path)
+        host, opened = self._base_of(place)
+        own = with_own_text(opened, path)
+        adapter, own = beside(host, own, weights)
+        self.models.add(Served(name, host, adapter, own, parent=host.base, root=str(path)))
+        if not any(served.host is host and served.adapter == BASE for served in self.models):
+            self.models.add(Served(host.base, host, BASE, opened, root=place))
+
+    def _named_base(self, weights: AdapterWeights, path: Path) -> str:
+        if not weights.base or locate(weights.base, self._folder) is None:
+            what = f"{path} was trained over {weights.base!r}, which is not here"
+            raise UserError(Problem(what, "name the base with --base MODEL"))
+        return weights.base
+
+    def _run(self, name: str, place: str) -> None:
+        opened = open_model(place, self._folder, at=self._at, trusted=self._trusted)
+        assert opened.run is not None
+        block = opened.run.job.model
+        assert block is not None
+        tuned = opened.untuned
+        host = Host(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
+        # A model without adapters is the same with and without them; so adapters can be put over it later.
+        adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
+        self.models.add(Served(name or opened.name, host, adapter, opened, host.base if tuned else None, root=place))
+        if tuned:
+            self._add_base(host, opened, block.name)
+        if isinstance(opened.decoder.model, PeftModel):
+            self._runs.append((opened.run.loaded, host))
+
+    def _add_base(self, host: Host, opened: OpenModel, place: str) -> None:
+        if host.base not in self.models:
+            self.models.add(Served(host.base, host, BASE, opened, root=place))
+
+    def _shared_run(self, name: str, place: str) -> bool:
+        """Loads the adapter of a run over the base of an earlier one, where it has the same."""
+        if not self._runs:
+            return False
+        run = find_run(place, self._folder)
+        loaded = load_job(run.job, self._trusted)
+        job = loaded.job
+        host = next((host for other, host in self._runs if _same_base(other, loaded)), None)
+        if host is None or extension_of(job, self._folder) is not None:
+            return False
+        weights = of_run(run, loaded, self._at, self._folder)
+        if weights is None:
+            return False
+        text = open_text_side(loaded, self._folder)
+        source = job.data[0]
+        first = next(served.opened for served in self.models if served.host is host)
+        opened = replace(
+            first,
+            name=run.path.name,
+            codec=text.codec.for_source(source, self._folder),
+            chats=task_of(job).chat or text.own_template,
+            special_tokens=special_tokens_of(source, source.format),
+            run=None,
+        )
+        adapter, opened = beside(host, opened, weights)
+        self.models.add(Served(name or opened.name, host, adapter, opened, parent=host.base, root=place))
+        return True
+
+
+def _same_base(one: LoadedJob, other: LoadedJob) -> bool:
+    """Whether two runs trained adapters over the same weights in the same arithmetic."""
+    a, b = one.job, other.job
+    return a.model == b.model and a.seed == b.seed and a.train.precision == b.train.precision

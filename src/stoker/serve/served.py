@@ -1,0 +1,149 @@
+"""The models that are served, by name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.generate.engine import Engine
+from stoker.generate.open_model import OpenModel
+from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.grammar import Grammars
+from stoker.serve.token_text import TokenTexts
+from stoker.serve.tool_calls import ToolFormat, tool_format_of
+
+
+@dataclass(eq=False)
+class Host:
+    """A base in memory with the engine that runs it; several served models share it.
+
+    Attributes:
+        base: name of the base.
+    """
+
+    engine: Engine
+    base: str
+    _loaded: int = 0
+
+    def next_number(self) -> int:
+        """A number that no adapter of this host had before."""
+        self._loaded += 1
+        return self._loaded
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows, both as inputs and as outputs."""
+        model: Any = self.engine.decoder.language.model
+        rows = int(model.get_input_embeddings().weight.shape[0])
+        return min(rows, int(getattr(model.config.get_text_config(), "vocab_size", rows)))
+
+
+@dataclass(eq=False)
+class Served:
+    """A model under its name.
+
+    Attributes:
+        adapter: what the engine is asked for: the name of an adapter in memory, ``BASE``, or None.
+        opened: its tokenizer, chat template and stop tokens.
+        parent: name of the base, where this is an adapter over it.
+        removable: whether it was loaded at run time.
+        users: requests that use it.
+    """
+
+    name: str
+    host: Host
+    adapter: str | None
+    opened: OpenModel
+    parent: str | None = None
+    removable: bool = False
+    root: str = ""
+    created: int = field(default_factory=lambda: int(time.time()))
+    users: int = 0
+
+    @cached_property
+    def texts(self) -> TokenTexts:
+        """The text of its tokens."""
+        return TokenTexts(self.opened.codec)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Constraints over its tokens."""
+        return Grammars(self.opened.codec, vocabulary=self.host.vocabulary)
+
+    @cached_property
+    def tool_format(self) -> ToolFormat | None:
+        """How it writes tool calls; None where its chat template has none that is known."""
+        return tool_format_of(self.opened.codec.template.source)
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """Special tokens, which are left out of answers."""
+        added = self.opened.tokenizer.get_added_tokens_decoder().values()
+        return frozenset(token.content for token in added if token.special)
+
+    def text_ids(self, text: str) -> list[int]:
+        """The ids of plain text, behind what the tokenizer puts before every text (such as ``<s>``)."""
+        ids = self.opened.text_ids(text)
+        whole = self.opened.tokenizer.encode(text).ids
+        return list(whole) if ids and whole[-len(ids) :] == ids else ids
+
+    def check_ids(self, ids: Sequence[int], *, param: str) -> None:
+        """Refuses ids that the model does not have, which would end every answer of the pass."""
+        beyond = next((number for number in ids if number >= self.host.vocabulary), None)
+        if beyond is not None:
+            raise wrong(f"there is no token {beyond}: the vocabulary has {self.host.vocabulary:,}", param=param)
+
+    def as_json(self) -> dict[str, Any]:
+        """The model as ``/v1/models`` lists it."""
+        listed = {"id": self.name, "object": "model", "created": self.created, "owned_by": "stoker"}
+        limit = self.host.engine.context
+        return listed | {"root": self.root or self.name, "parent": self.parent, "max_model_len": limit}
+
+
+class Models:
+    """The served models, in the order in which they were given."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Served] = {}
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(list(self._by_name.values()))
+
+    @property
+    def hosts(self) -> list[Host]:
+        """The bases in memory."""
+        return list(dict.fromkeys(served.host for served in self))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def add(self, served: Served) -> None:
+        """Serves a model from now on.
+
+        Raises:
+            UserError: there is one of this name.
+        """
+        if served.name in self._by_name:
+            raise UserError(f"two models would be served as {served.name!r}; write NAME={served.root} for one of them")
+        self._by_name[served.name] = served
+
+    def remove(self, name: str) -> Served:
+        """Serves it no longer."""
+        return self._by_name.pop(name)
+
+    def find(self, name: str) -> Served:
+        """A model by its name.
+
+        Raises:
+            ApiError: there is none.
+        """
+        if name not in self._by_name:
+            names = ", ".join(self._by_name)
+            raise ApiError(
+                404, f"there is no model {name[:100]!r}; there are: {names}", param="model", code="model_not_found"
+            )
+        return self._by_name[name]

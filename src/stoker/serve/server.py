@@ -1,0 +1,110 @@
+"""The server's process: the socket, the signals, and the end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from stoker.errors import RunFailed, UserError, reason_of
+
+BACKLOG = 512
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM."""
+
+    key: Path
+    certificate: Path
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A socket that is bound to an address.
+
+    Raises:
+        UserError: there is no such address, or the port is taken.
+    """
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(kind, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(BACKLOG)
+        return bound
+    except OSError as error:
+        raise UserError(f"cannot listen on {host} port {port}: {reason_of(error)}") from error
+
+
+def address_of(bound: socket.socket, tls: Tls | None) -> str:
+    """The URL of a socket."""
+    host, port = bound.getsockname()[:2]
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Says when it listens, and ends by itself after SIGTERM or SIGINT, with what it has answered."""
+
+    def __init__(self, config: uvicorn.Config, address: str, drain: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._address, self._drain = address, drain
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """See uvicorn."""
+        await super().startup(sockets)
+        print(f"listening on {self._address}", flush=True)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """See uvicorn, which raises the signal again at the end; this ends with the exit code of a job done."""
+
+        def end(number: int, _: object) -> None:
+            if self.should_exit:
+                self.force_exit = True  # a second time
+            self.should_exit = True
+            self._drain()
+
+        before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def serve(app: ASGIApp, bound: socket.socket, *, tls: Tls | None, seconds: float, drain: Callable[[], None]) -> None:
+    """Answers until SIGTERM or SIGINT, and then what has been asked already.
+
+    Args:
+        seconds: longest time for that.
+        drain: called with the signal.
+    """
+    try:
+        config = uvicorn.Config(
+            app,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=max(1, int(seconds)),
+            ssl_keyfile=str(tls.key) if tls else None,
+            ssl_certfile=str(tls.certificate) if tls else None,
+        )
+        config.load()
+    except OSError as error:  # SSLError is one
+        raise UserError(f"the key and the certificate cannot be used: {reason_of(error)}") from error
+    server = _Server(config, address_of(bound, tls), drain)
+    server.run(sockets=[bound])
+    if not server.started:
+        raise RunFailed("the server did not start")
+    print("ended", file=sys.stderr, flush=True)

@@ -1,0 +1,169 @@
+"""What the endpoints share: models, the engines' thread, limits and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from stoker.generate.request import Request, Sampling
+from stoker.serve.answers import Answers
+from stoker.serve.api_error import wrong
+from stoker.serve.bodies import SHORTEST, SamplingFields
+from stoker.serve.grammar import SchemaConstraint
+from stoker.serve.guard import Queue
+from stoker.serve.metrics import Metrics
+from stoker.serve.served import Models, Served
+from stoker.serve.settings import Settings
+from stoker.serve.worker import EngineThread
+
+T = TypeVar("T")
+ANSWER_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's answers
+
+
+@dataclass
+class Service:
+    """A server's state.
+
+    Attributes:
+        draining: whether it ends after the requests that it has.
+    """
+
+    models: Models
+    worker: EngineThread
+    settings: Settings
+    metrics: Metrics
+    queue: Queue
+    draining: bool = False
+    _texts: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "texts"))
+    _named: set[str] = field(default_factory=set)
+
+    async def in_texts_thread(self, function: Callable[[], T]) -> T:
+        """Runs what renders, tokenises or compiles outside of the event loop, one at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._texts, function)
+
+    @contextmanager
+    def using(self, name: str) -> Iterator[Served]:
+        """A model by its name, which stays in memory within the block.
+
+        Raises:
+            ApiError: there is none.
+        """
+        served = self.models.find(name)
+        served.users += 1
+        try:
+            yield served
+        finally:
+            served.users -= 1
+
+    def ignored_headers(self, ignored: Sequence[str]) -> dict[str, str]:
+        """The header that names ignored fields; the first time each is logged as well."""
+        new = [name for name in ignored if name not in self._named]
+        if new:
+            self._named.update(new)
+            print(f"ignored fields of requests: {', '.join(new)}", file=sys.stderr, flush=True)
+        return {"x-stoker-ignored": ", ".join(sorted(ignored))} if ignored else {}
+
+
+class Usage:
+    """Counts the tokens of a request, for its response and for the metrics."""
+
+    def __init__(self, service: Service, served: Served) -> None:
+        self._metrics, self._name = service.metrics, served.name
+        self._begun = time.monotonic()
+        self._first = True
+        self.prompt = self.shared = self.answer = 0
+
+    def prompt_of(self, tokens: int) -> None:
+        """A prompt that is answered; once, however many answers it has."""
+        self.prompt += tokens
+        self._metrics.prompt_tokens.labels(self._name).inc(tokens)
+
+    def token_came(self) -> None:
+        """Called with every part of an answer."""
+        if self._first:
+            self._first = False
+            self._metrics.first_token.labels(self._name).observe(time.monotonic() - self._begun)
+
+    def answer_of(self, tokens: int, shared: int) -> None:
+        """An answer that has ended."""
+        self.answer += tokens
+        self.shared += shared
+        self._metrics.answer_tokens.labels(self._name).inc(tokens)
+        self._metrics.shared_tokens.labels(self._name).inc(shared)
+
+    def as_json(self) -> dict[str, Any]:
+        """The ``usage`` of a response."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.answer,
+            "total_tokens": self.prompt + self.answer,
+            "prompt_tokens_details": {"cached_tokens": min(self.shared, self.prompt)},
+        }
+
+
+def engine_requests(
+    body: SamplingFields,
+    served: Served,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    alternatives: int,
+    score_prompt: bool = False,
+    remember: bool = False,
+    constraint: SchemaConstraint | None = None,
+) -> list[Request]:
+    """The engine's requests for the n answers to a prompt.
+
+    Raises:
+        ApiError: it names tokens that the model does not have.
+    """
+    served.check_ids(prompt, param="prompt")
+    served.check_ids(body.stop_token_ids, param="stop_token_ids")
+    if not all(key.isdigit() and len(key) < 10 for key in body.logit_bias):
+        raise wrong("the keys of logit_bias are token ids, as text", param="logit_bias")
+    served.check_ids([int(key) for key in body.logit_bias], param="logit_bias")
+    own = frozenset(stop for stop in served.opened.codec.stop_ids if stop < served.host.vocabulary)
+    stop_ids = (frozenset() if body.ignore_eos else own) | frozenset(body.stop_token_ids)
+    seed = secrets.randbits(64) if body.seed is None else body.seed
+    return [
+        Request(
+            prompt=tuple(prompt),
+            max_tokens=max_tokens,
+            sampling=Sampling(
+                temperature=body.temperature if body.temperature >= SHORTEST else 0.0,
+                top_k=max(0, min(body.top_k, served.host.vocabulary)),
+                top_p=body.top_p,
+                min_p=body.min_p,
+                repetition_penalty=body.repetition_penalty,
+                presence_penalty=body.presence_penalty,
+                frequency_penalty=body.frequency_penalty,
+                bias=tuple((int(key), value) for key, value in body.logit_bias.items()),
+                seed=(seed + number * ANSWER_STEP) % 2**64,
+            ),
+            stop_ids=stop_ids,
+            min_tokens=body.min_tokens,
+            alternatives=min(alternatives, served.host.vocabulary),
+            adapter=served.adapter,
+            score_prompt=score_prompt,
+            remember=remember,
+            constraint=None if constraint is None else constraint.copy(),
+        )
+        for number in range(body.n)
+    ]
+
+
+async def begun(answers: Answers) -> Answers:
+    """Answers whose requests the engine has taken; cancelled where it refuses one."""
+    try:
+        await answers.begin()
+    except BaseException:
+        answers.close()
+        raise
+    return answers

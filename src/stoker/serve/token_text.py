@@ -1,0 +1,38 @@
+"""The text and the bytes of single tokens, for log-probabilities."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from stoker.data.token_bytes import bytes_of, kind_of
+from stoker.data.tokenise import TextCodec
+
+
+class TokenTexts:
+    """The bytes that each token of a vocabulary writes."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        definition = json.loads(codec.definition)
+        self._tokenizer = codec.tokenizer
+        self._kind = kind_of(definition)
+        self._added = {token["id"]: token["content"] for token in definition.get("added_tokens") or ()}
+        self.bytes = lru_cache(maxsize=65_536)(self._bytes)
+
+    def _bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return str(self._added[token]).encode()
+        written = self._tokenizer.id_to_token(token)
+        if written is None:  # the model has more rows than the tokenizer tokens
+            return b""
+        if self._kind is None:
+            return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+        return bytes_of(written, self._kind)
+
+    def text(self, token: int) -> str:
+        """A token as text; one that is a part of a character as ``bytes:\\xe2\\x80``."""
+        held = self.bytes(token)
+        try:
+            return held.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in held)

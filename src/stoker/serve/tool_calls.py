@@ -1,0 +1,266 @@
+"""Finds tool calls in the text of an answer as it comes. How a family writes them is seen in its chat template.
+
+What looks like a call but cannot be read stays part of the text: nothing that the model wrote is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ALPHANUMERIC = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that an answer makes.
+
+    Attributes:
+        arguments: a JSON object, as text.
+    """
+
+    name: str
+    arguments: str
+    # Mistral's templates take ids of nine letters and digits only; every other takes any.
+    id: str = field(default_factory=lambda: "".join(secrets.choice(ALPHANUMERIC) for _ in range(9)))
+
+    def as_json(self, index: int | None = None) -> dict[str, Any]:
+        """The call as the API gives it; with its number in a stream."""
+        called = {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return called if index is None else {"index": index} | called
+
+
+Read = Callable[[str, Mapping[str, Any]], list[ToolCall]]
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family writes calls.
+
+    Attributes:
+        name: of the format.
+        begin: the marks before calls.
+        end: the mark behind a call; empty where calls last until the end of the answer.
+        read: the calls in the text behind the mark, given the schemas of the tools by name.
+        at_start: whether an answer that begins with ``{`` is a call as well.
+    """
+
+    name: str
+    begin: tuple[str, ...]
+    end: str
+    read: Read
+    at_start: bool = False
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _call_of(value: Any) -> ToolCall:
+    """A call written as an object with its name and its arguments."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("no call")
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("no arguments")
+    return ToolCall(value["name"], _dumped(arguments))
+
+
+def _read_json(text: str, _: Mapping[str, Any]) -> list[ToolCall]:
+    """``{"name": ..., "arguments": {...}}``, one or a list."""
+    value = json.loads(text)
+    return [_call_of(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _read_several(text: str, _: Mapping[str, Any]) -> list[ToolCall]:
+    """Objects one after another, with white space, commas or semicolons between them."""
+    calls, place, decoder = [], 0, json.JSONDecoder()
+    while rest := text[place:].lstrip(" \t\r\n;,"):
+        place = len(text) - len(rest)
+        value, end = decoder.raw_decode(rest)
+        calls.append(_call_of(value))
+        place += end
+    if not calls:
+        raise ValueError("no call")
+    return calls
+
+
+def _read_mistral(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
+    """A list of objects; or, from 2025 on, ``name[ARGS]{...}`` behind a mark for each."""
+    if text.lstrip().startswith("["):
+        return _read_json(text, schemas)
+    calls = []
+    for part in text.split("[TOOL_CALLS]"):
+        name, mark, arguments = part.partition("[ARGS]")
+        if not mark:
+            name, brace, rest = part.partition("{")
+            arguments = brace + rest
+        name = name.split("[CALL_ID]")[0].strip()
+        calls.append(_call_of({"name": name, "arguments": json.loads(arguments)}))
+    return calls
+
+
+def _read_xml(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
+    """``<function=name><parameter=key>value</parameter></function>`` (Qwen3-Coder)."""
+    found = re.fullmatch(r"\s*<function=([^>\s]+)>(.*)</function>\s*", text, re.DOTALL)
+    if found is None:
+        raise ValueError("no call")
+    pairs = re.findall(r"<parameter=([^>\s]+)>\n?(.*?)\n?</parameter>", found[2], re.DOTALL)
+    return [ToolCall(found[1], _dumped({key: _value(text, key, schemas.get(found[1])) for key, text in pairs}))]
+
+
+def _read_glm(text: str, schemas: Mapping[str, Any]) -> list[ToolCall]:
+    """``name<arg_key>key</arg_key><arg_value>value</arg_value>`` (GLM 4.5 and later)."""
+    name = text.split("<arg_key>", maxsplit=1)[0].strip()
+    if not re.fullmatch(r"[\w.:-]+", name):
+        raise ValueError("no call")
+    pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", text, re.DOTALL)
+    return [
+        ToolCall(name, _dumped({key.strip(): _value(value, key.strip(), schemas.get(name)) for key, value in pairs}))
+    ]
+
+
+def _value(text: str, key: str, schema: Any) -> Any:
+    """A parameter written as text: a string where the schema says so, else the JSON that it is."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    about = properties.get(key) if isinstance(properties, dict) else None
+    if isinstance(about, dict) and about.get("type") == "string":
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+HERMES = ToolFormat("hermes", ("<tool_call>",), "</tool_call>", _read_json)
+XML = ToolFormat("xml", ("<tool_call>",), "</tool_call>", _read_xml)
+GLM = ToolFormat("glm", ("<tool_call>",), "</tool_call>", _read_glm)
+MISTRAL = ToolFormat("mistral", ("[TOOL_CALLS]",), "", _read_mistral)
+LLAMA = ToolFormat("llama", ("<|python_tag|>",), "", _read_several, at_start=True)
+
+
+def tool_format_of(template: str) -> ToolFormat | None:
+    """How the family of a chat template writes calls; None where it is none of those known here."""
+    if "<tool_call>" in template:
+        if "<arg_key>" in template:
+            return GLM
+        return XML if "<function=" in template else HERMES
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    if "<|python_tag|>" in template or ("ipython" in template and '"parameters"' in template):
+        return LLAMA
+    return None
+
+
+class CallFinder:
+    """Divides the text of an answer into what is said and what is called."""
+
+    def __init__(self, format: ToolFormat, schemas: Mapping[str, Any]) -> None:
+        """
+        Args:
+            schemas: JSON schemas of the tools' parameters, by name.
+        """
+        self._format, self._schemas = format, schemas
+        self._text = ""  # not given yet
+        self._inside = ""  # the mark behind which the text is
+        self._said = False  # whether anything but white space came before
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Text and calls that can be given now."""
+        self._text += text
+        said = ""
+        calls: list[ToolCall] = []
+        while True:
+            if not self._inside:
+                said += self._before_a_mark()
+                if not self._inside:
+                    return said, calls
+            end = self._text.find(self._format.end) if self._format.end else -1
+            if end < 0:
+                return said, calls
+            body, self._text = self._text[:end], self._text[end + len(self._format.end) :]
+            mark, self._inside = self._inside, ""
+            found = self._read(body)
+            calls += found
+            if not found:
+                said += mark + body + self._format.end
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """The same for the rest, once there is no more."""
+        mark, self._inside = self._inside, ""
+        text, self._text = self._text, ""
+        calls = self._read(text) if mark else []
+        if calls:
+            return "", calls
+        return (text if mark == "{" else mark + text), []  # the brace is no mark, and still part of the text
+
+    def _before_a_mark(self) -> str:
+        """What comes before the next mark, which is taken off."""
+        stripped = self._text.lstrip()
+        if self._format.at_start and not self._said:
+            if not stripped:
+                return ""
+            if stripped.startswith("{"):
+                self._inside = "{"
+                return ""
+        places = [(self._text.find(mark), mark) for mark in self._format.begin if mark in self._text]
+        if places:
+            place, mark = min(places)
+            said, self._text, self._inside = self._text[:place], self._text[place + len(mark) :], mark
+        else:
+            held = max(_overlap(self._text, mark) for mark in self._format.begin)
+            said, self._text = self._text[: len(self._text) - held], self._text[len(self._text) - held :]
+        self._said = self._said or bool(said.strip())
+        return said
+
+    def _read(self, text: str) -> list[ToolCall]:
+        try:
+            return self._format.read(text, self._schemas)
+        except (ValueError, RecursionError):
+            return []
+
+
+class ForcedCall:
+    """The same for an answer that a grammar makes one call, as JSON."""
+
+    def __init__(self) -> None:
+        self._text = ""
+
+    def push(self, text: str) -> tuple[str, list[ToolCall]]:
+        """Nothing before the end."""
+        self._text += text
+        return "", []
+
+    def finish(self) -> tuple[str, list[ToolCall]]:
+        """The call; the text where it was cut."""
+        try:
+            return "", _read_json(self._text, {})
+        except ValueError:
+            return self._text, []
+
+
+def forced_schema(tools: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The JSON schema of a call of one of the named tools."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": {"type": "object"} | dict(tools[name])},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for name in names
+    ]
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Length of the longest end of a text that is the beginning of a mark."""
+    longest = min(len(text), len(mark) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,0 +1,52 @@
+"""Serves models with Stoker's own engine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from stoker.serve.app import app_of
+from stoker.serve.guard import Queue
+from stoker.serve.metrics import Metrics
+from stoker.serve.open_served import open_served
+from stoker.serve.served import Models
+from stoker.serve.server import Tls, listening_socket, serve
+from stoker.serve.service import Service
+from stoker.serve.settings import MIB, Settings
+from stoker.serve.worker import EngineThread
+
+
+def service_of(models: Models, settings: Settings) -> Service:
+    """The state of a server over models; its worker is to be started."""
+    worker = EngineThread()
+    worker.engines += [host.engine for host in models.hosts]
+    return Service(models, worker, settings, Metrics(models), Queue(settings.queue))
+
+
+def settings_of(arguments: argparse.Namespace, token: str | None) -> Settings:
+    """The settings that a command line gives."""
+    return Settings(arguments.host, token, int(arguments.max_body * MIB), arguments.timeout, arguments.queue)
+
+
+def tls_of(arguments: argparse.Namespace) -> Tls | None:
+    """The key and the certificate that a command line names."""
+    return None if arguments.tls_key is None else Tls(arguments.tls_key, arguments.tls_certificate)
+
+
+def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Sequence[str]) -> int:
+    """Loads the models and serves them until SIGTERM."""
+    bound = listening_socket(arguments.host, arguments.port)  # before what takes minutes
+    models = open_served(
+        arguments.runs, Path.cwd(), at=arguments.at, trusted=trusted, base=arguments.base, rows=arguments.rows
+    )
+    service = service_of(models, settings_of(arguments, token))
+    service.worker.start()
+
+    def drain() -> None:
+        service.draining = True
+
+    print(f"models: {', '.join(served.name for served in models)}", flush=True)
+    serve(app_of(service), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=drain)
+    service.worker.close()
+    return 0

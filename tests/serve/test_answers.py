@@ -1,0 +1,222 @@
+"""Answers through the server are the engine's own, whatever the form they are asked for in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from serving import InProcess
+
+from stoker.generate.answer_text import answer_all
+from stoker.generate.open_model import open_model
+from stoker.generate.request import BASE, Request, Sampling
+
+ASKED = [{"role": "user", "content": "Who is 3?"}]
+
+
+def chat(served: InProcess, model: str = "one", **fields: Any) -> Any:
+    reply = served.post("/v1/chat/completions", {"model": model, "messages": ASKED, "max_tokens": 12, **fields})
+    assert reply.status == 200, reply.body
+    return reply.json
+
+
+def text_of(answer: Any, choice: int = 0) -> str:
+    return str(answer["choices"][choice]["message"]["content"])
+
+
+def events(body: bytes) -> list[Any]:
+    parts = body.decode().split("\n\n")
+    assert parts[-1] == "" and parts[-2] == "data: [DONE]"
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+@pytest.mark.parametrize(
+    ("model", "run", "adapter"), [("one", "one", None), ("second", "two", None), ("tiny", "one", BASE)]
+)
+def test_greedy_answers_are_those_of_the_engine(
+    served: InProcess, home: Path, model: str, run: str, adapter: str | None
+) -> None:
+    opened = open_model(run, home)
+    request = Request(
+        tuple(opened.prompt_ids(ASKED)), 12, Sampling(), opened.codec.stop_ids, adapter=adapter, alternatives=2
+    )
+    (expected,) = answer_all(opened.engine(), opened.tokenizer, [request])
+    got = chat(served, model, temperature=0, logprobs=True, top_logprobs=2)
+    assert text_of(got) == expected.text
+    assert got["choices"][0]["finish_reason"] == expected.finish
+    assert got["usage"]["completion_tokens"] == len(expected.generation.tokens)
+    assert got["usage"]["prompt_tokens"] == len(request.prompt)
+    scores = got["choices"][0]["logprobs"]["content"]
+    tokens = [t for t in expected.generation.tokens if t.id not in request.stop_ids]
+    assert [s["logprob"] for s in scores] == pytest.approx([t.log_probability for t in tokens], abs=1e-5)
+    assert bytes(byte for s in scores for byte in s["bytes"]).decode(errors="replace") == expected.text
+    for score, token in zip(scores, tokens, strict=True):
+        best = [other["logprob"] for other in score["top_logprobs"]]
+        assert best == pytest.approx([value for _, value in token.alternatives], abs=1e-5)
+
+
+def test_models_are_different_and_listed_with_their_base(served: InProcess) -> None:
+    texts = {name: text_of(chat(served, name, temperature=0)) for name in ("one", "second", "tiny", "full")}
+    assert len(set(texts.values())) == 4
+    listed = {model["id"]: model["parent"] for model in served.get("/v1/models").json["data"]}
+    assert listed == {"one": "tiny", "tiny": None, "second": "tiny", "full": None}
+    assert served.get("/v1/models/second").json["parent"] == "tiny"
+    models = {model.name: model for model in served.service.models}
+    assert models["one"].host is models["second"].host is models["tiny"].host is not models["full"].host
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_is_the_whole_answer_in_pieces(served: InProcess, path: str) -> None:
+    chats = "chat" in path
+    body = {"model": "one", "max_tokens": 16, "seed": 5, "n": 2, "stop": [" is"], "logprobs": True if chats else 1}
+    body |= {"messages": ASKED} if chats else {"prompt": "Who is", "echo": True}
+    whole = served.post(path, body).json
+    found = events(served.post(path, body | {"stream": True, "stream_options": {"include_usage": True}}).body)
+    assert found[-1]["choices"] == [] and found[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert all(part["usage"] is None for part in found[:-1])
+    for number, choice in enumerate(whole["choices"]):
+        parts = [part["choices"][0] for part in found[:-1] if part["choices"][0]["index"] == number]
+        assert [part["finish_reason"] for part in parts if part["finish_reason"]] == [choice["finish_reason"]]
+        if chats:
+            assert parts[0]["delta"]["role"] == "assistant"
+            text = "".join(part["delta"].get("content", "") for part in parts)
+            scores = [s for part in parts if part["logprobs"] for s in part["logprobs"]["content"]]
+            assert (text, scores) == (choice["message"]["content"], choice["logprobs"]["content"])
+        else:
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            for key in ("tokens", "token_logprobs", "text_offset"):
+                assert [value for part in parts for value in part["logprobs"][key]] == choice["logprobs"][key]
+
+
+def test_a_seed_gives_the_same_answer_in_any_company(served: InProcess) -> None:
+    alone = chat(served, seed=11)
+    several = chat(served, seed=11, n=3)
+    assert text_of(several) == text_of(alone)
+    assert len({text_of(several, number) for number in range(3)}) == 3
+
+    async def crowd() -> list[Any]:
+        body = {"model": "one", "messages": ASKED, "max_tokens": 12}
+        asked = [served.ask("POST", "/v1/chat/completions", body | {"seed": seed}) for seed in range(8, 16)]
+        return [reply.json for reply in await asyncio.gather(*asked)]
+
+    assert text_of(asyncio.run(crowd())[3]) == text_of(alone)
+
+
+def test_echo_gives_the_log_probabilities_of_the_prompt(served: InProcess, home: Path) -> None:
+    import torch
+
+    opened = open_model("full", home)
+    ids = opened.text_ids("The wind is cold.")
+    model = opened.decoder.model.float()
+    with torch.no_grad():
+        scores = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = [float(scores[place, token]) for place, token in enumerate(ids[1:])]
+    asked = {"model": "full", "max_tokens": 0, "echo": True, "logprobs": 1, "temperature": 0}
+    got = served.post("/v1/completions", asked | {"prompt": [ids, ids[:4]]}).json
+    assert [len(choice["logprobs"]["tokens"]) for choice in got["choices"]] == [len(ids), 4]
+    first = got["choices"][0]["logprobs"]
+    assert first["token_logprobs"][0] is None and first["top_logprobs"][0] is None
+    assert first["token_logprobs"][1:] == pytest.approx(expected, abs=1e-5)
+    assert "".join(first["tokens"]) == "The wind is cold." == got["choices"][0]["text"]
+    assert [max(best.values()) for best in first["top_logprobs"][1:]] == pytest.approx(
+        scores[:-1].amax(-1).tolist(), abs=1e-5
+    )
+    assert got["usage"]["completion_tokens"] == 0
+    text = served.post("/v1/completions", asked | {"prompt": "The wind is cold."}).json["choices"][0]["logprobs"]
+    assert text["tokens"] == first["tokens"]
+    assert text["token_logprobs"][1:] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_stop_string_ends_the_text_before_it(served: InProcess) -> None:
+    asked = {"model": "full", "temperature": 0, "max_tokens": 30, "min_tokens": 30, "logprobs": True}
+    whole = text_of(chat(served, **asked))
+    stop = whole[4:6]
+    got = chat(served, **asked, stop=stop)
+    assert text_of(got) == whole[: whole.index(stop)] and got["choices"][0]["finish_reason"] == "stop"
+    said = "".join(score["token"] for score in got["choices"][0]["logprobs"]["content"])
+    assert said.startswith(text_of(got)) and len(said) < len(whole)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["wind", "sea"]},
+    },
+    "required": ["name", "age", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_follows_its_schema(served: InProcess, seed: int) -> None:
+    named = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA, "strict": True}}
+    got = chat(served, response_format=named, seed=seed, max_tokens=120, n=2)
+    for choice in (0, 1):
+        jsonschema.validate(json.loads(text_of(got, choice)), SCHEMA)
+        assert got["choices"][choice]["finish_reason"] == "stop"
+
+
+def test_json_objects_are_what_an_answer_begins_with(served: InProcess) -> None:
+    got = chat(served, response_format={"type": "json_object"}, max_tokens=40, seed=1)
+    assert text_of(got).startswith("{")
+    if got["choices"][0]["finish_reason"] == "stop":
+        assert isinstance(json.loads(text_of(got)), dict)
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "sea"}}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_has_to_be_called_is(served: InProcess, choice: Any, stream: bool) -> None:
+    body = {"model": "one", "messages": ASKED, "max_tokens": 80, "seed": 3, "stream": stream}
+    body |= {"tools": [tool("wind"), tool("sea")], "tool_choice": choice}
+    reply = served.post("/v1/chat/completions", body)
+    if stream:
+        parts = [part["choices"][0] for part in events(reply.body)]
+        (call,) = [call for part in parts for call in part["delta"].get("tool_calls", [])]
+        finish = parts[-1]["finish_reason"]
+    else:
+        (call,) = reply.json["choices"][0]["message"]["tool_calls"]
+        finish = reply.json["choices"][0]["finish_reason"]
+    assert finish == "tool_calls" and call["type"] == "function" and call["id"]
+    assert call["function"]["name"] in (["sea"] if isinstance(choice, dict) else ["wind", "sea"])
+    jsonschema.validate(json.loads(call["function"]["arguments"]), tool("x")["function"]["parameters"])
+
+
+def test_tools_are_part_of_the_prompt_unless_none_may_be_called(served: InProcess) -> None:
+    plain = chat(served)["usage"]["prompt_tokens"]
+    assert chat(served, tools=[tool("wind")])["usage"]["prompt_tokens"] > plain
+    assert chat(served, tools=[tool("wind")], tool_choice="none")["usage"]["prompt_tokens"] == plain
+
+
+def test_embeddings_are_the_mean_of_the_hidden_states(served: InProcess, home: Path) -> None:
+    import torch
+
+    texts = ["The sea is blue.", "What is it?", "x"]
+    got = served.post("/v1/embeddings", {"model": "full", "input": texts})
+    opened = open_model("full", home)
+    for text, found in zip(texts, got.json["data"], strict=True):
+        with torch.no_grad():
+            out = opened.decoder.model.model(input_ids=torch.tensor([opened.text_ids(text)]))
+        expected = torch.nn.functional.normalize(out.last_hidden_state[0].float().mean(0), dim=0)
+        torch.testing.assert_close(torch.tensor(found["embedding"]), expected, atol=1e-5, rtol=1e-4)
+        assert math.isclose(sum(x * x for x in found["embedding"]), 1, rel_tol=1e-5)
+    one, base = (
+        served.post("/v1/embeddings", {"model": name, "input": texts}).json["data"][0] for name in ("one", "tiny")
+    )
+    assert one["embedding"] != base["embedding"]
