@@ -166,7 +166,7 @@ def start(work: Mutation | str, jobs: Path) -> Running:
 
 
 def name_of(work: Mutation | str) -> str:
-    """Under which its result is kept."""
+    """The name under which its result is kept."""
     return work.name if isinstance(work, Mutation) else f"{UNCHANGED} {work}"
 
 
@@ -232,7 +232,7 @@ def mutated(mutation: Mutation | None, source: Path, folder: Path) -> Path:
 
 
 def line_of(result: Result, mutation: Mutation | None) -> str:
-    """For people."""
+    """The result as a line of the report."""
     if mutation is None:
         return f"{'FAILS' if result.killed else 'passes':<9} {result.name:<30} {result.seconds:5.1f} s  {result.reason}"
     word = "killed" if result.killed else "harmless" if mutation.harmless else "SURVIVED"

@@ -45,7 +45,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """For people and for ``--only``."""
+        """The name that is printed and that ``--only`` takes."""
         parts = [self.model, f"{self.seq_len}x{self.micro_batch}"]
         parts += [f"of {self.batch}"] if self.batch != self.micro_batch else []
         parts += [self.tune] if self.tune != "full" else []

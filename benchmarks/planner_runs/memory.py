@@ -33,7 +33,7 @@ def program_of(setting: Setting) -> Program:
 
 
 def fused_parts(setting: Setting, stage: int) -> dict[str, float]:
-    """By component, of programs with fused kernels that keep the sums of gradients from step to step."""
+    """Memory by component of programs with fused kernels that keep the sums of gradients from step to step."""
     shape, layout, software, work = setting.shape, setting.layout, program_of(setting), setting.work
     held = held_parameters(setting, stage)
 

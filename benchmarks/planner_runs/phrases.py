@@ -50,7 +50,7 @@ Recomputed = Literal["none", "selective", "full"]
 
 @dataclass(frozen=True)
 class Numbers:
-    """In which types a run computes and keeps its numbers; None where nothing is said.
+    """The types in which a run computes and keeps its numbers; None where nothing is said.
 
     Attributes:
         products: of matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16``, ``16bit`` (either of the two), ``fp8``,

@@ -39,7 +39,7 @@ def remove(path: Path) -> None:
 
 
 def swap(path: Path) -> None:
-    """With that of another step."""
+    """Replaces the file by that of another step."""
     older = path.parent.with_name("step-00000001") / path.name
     path.write_bytes(older.read_bytes())
 

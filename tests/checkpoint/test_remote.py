@@ -24,7 +24,7 @@ ALL = Keep(9)
 
 @pytest.fixture(params=["memory", "file"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """In this process' memory, and in a folder that is spoken to as a URL."""
+    """A place in this process' memory, and a folder that is addressed as a URL."""
     path = f"{request.param}://{tmp_path / 'deep' / 'checkpoints'}"
     yield path
     if request.param == "memory":

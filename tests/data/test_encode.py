@@ -100,7 +100,7 @@ TEXTS = st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=14).map(
 
 
 def wanted(tokenizer: Tokenizer, text: str, places: list[int]) -> Encoded:
-    """From the offsets of all tokens, which the tokenizer does not trim where it has no post-processor."""
+    """The encoding from the offsets of all tokens, which the tokenizer does not trim where it has no post-processor."""
     bare = Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
     encoding = bare.encode(text, add_special_tokens=False)
     found = []

@@ -108,7 +108,7 @@ HELD: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def held(chatml: TextCodec) -> None:
-    """For hypothesis, which calls a test many times with one fixture."""
+    """Keeps the codec for hypothesis, which calls a test many times with one fixture."""
     control = {
         chatml.tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|im_start|>", "<|endoftext|>", "<pad>")
     }

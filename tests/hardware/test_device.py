@@ -50,7 +50,7 @@ def test_matrix_products_are_in_the_chosen_precision(precision: str, dtype: torc
 
 
 def test_peak_memory_sees_what_was_allocated() -> None:
-    """In a process of its own: the peak of this one may lie far above what it has now."""
+    """Measures in a process of its own: the peak of this one may lie far above what it has now."""
     code = (
         "import numpy as np; from stoker.hardware.device import Device, peak_resident\n"
         "before = peak_resident()\n"

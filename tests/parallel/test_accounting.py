@@ -145,7 +145,7 @@ def part_of(parameter: Tensor) -> Tensor:
 
 
 def boundaries(layout: Layout, stages: list[int]) -> int:
-    """Between a process' stages and those of others."""
+    """Boundaries between a process' stages and those of others."""
     ends = [(stage, stage + 1) for stage in range(layout.stage_count - 1)]
     return sum((first in stages) != (second in stages) for first, second in ends)
 

@@ -177,7 +177,7 @@ def copies_in(folder: Path) -> list[Copy]:
 
 
 def forget_copies(copies: Sequence[Copy]) -> None:
-    """From now on they are no copies."""
+    """Deletes the headers of copies, without which they do not count."""
     for copy in copies:
         copy.data.with_suffix(".json").unlink(missing_ok=True)
 

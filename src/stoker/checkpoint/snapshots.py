@@ -53,7 +53,7 @@ class Snapshots:
 
     @property
     def folder(self) -> Path:
-        """In shared memory: that of the run, or one of this process' own, made when it is first needed."""
+        """The folder in shared memory: the run's, or one of this process' own, made when it is first needed."""
         if self._folder is None:
             own = SharedFolder(Path(tempfile.mkdtemp(prefix=PREFIX, dir=shared_folder(Path()).parent)))
             own.hold()

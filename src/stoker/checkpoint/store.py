@@ -253,7 +253,7 @@ def _bytes_of(held: Held, agreement: Agreement) -> Callable[[DcpFilePart], memor
 
 @contextmanager
 def _one_process() -> Iterator[None]:
-    """Without the warning that one process is all there is."""
+    """Silences the warning that torch.distributed is not initialised."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

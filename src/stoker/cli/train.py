@@ -93,7 +93,7 @@ def _open(arguments: argparse.Namespace, rank_info: RankInfo | None) -> RunSpec:
 
 
 def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
-    """In the process that a launcher started, in this one, or in those that this one starts."""
+    """Trains in the process that a launcher started, in this one, or in workers that this one starts."""
     from stoker.cli.report import TokeniseReport
     from stoker.hardware.device import check_devices
     from stoker.launch.first_failure import RankFailed

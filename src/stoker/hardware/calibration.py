@@ -178,7 +178,7 @@ class Calibration:
         return self.launch_s if curve is None else curve.latency
 
     def with_collectives(self, curves: Sequence[Curve]) -> Calibration:
-        """With these collectives in place of those of the same ranks and kinds."""
+        """The calibration with these collectives instead of those of the same ranks and kinds."""
         new = {(curve.kind, curve.ranks) for curve in curves}
         kept = tuple(curve for curve in self.curves if (curve.kind, curve.ranks) not in new)
         return replace(self, curves=(*kept, *curves))

@@ -1,4 +1,4 @@
-"""From a job file and overrides to a checked, resolved job that knows where each value was written."""
+"""Loads a job file and overrides as a checked, resolved job that knows where each value was written."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PATIENT = "prepare"  # the phase in which a process may read and tokenise data f
 
 
 def guard(heart: Heart, spec: RunSpec, rank: int) -> None:
-    """From now on this process ends with exit code 1 once it has given no sign of life for `faults.hang` seconds."""
+    """Starts a thread that ends this process with exit code 1 after `faults.hang` seconds without a sign of life."""
     threading.Thread(target=_look, args=(heart, spec, rank), daemon=True, name="guard").start()
 
 

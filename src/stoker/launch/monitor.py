@@ -63,7 +63,7 @@ class Watch:
         return until - self.pulses[rank].beat if rank in self.pulses else 0.0
 
     def look(self, pids: Mapping[int, int]) -> Failure | None:
-        """To be called again and again; gives the failure of a process that stopped.
+        """The failure of a process that stopped; to be called repeatedly.
 
         Args:
             pids: of the processes that run, by rank.

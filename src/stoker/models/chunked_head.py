@@ -99,7 +99,7 @@ class _Chunk:
         return self.p_CV.div_(self.total_C).scatter_add_(1, self._t_C, hit_C)
 
     def before_transform(self, grad_CV: Tensor) -> Tensor:
-        """From the gradient of the logits to that of the products, in place."""
+        """Turns the gradient of the logits into that of the products, in place."""
         if self._slope_CV is not None:
             grad_CV.mul_(self._slope_CV)
         if self._form.scale != 1.0:

@@ -50,7 +50,7 @@ CLIPPED = 12  # bytes of a gradient that is measured, then scaled
 
 
 def measured_passes(setting: Setting) -> MeasuredPasses | None:
-    """From the calibration of the setting's cluster; None where there is none of these products and operators.
+    """The times of passes by the cluster's calibration; None where that lacks their products and operators.
 
     Only for Stoker: other programs have fused kernels, of which nothing was measured.
     """
@@ -202,7 +202,7 @@ class MeasuredPasses:
         return found[0], found[1]
 
     def _inside(self, shape: Shape, layer: Layer, types: Arithmetic, tokens: float, tensor: int) -> tuple[float, float]:
-        """Between the products of the MLP, or of the experts."""
+        """Seconds, forward and backward, between the products of the MLP or of the experts."""
         code = code_of(shape)
         width: float = shape.mlp_width if layer.feed_forward == "dense" else 0
         gathered = 0.0

@@ -166,7 +166,7 @@ class Chaos:
         self._kill(fault)
 
     def _fill(self, _: Fault) -> None:
-        """From now on no file of those that write for this process may grow: the error is the system's own."""
+        """Limits the size of files for the processes that write for this one: the error is the system's own."""
         events = len(self._folder.read_events())
         _limit(psutil.Process().children(recursive=True), FULL_AT)  # before the next step, which may take an instant
         threading.Thread(target=self._be_full, args=(events,), daemon=True, name="full-disk").start()

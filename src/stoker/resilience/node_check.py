@@ -67,7 +67,7 @@ class Report:
 
     @property
     def where(self) -> str:
-        """For the reader."""
+        """The device, host and rank, for messages."""
         return f"{self.device} of {self.host} (rank {self.rank})"
 
 

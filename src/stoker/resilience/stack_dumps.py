@@ -40,7 +40,7 @@ def collectives_file(logs: Path, rank: int) -> Path:
 
 
 def write_stacks_when_asked(logs: Path, rank: int) -> None:
-    """From now on this process writes its stacks when it gets `SIGNAL`, below those of earlier starts."""
+    """Makes this process append its stacks to a file when it gets `SIGNAL`."""
     file = open(stack_file(logs, rank), "a", opener=no_link)  # noqa: SIM115 -- stays open
     faulthandler.register(SIGNAL, file=file, all_threads=True)  # keeps the file open
 
@@ -52,7 +52,7 @@ def record_collectives() -> None:
 
 
 def write_collectives_when_asked(folder: Path, logs: Path, rank: int) -> None:
-    """From now on a thread of this process writes the flight recorder's contents when `ask_for_stacks` asks.
+    """Starts a thread that writes the flight recorder's contents when `ask_for_stacks` asks.
 
     Args:
         folder: the run's in shared memory.

@@ -86,7 +86,7 @@ def problem_of(ranks: Sequence[Sequence[Draw]], layout: Layout, rates: frozenset
 
 
 def _numbers_drawn_twice(ranks: Sequence[Sequence[Draw]], layout: Layout) -> str | None:
-    """By two steps, or by processes that do not share each matrix."""
+    """Which numbers two steps drew, or two processes that do not share each matrix; None where none were."""
     states = [{(draw.step, draw.state) for draw in draws} for draws in ranks]
     for at, own in enumerate(states):
         if len({state for _, state in own}) < len(own):

@@ -1,4 +1,4 @@
-"""From a job to its model, its data and its task, in the order in which the data goes through them."""
+"""Prepares a job's model, its data and its task, in the order in which the data goes through them."""
 
 from __future__ import annotations
 

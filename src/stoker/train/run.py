@@ -149,7 +149,7 @@ def _sampler(prepared: Prepared) -> Sampler | None:
 
 
 def _no_event(_name: str, **_values: Any) -> None:
-    """On all processes but the first: what happened is recorded once."""
+    """Records nothing; for all processes but the first, which records each event once."""
 
 
 def _saver(

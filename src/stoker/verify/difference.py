@@ -173,5 +173,5 @@ def distance(value: Tensor, expected: Tensor) -> float:
 
 
 def _rank(difference: Difference) -> float:
-    """By which differences are ordered: a NaN is larger than every number."""
+    """Sort key of differences: a NaN is larger than every number."""
     return math.inf if math.isnan(difference.size) else difference.size

@@ -1,4 +1,4 @@
-"""From foreign files to one job: each is recognised and read, what they say is merged, and the job is checked."""
+"""Converts foreign files to one job: recognises and reads each, merges what they say, and checks the job."""
 
 from __future__ import annotations
 

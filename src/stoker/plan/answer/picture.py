@@ -240,7 +240,7 @@ class _Page:
         self.parts.append(f'<line x1="{x:.2f}" y1="{y:.2f}" x2="{to_x:.2f}" y2="{to_y:.2f}"{_class(kind)}/>')
 
     def axis(self, y: float, most: float, unit: str) -> None:
-        """From 0 to ``most`` under the bars."""
+        """Draws an axis from 0 to ``most`` under the bars."""
         self.line(LEFT, y, LEFT + PLOT, y)
         for tick in ticks(most):
             x = LEFT + PLOT * tick / most

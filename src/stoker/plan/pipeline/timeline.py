@@ -66,7 +66,7 @@ class Timeline:
 
     @cached_property
     def seconds(self) -> float:
-        """From the start of the first action to the end of the last."""
+        """Time from the start of the first action to the end of the last."""
         return max(spans[-1].end for spans in self.processes)
 
     @cached_property

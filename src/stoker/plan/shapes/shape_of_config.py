@@ -1,4 +1,4 @@
-"""From a configuration, as ``config.json`` holds it, to a shape."""
+"""The shape of the model that a configuration describes, as ``config.json`` holds it."""
 
 from __future__ import annotations
 
