@@ -28,7 +28,7 @@ from stoker.runs.shm_folder import shared_folder
 
 
 def ending(state: str, step: int, number: int | None = None) -> RunResult:
-    return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True, "token")
+    return RunResult(state, step, 10, number, 2.0, 1.0, None, None, None, None, True)
 
 
 def answer(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
