@@ -36,6 +36,7 @@ from stoker.parallel.mesh import Mesh
 from stoker.parallel.shard import micro_batch
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.engine import Distributed
+from stoker.train.hooks import Hook
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
 
@@ -143,7 +144,7 @@ def measure(name: str, job_file: str, threads: int, rows: int, micro: int) -> Re
 
     folder = RunFolder(path.parent / str(loaded.job.output))
     folder.path.mkdir(exist_ok=True)
-    start(prepared, folder, path.parent, quiet=True, on_step=on_step)
+    start(prepared, folder, path.parent, quiet=True, hooks=[Hook(after_step=on_step)])
     return Result(
         name,
         layout.world,

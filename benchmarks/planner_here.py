@@ -106,6 +106,7 @@ def train(job: Path, steps: int) -> dict[str, Any]:
     from stoker.hardware.device import peak_resident
     from stoker.job.load_job import load_job
     from stoker.runs.run_folder import RunFolder, StepMetrics
+    from stoker.train.hooks import Hook
     from stoker.train.prepare import prepare
     from stoker.train.run import start
 
@@ -121,7 +122,7 @@ def train(job: Path, steps: int) -> dict[str, Any]:
 
     folder = RunFolder(job.parent / job.stem)
     with folder.take():
-        start(prepare(loaded, job.parent), folder, job.parent, quiet=True, on_step=note)
+        start(prepare(loaded, job.parent), folder, job.parent, quiet=True, hooks=[Hook(after_step=note)])
     taken = [after - before for before, after in pairwise(marks)]
     return {"processor": median(taken), "clock": median(clock[1:]), "memory": peaks[-1]}
 

@@ -56,13 +56,14 @@ def with_stoker(path: Path, folder: Path) -> tuple[float, int]:
 
 
 def _codec(folder: Path) -> Any:
+    from stoker.job.schema import ModelBlock
     from stoker.models.model_source import locate
-    from stoker.models.tokenizer import codec_of, load_tokenizer_from, stop_ids
+    from stoker.models.tokenizer import codec_of, load_tokenizer_from, served_stop_ids
 
     source = locate("smollm2-135m", folder)
     assert source is not None
     tokenizer = load_tokenizer_from(source)
-    return codec_of(tokenizer, stop_ids(tokenizer))
+    return codec_of(tokenizer, served_stop_ids(tokenizer, source, ModelBlock(name="smollm2-135m")))
 
 
 def with_datasets(path: Path, folder: Path, batched: bool) -> tuple[float, int]:
