@@ -64,8 +64,12 @@ def _run(name: str, fixtures: Path) -> int:
         "train: {batch: 2, seq_len: 64, precision: fp32}",
     ]
     lines += ["evaluate: {fraction: 0.0}", "faults: {restarts: 0, check: false}"]
-    lines += [f"model: {'model/tiny.gguf' if kind == 'gguf' else 'model'}", f"tune: {rng.choice(['full', 'lora'])}"]
+    model = "model/tiny.gguf" if kind == "gguf" else "model"
+    lines += [f"model: {model}", f"tune: {rng.choice(['full', 'lora'])}"]
     Path("job.yaml").write_text("\n".join(lines))
+    code = main(["chat", model, "--prompt", "hi", "--max-tokens", "2"])  # opened as it is
+    if code not in (0, 2):
+        return code
     code = main(["check", "job.yaml"])
     if code != 0:
         return code

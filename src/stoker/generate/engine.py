@@ -7,43 +7,25 @@ are different batches.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import psutil
 import torch
 
 from stoker.errors import Problem, UserError
-from stoker.generate.cache import Kept, RowCache
+from stoker.generate.cache import RowCache
 from stoker.generate.decoder import Decoder
-from stoker.generate.prefill import Prefill, Prompt
-from stoker.generate.prefixes import Prefixes, common_length
+from stoker.generate.prefill import Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.sampling import next_tokens
+from stoker.generate.waiting import Waiting
 
 PIECE = 512  # tokens of prompts in a pass, padding included, while answers are being written
 PIECE_ALONE = 2048  # and while none is
-PADDING = 0.4  # most padding among the prompts of a pass
-WORTH_SHARING = 32  # tokens of a common beginning that is computed first
 AHEAD = 256  # tokens of an answer for which memory is set aside before it begins
 SHARE_OF_MEMORY = 0.25  # of what is free, for keys and values, on the CPU; most of a GPU's
 REMEMBERED = 0.25  # of this memory, for keys and values of earlier prompts
-
-
-@dataclass
-class _Waiting:
-    """A generation whose prompt was not computed yet.
-
-    Attributes:
-        ids: see `Prompt`.
-        looked_for_others: whether a common beginning with others was looked for.
-    """
-
-    generation: Generation
-    ids: np.ndarray
-    looked_for_others: bool = False
 
 
 @dataclass
@@ -68,11 +50,9 @@ class Engine:
         on_gpu = decoder.device.type == "cuda"
         self._rows = rows or (256 if on_gpu else 64)
         self._memory = memory or _free_memory(decoder.device.torch)
-        self._prefixes = Prefixes(int(self._memory * REMEMBERED))
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = Waiting(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
-        self._virtual: dict[str | None, Kept | None] = {}
         self._token_bytes = 0
 
     @property
@@ -116,7 +96,7 @@ class Engine:
             if request.max_tokens > room:
                 request = replace(request, max_tokens=room)
         generation = Generation(request, listener)
-        self._enqueue(generation)
+        self._waiting.add(generation)
         return generation
 
     def run(self, requests: Sequence[Request], listeners: Sequence[Listener] | None = None) -> list[Generation]:
@@ -146,8 +126,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drops the keys and values of earlier prompts: the weights have changed."""
-        self._prefixes.forget()
-        self._virtual.clear()
+        self._waiting.forget()
 
     def step(self) -> None:
         """A piece of a prompt, then a token of every answer that has begun. To be called within `Decoder.at_work`.
@@ -157,7 +136,7 @@ class Engine:
         """
         self._leave()
         if self._prefill is None:
-            self._prefill = self._next_prefill()
+            self._prefill = self._waiting.next(self.running, self._rows, self._fits, self._token_bytes)
         if self._prefill is not None:
             self._compute(self._prefill)
         for adapter, batch in list(self._batches.items()):
@@ -168,103 +147,23 @@ class Engine:
 
     def fail(self, error: BaseException) -> None:
         """Ends everything with an error."""
-        generations = [waiting.generation for waiting in self._waiting]
+        generations = self._waiting.take_all()
         generations += [generation for _, generation in (self._prefill.rows if self._prefill else ())]
         generations += [g for batch in self._batches.values() for g in batch.generations]
-        self._waiting.clear()
         self._prefill = None
         self._batches.clear()
         for generation in generations:
             generation.error = error
             _end(generation, "failed")
 
-    def _enqueue(self, generation: Generation, *, first: bool = False) -> None:
-        waiting = _Waiting(generation, self._ids(generation))
-        if first:
-            self._waiting.appendleft(waiting)
-        else:
-            self._waiting.append(waiting)
-
-    def _ids(self, generation: Generation) -> np.ndarray:
-        """See `Prompt.ids`."""
-        virtual = self.decoder.virtual_ids(generation.request.adapter)
-        return np.asarray([*virtual, *generation.so_far], dtype=np.int64)
-
     def _leave(self) -> None:
         """Lets go of what was cancelled."""
-        for waiting in [w for w in self._waiting if w.generation.cancelled]:
-            self._waiting.remove(waiting)
-            _end(waiting.generation, "cancelled")
+        for generation in self._waiting.take_cancelled():
+            _end(generation, "cancelled")
         for batch in self._batches.values():
             for row in reversed(range(len(batch.generations))):
                 if batch.generations[row].cancelled:
                     self._finish(batch, row, "cancelled")
-
-    def _next_prefill(self) -> Prefill | None:
-        """The prompts at the head of the queue that fit beside what is going on."""
-        if not self._waiting:
-            return None
-        adapter = self._waiting[0].generation.request.adapter
-        if (beginning := self._common_beginning(adapter)) is not None:
-            return Prefill(adapter, [beginning], self.decoder.layers)
-        prompts: dict[bytes, Prompt] = {}
-        rows = self.running
-        for waiting in list(self._waiting):
-            generation = waiting.generation
-            if rows >= self._rows or generation.request.adapter != adapter:
-                break
-            key = waiting.ids.tobytes()
-            if key in prompts and not generation.request.score_prompt:
-                prompts[key].generations.append(generation)
-            else:
-                prompt = self._prompt(waiting)
-                widths = [p.new for p in prompts.values()] + [prompt.new]
-                padded = len(widths) * max(widths)
-                if prompts and (padded > PIECE_ALONE or sum(widths) < (1 - PADDING) * padded):
-                    break
-                if not self._fits(generation, rows):
-                    break
-                prompts[key if not generation.request.score_prompt else key + bytes(len(prompts))] = prompt
-            self._waiting.remove(waiting)
-            rows += 1
-        return Prefill(adapter, list(prompts.values()), self.decoder.layers) if prompts else None
-
-    def _prompt(self, waiting: _Waiting) -> Prompt:
-        request = waiting.generation.request
-        known, tokens = self._known(request.adapter, waiting.ids, scored=request.score_prompt)
-        waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
-        return Prompt(waiting.ids, known, tokens, [waiting.generation])
-
-    def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
-        """Keys and values that need no computation, and their number: at least one token has to be computed."""
-        if adapter not in self._virtual:
-            self._virtual[adapter] = self.decoder.virtual_keys_values(adapter)
-        known = self._virtual[adapter]
-        tokens = known[0][0].shape[1] if known else 0
-        found = None if scored else self._prefixes.longest(adapter, ids[:-1])
-        if found is not None and found[1] > tokens:
-            known, tokens = found
-        return known, tokens
-
-    def _common_beginning(self, adapter: str | None) -> Prompt | None:
-        """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
-        first, *others = self._waiting
-        if first.looked_for_others or first.generation.request.score_prompt:
-            return None
-        first.looked_for_others = True
-        known, tokens = self._known(adapter, first.ids, scored=False)
-        shared = [
-            common_length(first.ids, other.ids)
-            for other in others
-            if other.generation.request.adapter == adapter
-            and not other.generation.request.score_prompt
-            and not np.array_equal(first.ids, other.ids)
-        ]
-        length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
-        length = min(length, len(first.ids) - 1)
-        if length - tokens < WORTH_SHARING or length * self._token_bytes > self._prefixes.budget // 2:
-            return None
-        return Prompt(first.ids[:length], known, tokens, [])
 
     def _compute(self, prefill: Prefill) -> None:
         """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
@@ -276,7 +175,7 @@ class Engine:
         batch = self._batches.setdefault(prefill.adapter, _Batch(prefill.adapter, RowCache(self.decoder.layers)))
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
-                self._prefixes.remember(prefill.adapter, prompt.ids, prefill.kept(row))
+                self._waiting.remember(prefill.adapter, prompt.ids, prefill.kept(row))
         for (row, generation), token in zip(prefill.rows, drawn, strict=True):
             ending = _take(generation, token)
             if ending is None:
@@ -284,8 +183,7 @@ class Engine:
                 batch.generations.append(generation)
                 generation.notify()
             else:
-                if generation.request.remember:
-                    self._prefixes.remember(prefill.adapter, prefill.prompts[row].ids, prefill.kept(row))
+                self._waiting.remember_row(generation, prefill.kept(row))
                 _end(generation, ending)
 
     def _continue(self, batch: _Batch) -> None:
@@ -311,9 +209,7 @@ class Engine:
 
     def _remove(self, batch: _Batch, row: int) -> Generation:
         generation, cache = batch.generations[row], batch.cache
-        if generation.request.remember and not generation.cancelled:
-            tokens = cache.length(row)  # the last token of the answer never went through the model
-            self._prefixes.remember(batch.adapter, self._ids(generation)[:tokens], cache.kept(row, 0, tokens))
+        self._waiting.remember_row(generation, cache.kept(row, 0, cache.length(row)))
         cache.drop(row)
         batch.generations[row] = batch.generations[-1]
         batch.generations.pop()
@@ -334,7 +230,7 @@ class Engine:
             if needed <= self._memory:
                 return
             generation = self._remove(batch, len(batch.generations) - 1)
-            self._enqueue(generation, first=True)
+            self._waiting.add(generation, first=True)
 
     def _failing(self, generations: Sequence[Generation]) -> _Failing:
         return _Failing(self, list(generations))

@@ -1,0 +1,168 @@
+"""Requests that wait, and what is known of their prompts: which of them run through the model next, and from where."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.generate.cache import Kept
+from stoker.generate.decoder import Decoder
+from stoker.generate.prefill import Prefill, Prompt
+from stoker.generate.prefixes import Prefixes, common_length
+from stoker.generate.request import Generation
+
+MOST = 2048  # tokens of prompts that run together, padding included
+PADDING = 0.4  # most padding among them
+WORTH_SHARING = 32  # tokens of a common beginning that is computed first
+
+
+Fits = Callable[[Generation, int], bool]
+"""Whether there is memory for a generation beside so many others."""
+
+
+@dataclass
+class _Waiting:
+    """A generation whose prompt was not computed yet.
+
+    Attributes:
+        ids: see `Prompt`.
+        looked_for_others: whether a common beginning with others was looked for.
+    """
+
+    generation: Generation
+    ids: np.ndarray
+    looked_for_others: bool = False
+
+
+class Waiting:
+    """The queue of requests, and the keys and values of earlier prompts.
+
+    Args:
+        budget: bytes for keys and values of earlier prompts.
+    """
+
+    def __init__(self, decoder: Decoder, budget: int) -> None:
+        self._decoder, self._prefixes = decoder, Prefixes(budget)
+        self._queue: deque[_Waiting] = deque()
+        self._virtual: dict[str | None, Kept | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, generation: Generation, *, first: bool = False) -> None:
+        """Queues a generation; with ``first`` before all others. May be called from any thread."""
+        waiting = _Waiting(generation, self._ids(generation))
+        if first:
+            self._queue.appendleft(waiting)
+        else:
+            self._queue.append(waiting)
+
+    def take_cancelled(self) -> list[Generation]:
+        """Removes what was cancelled."""
+        cancelled = [waiting for waiting in self._queue if waiting.generation.cancelled]
+        for waiting in cancelled:
+            self._queue.remove(waiting)
+        return [waiting.generation for waiting in cancelled]
+
+    def take_all(self) -> list[Generation]:
+        """Removes everything."""
+        generations = [waiting.generation for waiting in self._queue]
+        self._queue.clear()
+        return generations
+
+    def remember(self, adapter: str | None, ids: np.ndarray, kept: Kept) -> None:
+        """Keeps the keys and values of a sequence."""
+        self._prefixes.remember(adapter, ids, kept)
+
+    def remember_row(self, generation: Generation, kept: Kept) -> None:
+        """Keeps those of a generation, where it asks for that. Its last token never went through the model."""
+        if generation.request.remember and not generation.cancelled:
+            tokens = kept[0][0].shape[1]
+            self._prefixes.remember(generation.request.adapter, self._ids(generation)[:tokens], kept)
+
+    def forget(self) -> None:
+        """Drops all keys and values: the weights have changed."""
+        self._prefixes.forget()
+        self._virtual.clear()
+
+    def next(
+        self, running: int, rows: int, fits: Callable[[Generation, int], bool], token_bytes: int
+    ) -> Prefill | None:
+        """The prompts at the head of the queue that run next; None where there is no room for any.
+
+        Args:
+            running: requests that have begun.
+            rows: most of these.
+            token_bytes: bytes of a token's keys and values; 0 where they are not known yet.
+        """
+        if not self._queue:
+            return None
+        adapter = self._queue[0].generation.request.adapter
+        beginning = self._common_beginning(adapter, token_bytes)
+        prompts = [beginning] if beginning is not None else self._together(adapter, running, rows, fits)
+        return Prefill(adapter, prompts, self._decoder.layers) if prompts else None
+
+    def _together(self, adapter: str | None, running: int, rows: int, fits: Fits) -> list[Prompt]:
+        prompts: dict[bytes, Prompt] = {}
+        for number, waiting in enumerate(list(self._queue)):
+            generation, key = waiting.generation, waiting.ids.tobytes()
+            if running + number >= rows or generation.request.adapter != adapter:
+                break
+            if generation.request.score_prompt:
+                key += bytes(1 + len(prompts))  # no other shares it
+            if key in prompts:
+                prompts[key].generations.append(generation)
+            else:
+                prompt = self._prompt(waiting)
+                widths = [prompt.new, *(p.new for p in prompts.values())]
+                padded = len(widths) * max(widths)
+                if prompts and (padded > MOST or sum(widths) < (1 - PADDING) * padded):
+                    break
+                if not fits(generation, running + number):
+                    break
+                prompts[key] = prompt
+            self._queue.remove(waiting)
+        return list(prompts.values())
+
+    def _prompt(self, waiting: _Waiting) -> Prompt:
+        request = waiting.generation.request
+        known, tokens = self._known(request.adapter, waiting.ids, scored=request.score_prompt)
+        waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
+        return Prompt(waiting.ids, known, tokens, [waiting.generation])
+
+    def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
+        """Keys and values that need no computation, and their number: at least one token has to be computed."""
+        if adapter not in self._virtual:
+            self._virtual[adapter] = self._decoder.virtual_keys_values(adapter)
+        known = self._virtual[adapter]
+        tokens = known[0][0].shape[1] if known else 0
+        found = None if scored else self._prefixes.longest(adapter, ids[:-1])
+        return found if found is not None and found[1] > tokens else (known, tokens)
+
+    def _common_beginning(self, adapter: str | None, token_bytes: int) -> Prompt | None:
+        """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
+        first, *others = self._queue
+        if first.looked_for_others or first.generation.request.score_prompt:
+            return None
+        first.looked_for_others = True
+        known, tokens = self._known(adapter, first.ids, scored=False)
+        shared = [
+            common_length(first.ids, other.ids)
+            for other in others
+            if other.generation.request.adapter == adapter
+            and not other.generation.request.score_prompt
+            and not np.array_equal(first.ids, other.ids)
+        ]
+        length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
+        length = min(length, len(first.ids) - 1)
+        if length - tokens < WORTH_SHARING or length * token_bytes > self._prefixes.budget // 2:
+            return None
+        return Prompt(first.ids[:length], known, tokens, [])
+
+    def _ids(self, generation: Generation) -> np.ndarray:
+        """See `Prompt.ids`."""
+        virtual = self._decoder.virtual_ids(generation.request.adapter)
+        return np.asarray([*virtual, *generation.so_far], dtype=np.int64)
