@@ -10,6 +10,7 @@ from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 LEAST_TOKEN = 16  # characters
+PACKAGES = ("starlette", "uvicorn", "prometheus_client", "httpx2")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,12 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
     parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
     parser.add_argument("--base", metavar="MODEL", help="base of adapter folders, in place of the one they name")
+    parser.add_argument(
+        "--engine",
+        choices=("torch", "llama.cpp", "vllm"),
+        default="torch",
+        help="what computes: Stoker's engine (default), or the server of another program behind this one",
+    )
+    parser.add_argument(
+        "--print-command", action="store_true", help="print the command line of the other program's server, and end"
+    )
     parser.add_argument("--max-body", type=float, default=8.0, metavar="MIB", help="largest body (default: 8)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="longest request (default: 600)")
     parser.add_argument(
         "--queue", type=int, default=512, metavar="N", help="most answers that wait or run, before 429 (default: 512)"
     )
-    parser.add_argument("--rows", type=int, metavar="N", help="most answers in one pass (default: 64, 256 on a GPU)")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="most answers in one pass (default: 64, 256 on a GPU, 16 with llama.cpp)"
+    )
     add_trust(parser)
 
 
@@ -43,14 +55,19 @@ def run(arguments: argparse.Namespace) -> int:
     token = _token(arguments)
     from stoker.cli.report import quiet_libraries
 
-    quiet_libraries()
     try:
+        if arguments.engine != "torch":
+            from stoker.serve.other_engine import serve_other
+
+            return serve_other(arguments, token, quiet_libraries)
+        quiet_libraries()
         from stoker.serve.torch_server import serve_torch
+
+        return serve_torch(arguments, token, trusted(arguments))
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
+        if (error.name or "").split(".")[0] not in PACKAGES:
             raise
         raise UserError(Problem(f"serving needs {error.name}", "pip install 'stoker[serve]'")) from error
-    return serve_torch(arguments, token, trusted(arguments))
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -72,11 +89,15 @@ def _check(arguments: argparse.Namespace) -> None:
     for file in (arguments.tls_key, arguments.tls_certificate):
         if file is not None and not file.is_file():
             raise UserError(f"there is no file {file}")
+    if arguments.print_command and arguments.engine == "torch":
+        raise UserError(
+            Problem("--print-command shows the server of another program", "add --engine llama.cpp or --engine vllm")
+        )
     open_to_all = arguments.token is None and arguments.token_file is None
     if not is_loopback(arguments.host) and open_to_all:
         what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
         raise UserError(Problem(what, "add --token-file FILE"))
-    if not is_loopback(arguments.host) and arguments.tls_key is None:
+    if not is_loopback(arguments.host) and arguments.tls_key is None and not arguments.print_command:
         print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
 
 

@@ -1,0 +1,281 @@
+"""Servers of other programs, which do the work behind this one: how they are started, and what they can answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, RunFailed, UserError
+
+ROWS = 16  # answers at once in llama.cpp
+START_SECONDS = 900.0
+POLL = 0.2  # seconds between two looks at a server that starts
+
+
+@dataclass(frozen=True)
+class OtherServer:
+    """A server of another program.
+
+    Attributes:
+        command: its command line, where it listens on a free loopback port.
+        names: of the models that it serves.
+        environment: beside this process' own; it holds the key, which a command line would show to everybody.
+        package: whether it is llama.cpp as a Python package, which takes ``settings`` from its standard input.
+    """
+
+    program: str
+    command: tuple[str, ...]
+    names: tuple[str, ...]
+    key: str
+    environment: dict[str, str]
+    port: int = 0
+    package: bool = False
+    settings: str = ""
+
+
+def public_command(arguments: argparse.Namespace) -> str:
+    """The command line that serves the same without Stoker, for a shell."""
+    where = ["--host", arguments.host, "--port", str(arguments.port)]
+    if arguments.tls_key is not None:
+        names = (
+            ("--ssl-key-file", "--ssl-cert-file")
+            if arguments.engine == "llama.cpp"
+            else ("--ssl-keyfile", "--ssl-certfile")
+        )
+        where += [names[0], str(arguments.tls_key), names[1], str(arguments.tls_certificate)]
+    words = [*(_llamacpp_words(arguments) if arguments.engine == "llama.cpp" else _vllm_words(arguments)), *where]
+    line = shlex.join(words)
+    if arguments.token_file is not None:
+        file = shlex.quote(str(arguments.token_file))
+        if arguments.engine == "llama.cpp":
+            return f"{line} --api-key-file {file}"
+        return f'VLLM_API_KEY="$(cat {file})" {line}'
+    if arguments.token is not None:
+        name = "LLAMA_API_KEY" if arguments.engine == "llama.cpp" else "VLLM_API_KEY"
+        return f"{name}={shlex.quote(arguments.token)} {line}"
+    return line
+
+
+def _named(written: str) -> tuple[str, str]:
+    """(name or nothing, place) of ``NAME=RUN``."""
+    name, equals, place = written.partition("=")
+    return (name, place) if equals and not Path(written).exists() else ("", written)
+
+
+def _gguf(arguments: argparse.Namespace) -> tuple[str, str]:
+    """(name, file) of the one model that llama.cpp is to serve."""
+    from stoker.models.model_source import locate
+
+    if len(arguments.runs) != 1:
+        raise UserError("llama.cpp serves one GGUF file")
+    name, place = _named(arguments.runs[0])
+    source = locate(place, Path.cwd())
+    if source is None or source.kind != "gguf":
+        what = f"llama.cpp serves GGUF files, and {place} is none"
+        raise UserError(Problem(what, f"stoker export {place} --format gguf --to FOLDER"))
+    return name or Path(place).name.removesuffix(".gguf"), source.where
+
+
+def _llamacpp_words(arguments: argparse.Namespace) -> list[str]:
+    name, file = _gguf(arguments)
+    rows = str(arguments.rows or ROWS)
+    return [
+        "llama-server",
+        "--model",
+        file,
+        "--alias",
+        name,
+        "--parallel",
+        rows,
+        "--kv-unified",
+        "--jinja",
+        "--no-webui",
+    ]
+
+
+def _vllm_words(arguments: argparse.Namespace) -> list[str]:
+    """One model, and adapters over it."""
+    bases, adapters = [], []
+    for written in arguments.runs:
+        name, place = _named(written)
+        path = Path(place)
+        if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+            adapters.append((name or path.name, path.resolve()))
+        elif (path / "job.yaml").is_file() or Path("runs", place, "job.yaml").is_file():
+            what = f"vLLM serves exported folders and hub ids, and {place} is a run"
+            raise UserError(Problem(what, f"stoker export {place} --format merged --to FOLDER"))
+        else:
+            bases.append((name or path.name, str(path.resolve()) if path.is_dir() else place))
+    if not bases and adapters:
+        named = arguments.base or _base_of(adapters[0][1])
+        bases = [(Path(named).name, named)]
+    if len(bases) != 1:
+        raise UserError("vLLM serves one model, and adapters over it")
+    (name, place) = bases[0]
+    words = ["vllm", "serve", place, "--served-model-name", name]
+    if arguments.rows is not None:
+        words += ["--max-num-seqs", str(arguments.rows)]
+    if arguments.trust_remote_code:
+        words += ["--trust-remote-code"]
+    if adapters:
+        ranks = [_config_of(path).get("r") for _, path in adapters]
+        rank = max([8, *(r for r in ranks if isinstance(r, int))])
+        words += ["--enable-lora", "--max-lora-rank", str(1 << (rank - 1).bit_length()), "--lora-modules"]
+        words += [f"{adapter}={path}" for adapter, path in adapters]
+    return words
+
+
+def _config_of(adapter: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((adapter / "adapter_config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{adapter}/adapter_config.json cannot be read: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _base_of(adapter: Path) -> str:
+    named = _config_of(adapter).get("base_model_name_or_path")
+    if not isinstance(named, str) or not named:
+        raise UserError(Problem(f"{adapter} names no base", "name it with --base MODEL"))
+    return named
+
+
+def planned(arguments: argparse.Namespace) -> OtherServer:
+    """The server that is to be started.
+
+    Raises:
+        UserError: the program is not installed, or cannot serve what is asked for.
+    """
+    key = secrets.token_urlsafe(24)
+    if arguments.engine == "vllm":
+        words = _vllm_words(arguments)
+        if shutil.which("vllm") is None:
+            raise UserError(Problem("vLLM is not installed: there is no program vllm", "pip install vllm"))
+        port = _free_port()
+        lora = words[words.index("--lora-modules") + 1 :] if "--lora-modules" in words else []
+        names = (words[words.index("--served-model-name") + 1], *(word.partition("=")[0] for word in lora))
+        words += ["--host", "127.0.0.1", "--port", str(port)]
+        return OtherServer("vLLM", tuple(words), names, key, {"VLLM_API_KEY": key}, port)
+    name, file = _gguf(arguments)
+    rows = arguments.rows or ROWS
+    if find_spec("xllamacpp") is not None:
+        from stoker.hardware.process import available_cores
+
+        settings = {"model": file, "name": name, "rows": rows, "key": key, "threads": available_cores()}
+        command = (sys.executable, "-P", "-m", "stoker.serve.llamacpp_process")
+        return OtherServer("llama.cpp", command, (name,), key, {}, package=True, settings=json.dumps(settings))
+    if shutil.which("llama-server") is None:
+        what = "llama.cpp is not installed: neither the package xllamacpp nor the program llama-server"
+        raise UserError(Problem(what, "pip install 'stoker[llamacpp]'"))
+    port = _free_port()
+    words = [*_llamacpp_words(arguments), "--host", "127.0.0.1", "--port", str(port)]
+    return OtherServer("llama.cpp", tuple(words), (name,), key, {"LLAMA_API_KEY": key}, port)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+class Running:
+    """A server of another program that has been started; it ends with this process.
+
+    Attributes:
+        address: its URL.
+    """
+
+    def __init__(self, server: OtherServer) -> None:
+        self.server = server
+        environment = {**os.environ, **server.environment}
+        self._process = subprocess.Popen(
+            server.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if server.package else sys.stderr,
+            env=environment,
+            text=True,
+        )
+        try:
+            self.address = self._address()
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """Ends it."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _address(self) -> str:
+        """Waits until it listens.
+
+        Raises:
+            RunFailed: it ends instead, or takes too long.
+        """
+        if self.server.package:
+            assert self._process.stdin is not None and self._process.stdout is not None
+            self._process.stdin.write(self.server.settings + "\n")
+            self._process.stdin.flush()
+            address = self._process.stdout.readline().strip()
+            if not address:
+                raise RunFailed(f"{self.server.program} ended while it started; what it said is above")
+            return address
+        import httpx2
+
+        address, deadline = f"http://127.0.0.1:{self.server.port}", time.monotonic() + START_SECONDS
+        with httpx2.Client(trust_env=False) as client:
+            while time.monotonic() < deadline:
+                if not self.alive:
+                    raise RunFailed(f"{self.server.program} ended while it started; what it said is above")
+                try:
+                    if client.get(f"{address}/health").status_code == 200:
+                        return address
+                except httpx2.TransportError:
+                    pass
+                time.sleep(POLL)
+        raise RunFailed(f"{self.server.program} did not listen within {START_SECONDS:g} s")
+
+
+def serve_other(arguments: argparse.Namespace, token: str | None, prepare: Callable[[], None]) -> int:
+    """Starts the other program's server and serves it until SIGTERM; or prints its command line.
+
+    Args:
+        prepare: called before libraries are loaded.
+    """
+    if arguments.print_command:
+        print(public_command(arguments))
+        return 0
+    server = planned(arguments)
+    prepare()
+    from stoker.serve.proxy import serve_behind
+
+    running = Running(server)
+    try:
+        return serve_behind(running, arguments, token)
+    finally:
+        running.end()

@@ -1,0 +1,212 @@
+"""Stands before the server of another program: the same names, checks and limits as before Stoker's engine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from stoker.serve.api_error import ApiError, wrong
+from stoker.serve.app import guarded
+from stoker.serve.bodies import ChatBody, CompletionBody, SamplingFields, parse
+from stoker.serve.chat import DEFAULT_TOKENS, check_calls
+from stoker.serve.guard import Queue, read_json, unless_left
+from stoker.serve.metrics import CONTENT_TYPE, Metrics
+from stoker.serve.other_engine import Running
+from stoker.serve.served import Models
+from stoker.serve.server import listening_socket, serve
+from stoker.serve.service import Service
+from stoker.serve.settings import Settings
+from stoker.serve.sse import EventStream
+from stoker.serve.torch_server import settings_of, tls_of
+from stoker.serve.worker import EngineThread
+
+LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
+"""Fields that a program would pass over without a word."""
+
+
+class Proxy:
+    """Forwards requests."""
+
+    def __init__(self, running: Running, settings: Settings) -> None:
+        self.running = running
+        self.service = Service(Models(), EngineThread(), settings, Metrics(), Queue(settings.queue))
+        self._client: httpx2.AsyncClient | None = None
+
+    def app(self) -> ASGIApp:
+        """The ASGI application."""
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+        ]
+        return guarded(self.service, routes)
+
+    async def health(self, _: Request) -> Response:
+        """``/health``."""
+        if self.service.draining or not self.running.alive:
+            return JSONResponse({"status": "draining" if self.service.draining else "failed"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, _: Request) -> Response:
+        """``/metrics``; the tokens are in the other program's own."""
+        return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def models(self, _: Request) -> Response:
+        """``/v1/models``."""
+        data = [
+            {"id": name, "object": "model", "created": 0, "owned_by": self.running.server.program}
+            for name in self.running.server.names
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def chat(self, request: Request) -> Any:
+        """``/v1/chat/completions``."""
+        given = await self._read(request)
+        body, ignored = parse(ChatBody, given)
+        check_calls(body)
+        fields = self._fields(given, body, body.max_completion_tokens or body.max_tokens or DEFAULT_TOKENS)
+        return _Forwarded(self, "/v1/chat/completions", fields, body, body.n, self.service.ignored_headers(ignored))
+
+    async def completions(self, request: Request) -> Any:
+        """``/v1/completions``."""
+        given = await self._read(request)
+        body, ignored = parse(CompletionBody, given)
+        if body.logprobs is not None and self.running.server.program == "llama.cpp":  # its form is that of chats
+            raise wrong("`logprobs` of completions are not there with llama.cpp; chats have them", param="logprobs")
+        fields = self._fields(given, body, body.max_tokens)
+        answers = body.n * len(body.prompt)
+        return _Forwarded(self, "/v1/completions", fields, body, answers, self.service.ignored_headers(ignored))
+
+    async def _read(self, request: Request) -> Any:
+        if self.service.draining:
+            raise ApiError(503, "the server is ending", code="draining", retry_after=10)
+        return await read_json(request, self.service.settings)
+
+    def _fields(self, given: dict[str, Any], body: SamplingFields, max_tokens: int) -> dict[str, Any]:
+        """The fields as the other program takes them; its own defaults of sampling are not OpenAI's."""
+        program, names = self.running.server.program, self.running.server.names
+        if body.model not in names:
+            listed = ", ".join(names)
+            message = f"there is no model {body.model[:100]!r}; there are: {listed}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        for name in LACKS[program]:
+            if given.get(name):
+                raise wrong(f"`{name}` is not there with {program}; Stoker's own engine has it", param=name)
+        fields = {key: value for key, value in given.items() if key in type(body).model_fields and value is not None}
+        fields.pop("max_completion_tokens", None)
+        penalty = "repeat_penalty" if program == "llama.cpp" else "repetition_penalty"
+        fields.pop("repetition_penalty", None)
+        fields |= {
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_k": max(0, body.top_k),
+            "min_p": body.min_p,
+            "max_tokens": max_tokens,
+            penalty: body.repetition_penalty,
+        }
+        if body.seed is not None and program == "llama.cpp":
+            fields["seed"] = body.seed % (2**32 - 1)  # 2**32 - 1 stands for a random one
+        return fields
+
+    async def send(self, path: str, fields: dict[str, Any]) -> httpx2.Response:
+        """The head of the other server's answer, once it is known to be good.
+
+        Raises:
+            ApiError: it is an error, or there is none.
+        """
+        if self._client is None:
+            limits = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
+            self._client = httpx2.AsyncClient(trust_env=False, timeout=None, limits=limits)
+        server = self.running.server
+        headers = {"authorization": f"Bearer {server.key}"}
+        request = self._client.build_request("POST", self.running.address + path, json=fields, headers=headers)
+        try:
+            reply = await self._client.send(request, stream=True)
+        except httpx2.TransportError as error:
+            message = f"{server.program} does not answer: {type(error).__name__}"
+            raise ApiError(503, message, code="engine_failed", retry_after=5) from error
+        if reply.status_code == 200:
+            return reply
+        try:
+            content = await reply.aread()
+        finally:
+            await reply.aclose()
+        raise ApiError(reply.status_code, _message(content) or f"{server.program} refused the request")
+
+
+def _message(content: bytes) -> str:
+    """What an error of another server says."""
+    try:
+        found = json.loads(content)
+        return str(found["error"]["message"] if "error" in found else found["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+class _Forwarded:
+    """The response to a forwarded request; holds its place in the queue until it has been sent."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        path: str,
+        fields: dict[str, Any],
+        body: SamplingFields,
+        answers: int,
+        headers: dict[str, str],
+    ) -> None:
+        self._proxy, self._path, self._fields, self._body = proxy, path, fields, body
+        self._answers, self._headers = answers, headers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        service = self._proxy.service
+        with service.queue.holding(self._answers):
+            if self._body.stream:
+                await EventStream(self._events(), service.settings.seconds, self._headers)(scope, receive, send)
+                return
+            content = await unless_left(receive, self._whole(), service.settings.seconds)
+        headers = {**self._headers, "content-type": "application/json"}
+        await Response(content, headers=headers)(scope, receive, send)
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        reply = await self._proxy.send(self._path, self._fields)
+        try:
+            async for part in reply.aiter_raw():
+                yield part
+        finally:
+            await reply.aclose()  # the other server cancels what it does for a closed connection
+
+    async def _whole(self) -> bytes:
+        reply = await self._proxy.send(self._path, self._fields)
+        try:
+            content = await reply.aread()
+        finally:
+            await reply.aclose()
+        usage = json.loads(content).get("usage") or {}
+        metrics, name = self._proxy.service.metrics, self._body.model
+        metrics.prompt_tokens.labels(name).inc(usage.get("prompt_tokens") or 0)
+        metrics.answer_tokens.labels(name).inc(usage.get("completion_tokens") or 0)
+        return content
+
+
+def serve_behind(running: Running, arguments: argparse.Namespace, token: str | None) -> int:
+    """Serves the other program's server until SIGTERM."""
+    bound = listening_socket(arguments.host, arguments.port)
+    proxy = Proxy(running, settings_of(arguments, token))
+
+    def drain() -> None:
+        proxy.service.draining = True
+
+    print(f"models: {', '.join(running.server.names)} ({running.server.program})", flush=True)
+    serve(proxy.app(), bound, tls=tls_of(arguments), seconds=arguments.timeout, drain=drain)
+    return 0

@@ -1,0 +1,253 @@
+"""Who may ask, how much, and what happens to what cannot be answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import InProcess, in_process
+
+from stoker.serve.settings import Settings
+
+CHAT = "/v1/chat/completions"
+ASKED = [{"role": "user", "content": "Who is 3?"}]
+LONG = {"model": "one", "messages": ASKED, "max_tokens": 150, "min_tokens": 150}
+
+
+UNREAL = {"schema": {"type": "nonsense"}}
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "one", "messages": ASKED, "max_tokens": 4, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"temprature": 0}, "temprature", "did you mean `temperature`"),
+        ({"messages": [{"role": "user", "contents": "x"}]}, "messages[0].contents", "did you mean `content`"),
+        ({"model": "three"}, "model", "there are: one, tiny, second, full"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"logit_bias": {"100000": 1}}, "logit_bias", "there is no token 100000"),
+        ({"top_logprobs": 2}, None, "logprobs is not true"),
+        ({"messages": [{"role": "user", "content": "x " * 400}]}, None, "built for 256"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]", "text only"),
+        ({"functions": [{"name": "x"}]}, "functions", "write `tools`"),
+        ({"tool_choice": "required"}, None, "there are no tools"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+            "response_format",
+            "x",
+        ),
+        ({"stream_options": {}}, None, "stream is not true"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+    ],
+)
+def test_what_cannot_be_answered_says_why(
+    served: InProcess, fields: dict[str, Any], param: str | None, says: str
+) -> None:
+    reply = served.post(CHAT, body(**fields))
+    assert reply.status == (404 if "model" in fields else 400)
+    assert says in reply.error["message"] and reply.error["param"] == param and reply.error["type"]
+
+
+def test_fields_without_effect_are_named(served: InProcess) -> None:
+    reply = served.post(CHAT, body(user="me", store=False, metadata=None))
+    assert reply.status == 200 and reply.headers["x-stoker-ignored"] == "store, user"
+    assert "x-stoker-ignored" not in served.post(CHAT, body()).headers
+
+
+def test_a_template_that_refuses_is_the_clients_error(home: Path, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(home / "tiny", tmp_path / "strict")
+    (tmp_path / "strict" / "chat_template.jinja").write_text("{{ raise_exception('users first') }}")
+    with in_process(tmp_path, ["strict"]) as strict:
+        reply = strict.post(CHAT, body(model="strict"))
+    assert reply.status == 400 and "users first" in reply.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "headers", "status"),
+    [
+        (CHAT, b"{", {}, 400),
+        (CHAT, b"[" * 100_000, {}, 400),
+        (CHAT, b'{"model": NaN}', {}, 400),
+        (CHAT, b"[]", {}, 400),
+        (CHAT, b"{}", {"content-type": "text/plain"}, 415),
+        (CHAT, b"{}", {"host": "rebound.example"}, 403),
+        ("/v1/chat", b"{}", {}, 404),
+        ("/v1/models", b"{}", {}, 405),
+    ],
+)
+def test_other_nonsense_is_refused(
+    served: InProcess, path: str, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    reply = served.post(path, content, headers=headers)
+    assert reply.status == status and reply.error["message"]
+
+
+def test_a_token_is_needed_where_one_is_set(home: Path) -> None:
+    token = "a-token-of-some-length"
+    with in_process(home, ["one"], Settings(host="0.0.0.0", token=token)) as guarded:
+        elsewhere = {"host": "models.example"}
+        assert guarded.get("/health", headers=elsewhere).status == 200
+        for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": token}):
+            reply = guarded.post(CHAT, body(), headers=elsewhere | given)
+            assert reply.status == 401 and reply.headers["www-authenticate"] == "Bearer"
+            assert guarded.get("/metrics", headers=elsewhere | given).status == 401
+        assert guarded.post(CHAT, body(), headers=elsewhere | {"authorization": f"Bearer {token}"}).status == 200
+
+
+def test_bodies_queue_and_time_have_limits(home: Path) -> None:
+    with in_process(home, ["one"], Settings(body=2000, queue=2, seconds=30)) as small:
+        assert small.post(CHAT, body(user="x" * 3000)).status == 413
+        assert small.post(CHAT, b"{}", headers={"content-length": "9" * 30}).status == 413
+        assert small.post(CHAT, body(n=3)).status == 400
+
+        async def crowd() -> list[Any]:
+            return await asyncio.gather(*(small.ask("POST", CHAT, LONG | {"n": 1}) for _ in range(4)))
+
+        replies = asyncio.run(crowd())
+        assert sorted(reply.status for reply in replies) == [200, 200, 429, 429]
+        assert all(int(r.headers["retry-after"]) >= 1 for r in replies if r.status == 429)
+        assert small.post(CHAT, body()).status == 200 and small.service.queue.now == 0
+    with in_process(home, ["one"], Settings(seconds=1e-6)) as hurried:
+        assert hurried.post(CHAT, LONG).status == 504
+        assert hurried.service.queue.now == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_work_of_a_client_that_left_is_cancelled(served: InProcess, stream: bool) -> None:
+    engine = served.service.models.find("one").host.engine
+    steps: list[int] = []
+    whole = engine.step
+
+    async def leave() -> None:
+        left = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def step() -> None:
+            steps.append(engine.running)
+            if len(steps) == 5:
+                loop.call_soon_threadsafe(left.set)
+            whole()
+
+        engine.step = step  # type: ignore[method-assign]
+        try:
+            await served.ask("POST", CHAT, LONG | {"stream": stream, "max_tokens": 200, "min_tokens": 200}, left=left)
+            while engine.busy:
+                await asyncio.sleep(0.01)
+        finally:
+            del engine.step
+
+    asyncio.run(leave())
+    assert 5 <= len(steps) < 200 and served.service.queue.now == 0
+    assert served.post(CHAT, body()).status == 200
+
+
+@pytest.mark.parametrize(("error", "status"), [(MemoryError("no"), 503), (RuntimeError("broken"), 500)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_server_goes_on_after_a_pass_that_failed(
+    served: InProcess, error: Exception, status: int, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stoker.generate import engine as engines
+
+    def failing(*_: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "next_tokens", failing)
+        patch.setattr("stoker.generate.prefill.next_tokens", failing, raising=False)
+        reply = served.post(CHAT, body(stream=stream))
+    assert reply.status == status and reply.error["type"] == "server_error"
+    assert served.post(CHAT, body()).status == 200
+
+
+def test_metrics_count_what_was_answered(served: InProcess) -> None:
+    def value(name: str) -> float:
+        lines = served.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+    names = ('stoker_answer_tokens_total{model="one"}', 'stoker_first_token_seconds_count{model="one"}')
+    before = [value(name) for name in names]
+    got = served.post(CHAT, body(n=2, seed=1)).json
+    assert value(names[0]) == before[0] + got["usage"]["completion_tokens"]
+    assert value(names[1]) == before[1] + 1
+    assert value("stoker_answers_running") == value("stoker_answers_waiting") == 0
+
+
+def nonsense(draw: random.Random) -> Any:
+    """Any JSON value."""
+    kinds = [None, True, draw.randint(-5, 10**12), draw.random() * 10, -1, "", "x", "Who?", "\u0000\ud7ff", [], {}]
+    value = draw.choice(kinds)
+    if draw.random() < 0.2:
+        value = [value, draw.choice(kinds)]
+    return {"a": value} if draw.random() < 0.1 else value
+
+
+def fuzzed(draw: random.Random) -> tuple[str, dict[str, Any]]:
+    """A sound request in which a few fields are replaced, added or left out."""
+    chats = draw.random() < 0.6
+    asked: dict[str, Any] = {"model": draw.choice(["one", "second", "tiny", "full"]), "max_tokens": 3}
+    if chats:
+        asked["messages"] = [{"role": draw.choice(["user", "system", "tool"]), "content": "Who is 3?"}]
+    else:
+        asked["prompt"] = draw.choice(["Who", [1, 2, 3], [[5], [6, 7]], ["a", "b"], ""])
+    sound: dict[str, Any] = {
+        "temperature": draw.choice([0, 0.0001, 1e-9, 0.7, 2]),
+        "top_p": draw.choice([0, 1e-9, 0.5, 1]),
+        "top_k": draw.choice([-1, 0, 1, 10**6]),
+        "min_p": draw.choice([0, 1, 0.3]),
+        "repetition_penalty": draw.choice([0.1, 1.3, 10]),
+        "presence_penalty": draw.choice([-2, 2]),
+        "logit_bias": draw.choice([{}, {"5": 100}, {"5": -100, "6": 1.5}, {"-1": 1}, {"4000": 1}]),
+        "seed": draw.choice([0, -7, 2**63]),
+        "n": draw.choice([1, 3]),
+        "stop": draw.choice(["a", ["b", " "], []]),
+        "stop_token_ids": draw.choice([[1], [400000]]),
+        "logprobs": draw.choice([True, 2, 0]),
+        "top_logprobs": draw.choice([0, 20]),
+        "stream": draw.random() < 0.5,
+        "stream_options": {"include_usage": True},
+        "echo": True,
+        "ignore_eos": True,
+        "min_tokens": draw.choice([0, 2, 10**9]),
+        "response_format": draw.choice([{"type": "json_object"}, {"type": "text"}, {"type": "json_schema"}]),
+        "tools": draw.choice([[], [{"type": "function", "function": {"name": "f"}}]]),
+        "tool_choice": draw.choice(["auto", "none", "required", {"type": "function"}]),
+        "max_tokens": draw.choice([1, 5, 0, 10**9]),
+        "user": "x",
+    }
+    for key in draw.sample(sorted(sound), draw.randint(0, 4)):
+        asked[key] = sound[key]
+    for key in draw.sample([*asked, *sound, "odd"], draw.choice([0, 0, 1, 2])):
+        asked[key] = nonsense(draw)
+    if draw.random() < 0.1:
+        asked.pop(draw.choice(list(asked)))
+    if chats and draw.random() < 0.15 and isinstance(asked.get("messages"), list) and asked["messages"]:
+        asked["messages"].append(nonsense(draw))
+    return CHAT if chats else "/v1/completions", asked
+
+
+def test_500_fuzzed_requests_get_an_answer_or_a_clear_refusal(served: InProcess) -> None:
+    draw = random.Random(14)
+    statuses: dict[int, int] = {}
+    for number in range(500):
+        path, asked = fuzzed(draw)
+        reply = served.post(path, asked)
+        statuses[reply.status] = statuses.get(reply.status, 0) + 1
+        case = f"{number}: {json.dumps(asked)[:500]} gave {reply.body[:500]!r}"
+        if reply.status == 200:
+            if asked.get("stream") is True:
+                assert reply.body.endswith(b"data: [DONE]\n\n") and b'"error"' not in reply.body, case
+            else:
+                assert all(choice["finish_reason"] for choice in reply.json["choices"]), case
+        else:
+            assert 400 <= reply.status < 500 and len(reply.error["message"]) > 5, case
+    assert statuses[200] > 100 and statuses[400] > 100, statuses
+    assert served.service.queue.now == 0
