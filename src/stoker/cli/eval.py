@@ -49,6 +49,14 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="exact, normalised, regex[:PATTERN], json_schema[:FILE], numeric[:TOLERANCE], rouge, chrf, "
         "python:MODULE:FUNCTION, judge:URL[,MODEL] (default: exact normalised)",
     )
+    group.add_argument(
+        "--tasks",
+        nargs="+",
+        metavar="TASK",
+        help="tasks of lm-evaluation-harness: its names, your YAML files, or offline: mmlu-dev, humaneval, sotu, "
+        "arithmetic, each also as offline/NAME",
+    )
+    group.add_argument("--chat", action="store_true", help="the tasks' prompts go through the model's chat template")
     group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
     group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
     group.add_argument("--seed", type=int, default=0, help="of sampling and of resampling (default: 0)")
@@ -68,6 +76,10 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.eval_answers import run_answers
 
         return run_answers(arguments)
+    if arguments.tasks is not None:
+        from stoker.cli.eval_tasks import run_task_list
+
+        return run_task_list(arguments)
     return _run_loss(arguments)
 
 
@@ -75,15 +87,22 @@ def _check_options(arguments: argparse.Namespace) -> None:
     """Refuses options that have no effect together, before anything is loaded."""
     if arguments.max_tokens < 1 or arguments.temperature < 0 or (arguments.limit is not None and arguments.limit < 1):
         raise UserError("--max-tokens and --limit must be above 0, and --temperature at least 0")
-    answering = arguments.answers is not None
-    if answering and (arguments.data is not None or arguments.format != "auto"):
-        raise UserError(Problem("DATA and --format measure a loss, --answers answers", "give one of them"))
-    if answering and (arguments.compare or arguments.quantise):
-        raise UserError("--compare and --quantise measure a loss; --answers takes neither")
-    if not answering:
-        options = {"--score": arguments.score, "--limit": arguments.limit, "--to": arguments.to}
+    answers, tasks = arguments.answers is not None, arguments.tasks is not None
+    mode = "--answers" if answers else "--tasks"
+    if answers and tasks:
+        raise UserError("--answers and --tasks are two evaluations; run one after the other")
+    if (answers or tasks) and (arguments.data is not None or arguments.format != "auto"):
+        raise UserError(Problem(f"DATA and --format measure a loss, {mode} answers", "give one of them"))
+    if (answers or tasks) and (arguments.compare or arguments.quantise):
+        raise UserError(f"--compare and --quantise measure a loss; {mode} takes neither")
+    if not answers and arguments.score is not None:
+        raise UserError(Problem("--score scores answers", "give rows with --answers FILE"))
+    if not tasks and arguments.chat:
+        raise UserError("--chat is an option of --tasks; --answers always asks as the model was trained")
+    if not answers and not tasks:
+        options = {"--limit": arguments.limit, "--to": arguments.to}
         if given := [name for name, value in options.items() if value is not None]:
-            raise UserError(Problem(f"{given[0]} has no effect on a loss", "give rows with --answers FILE"))
+            raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
 
 
 def _run_loss(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,28 @@
+"""``stoker eval --tasks``: tasks of lm-evaluation-harness."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from stoker.cli.eval_answers import model_of, settings_of
+from stoker.cli.eval_report import evaluation, finish
+from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
+
+
+def run_task_list(arguments: argparse.Namespace) -> int:
+    """Runs the tasks, keeps and prints what they gave."""
+    specs, notes = task_specs(arguments.tasks, Path.cwd())
+    load_tasks(specs)
+    model = model_of(arguments)
+    settings = settings_of(arguments)
+    results = run_tasks(model, specs, settings, limit=arguments.limit, chat=arguments.chat)
+    found = evaluation(
+        "tasks",
+        model,
+        data={"path": " ".join(arguments.tasks), "fingerprint": results.fingerprint, "rows": len(results.rows)},
+        asked={"tasks": arguments.tasks, "limit": arguments.limit, "chat": arguments.chat, **settings.as_json()},
+        figures=results.figures,
+        details={"versions": results.versions},
+    )
+    return finish(arguments, found, results.rows, notes)

@@ -1,0 +1,89 @@
+"""Runs Python programs that a model wrote, cut off from the machine.
+
+Each is a process of its own that sees an empty temporary folder and no environment. What holds, and by what:
+
+| limit | Linux on x86-64 and ARM64 |
+| --- | --- |
+| no network | the kernel's filter of system calls (seccomp) refuses every socket |
+| no other process | the filter refuses fork and exec; threads are allowed |
+| no file written, renamed or removed | the filter refuses it; files of at most `FILE` bytes besides |
+| memory, processor time | limits of the process |
+| time | the process is killed |
+
+Files that you may read can be read, but there is nowhere to send them. On other systems there is no such filter, and
+programs are not run.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import CannotRun
+from stoker.evaluate import sandbox_child
+
+SECONDS = 10.0
+MEMORY = 1 << 30  # bytes of address space
+FILE = 1 << 20  # bytes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        passed: whether it came to its end.
+        why: ``passed``, ``time``, or what it raised or was ended by.
+    """
+
+    passed: bool
+    why: str
+
+
+def sandbox_problem() -> str:
+    """Why programs cannot be run here; empty where they can."""
+    if platform.system() != "Linux" or platform.machine() not in sandbox_child.SYSCALLS:
+        return f"there is no sandbox for {platform.system()} on {platform.machine()}"
+    return ""
+
+
+def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Outcome:
+    """Runs a program in the sandbox.
+
+    Raises:
+        CannotRun: there is no sandbox on this system.
+    """
+    if problem := sandbox_problem():
+        raise CannotRun(problem)
+    sign = secrets.token_hex(16)
+    arguments = [sign, str(int(seconds) + 1), str(memory), str(FILE)]
+    with tempfile.TemporaryDirectory(prefix="stoker-sandbox-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(Path(sandbox_child.__file__)), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"LC_ALL": "C.UTF-8"},
+            start_new_session=True,
+        )
+        try:
+            out, _ = process.communicate(program.encode(), timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome(False, "time")
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode == -signal.SIGXCPU:
+        return Outcome(False, "time")
+    said, _, why = out.decode(errors="replace").rpartition("\n")[2].partition(" ")
+    if said != sign:
+        ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        return Outcome(False, ended)
+    return Outcome(why == "passed", why)
