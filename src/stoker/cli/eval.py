@@ -56,6 +56,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         help="tasks of lm-evaluation-harness: its names, your YAML files, or offline: mmlu-dev, humaneval, sotu, "
         "arithmetic, each also as offline/NAME",
     )
+    group.add_argument(
+        "--against", metavar="RUN", help="another run on the same rows: of DATA by their loss, of --answers by scores"
+    )
     group.add_argument("--chat", action="store_true", help="the tasks' prompts go through the model's chat template")
     group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
     group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
@@ -72,6 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if arguments.against is not None:
+        from stoker.cli.eval_against import run_against
+
+        if arguments.data is not None:
+            _check(arguments, Path.cwd())
+        return run_against(arguments)
     if arguments.answers is not None:
         from stoker.cli.eval_answers import run_answers
 
@@ -99,8 +108,12 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UserError(Problem("--score scores answers", "give rows with --answers FILE"))
     if not tasks and arguments.chat:
         raise UserError("--chat is an option of --tasks; --answers always asks as the model was trained")
+    if arguments.against is not None and tasks:
+        raise UserError("--against compares rows: give it DATA or --answers; run --tasks on each of the two")
+    if arguments.against is not None and (arguments.compare or arguments.quantise):
+        raise UserError("--against takes neither --compare nor --quantise")
     if not answers and not tasks:
-        options = {"--limit": arguments.limit, "--to": arguments.to}
+        options = {"--limit": arguments.limit, "--to": None if arguments.against else arguments.to}
         if given := [name for name, value in options.items() if value is not None]:
             raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
 

@@ -39,7 +39,17 @@ def finish(
     arguments: argparse.Namespace, found: KeptEvaluation, rows: list[dict[str, Any]], notes: Sequence[str]
 ) -> int:
     """Keeps an evaluation where there is a place for it, and prints it."""
-    place = place_of_results(arguments, Path.cwd())
+    return keep_and_print(arguments, found, rows, notes, place_of_results(arguments, Path.cwd()))
+
+
+def keep_and_print(
+    arguments: argparse.Namespace,
+    found: KeptEvaluation,
+    rows: list[dict[str, Any]],
+    notes: Sequence[str],
+    place: Path | None,
+) -> int:
+    """Keeps an evaluation in a folder, if there is one, and prints it."""
     kept = keep(place, found, rows) if place is not None else None
     if arguments.json:
         print(json.dumps(found.as_json() | {"kept": str(kept) if kept else None}))

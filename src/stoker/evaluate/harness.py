@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stoker.errors import Problem, UserError, reading
+from stoker.errors import Problem, UserError, reason_of
 from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.offline_tasks import INSTALL, PREFIX, names, offline_task
 from stoker.generate.open_model import OpenModel
@@ -137,8 +137,10 @@ def load_tasks(specs: Sequence[Any]) -> Any:
             hint = f"did you mean {near[0]}?" if near else f"`{PREFIX}` needs no network, a .yaml file is your own"
             raise UserError(Problem(f"lm-evaluation-harness has no task {spec!r}", hint))
         advice = f"its data comes from a hub; `--tasks {PREFIX}` needs none" if isinstance(spec, str) else ""
-        with reading(f"the task {name}", advice):
+        try:
             loaded = manager.load([spec])
+        except Exception as error:  # a task is a program, and its data come through libraries
+            raise UserError(Problem(f"the task {name} cannot be loaded: {reason_of(error)}", advice)) from error
         unsafe = [task for task, each in loaded["tasks"].items() if each.config.unsafe_code]
         if unsafe:
             hint = f"write {PREFIX}/humaneval, which runs them in a sandbox"

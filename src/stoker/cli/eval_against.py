@@ -1,0 +1,140 @@
+"""``stoker eval RUN --against OTHER``: two runs on the same rows."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker.cli.eval_answers import model_of, questions_of, settings_of
+from stoker.cli.eval_report import evaluation, finish, keep_and_print
+from stoker.cli.trust_options import trusted
+from stoker.evaluate.against import Compared, compare_answers, compare_losses
+from stoker.evaluate.answers import answer, details, figures
+from stoker.generate.open_model import open_model
+
+SHOWN = 60  # characters of a prompt or an answer in the list of rows
+
+
+def run_against(arguments: argparse.Namespace) -> int:
+    """Compares answers where there are rows with them, else losses."""
+    return _answers(arguments) if arguments.answers is not None else _losses(arguments)
+
+
+def _answers(arguments: argparse.Namespace) -> int:
+    questions = questions_of(arguments)
+    settings = settings_of(arguments)
+    model = model_of(arguments)
+    ours = answer(model, questions, settings)
+    other = open_model(arguments.against, Path.cwd(), trusted=trusted(arguments))
+    theirs = answer(other, questions, settings)
+    names = list(questions.scorers)
+    compared = compare_answers(ours, theirs, names, seed=arguments.seed)
+    against = f"less {other.name}"
+    found = evaluation(
+        "against",
+        model,
+        data=questions.as_json(),
+        asked={"score": list(questions.chosen), "against": arguments.against, **settings.as_json()},
+        figures=[
+            *figures(ours, names, of=model.name),
+            *figures(theirs, names, of=other.name if other.name != model.name else arguments.against),
+            *(each.figure(against) for each in compared),
+        ],
+        details=details(ours, questions) | {each.name: each.as_json() for each in compared},
+    )
+    rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
+    notes = _notes(compared, model.name)
+    for each in compared:
+        for number in each.rows:
+            a, b = ours[number], theirs[number]
+            scores = f"{a.scores[each.name].value:.2f} and {b.scores[each.name].value:.2f}"
+            notes.append(f"{a.row.source}:{a.row.row}  {each.name} {scores}: {_short(a.text)} | {_short(b.text)}")
+    return finish(arguments, found, rows, notes)
+
+
+def _losses(arguments: argparse.Namespace) -> int:
+    from stoker.checkpoint.load_run import open_run
+    from stoker.cli.report import TokeniseReport
+    from stoker.errors import UserError
+    from stoker.evaluate.row_losses import paired, row_losses, rows_of, units_of
+    from stoker.runs.evaluations import Figure
+
+    base = Path.cwd()
+    first = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
+    second = open_run(arguments.against, base, trusted=trusted(arguments))
+    with TokeniseReport() as report:
+        rows = rows_of(first, arguments.data, arguments.format, base, report)
+        if arguments.data is not None:
+            others = rows_of(second, arguments.data, arguments.format, base, report)
+        elif first.text.codec.fingerprint == second.text.codec.fingerprint:
+            others = rows
+        else:
+            raise UserError(
+                "the two runs have different tokenizers or templates, so what one held out is not in the other's "
+                "tokens: name data to evaluate on"
+            )
+    ours, theirs, alone = paired(row_losses(first, rows), row_losses(second, others))
+    if not ours:
+        raise UserError("the two runs have no row in common: every row is dropped for one of them")
+    unit, units = units_of(ours, theirs)
+    found = compare_losses([r.loss for r in ours], [r.loss for r in theirs], units, seed=arguments.seed)
+    names = first.folder.path.name, second.folder.path.name
+    total = sum(units)
+    name = f"loss a {unit}"
+    means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
+    figure = found.figure(f"less {names[1]}")
+    result = _kept(
+        arguments,
+        (names[0], first.step),
+        figures=[
+            *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
+            Figure(figure.of, name, figure.value, None, figure.rows, figure.low, figure.high),
+        ],
+        details={"loss": found.as_json(), "unit": unit, "rows_of_one_only": alone},
+        rows=len(ours),
+    )
+    kept = [
+        {"source": a.source, "row": a.row, "loss": a.loss, "against": b.loss, "unit": size}
+        for a, b, size in zip(ours, theirs, units, strict=True)
+    ]
+    notes = _notes([found], names[0])
+    notes += [f"{alone} rows are left out: only one of the runs uses them"] if alone else []
+    for number in found.rows:
+        a, b, size = ours[number], theirs[number], units[number]
+        notes.append(f"{a.source}:{a.row}  loss {a.loss / size:.4f} and {b.loss / size:.4f}")
+    place = first.folder.path if arguments.to is None else base / arguments.to
+    return keep_and_print(arguments, result, kept, notes, place)
+
+
+def _kept(
+    arguments: argparse.Namespace, run: tuple[str, int], *, figures: Sequence[Any], details: dict[str, Any], rows: int
+) -> Any:
+    import time
+
+    from stoker.data.sources import open_source
+    from stoker.job.schema import SourceBlock
+    from stoker.runs.evaluations import KeptEvaluation
+
+    data: dict[str, Any] = {"path": "held out", "fingerprint": None, "rows": rows}
+    if arguments.data is not None:
+        source = open_source(SourceBlock(path=arguments.data), Path.cwd())
+        data |= {"path": arguments.data, "fingerprint": source.fingerprint()}
+    asked = {"against": arguments.against, "seed": arguments.seed}
+    return KeptEvaluation("against", time.time(), run[0], run[1], data, asked, tuple(figures), details)
+
+
+def _notes(compared: Sequence[Compared], name: str) -> list[str]:
+    said = []
+    for each in compared:
+        found = each.difference
+        verdict = "" if found.excludes_zero else "; the interval holds 0, so neither is shown to be better"
+        counts = f"{name} wins {found.wins} rows, loses {found.losses}, ties {found.ties}"
+        said.append(f"{each.name}: {counts}{verdict}")
+    return said
+
+
+def _short(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= SHOWN else f"{plain[:SHOWN]} ..."

@@ -1,0 +1,71 @@
+"""Two models on the same rows: differences with paired intervals, and the rows that differ most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.evaluate.answers import ScoredAnswer
+from stoker.evaluate.intervals import Difference, paired_difference
+from stoker.runs.evaluations import Figure
+
+MOST_DIFFERENT = 5  # rows that are shown
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two models by one measure.
+
+    Attributes:
+        name: the scorer, or ``loss``.
+        difference: of the first less the second.
+        rows: indices of the rows on which they differ most, the largest difference first.
+    """
+
+    name: str
+    difference: Difference
+    rows: tuple[int, ...]
+
+    def figure(self, of: str) -> Figure:
+        """The difference as it is kept."""
+        found = self.difference
+        return Figure(of, self.name, found.value, None, found.rows, found.low, found.high)
+
+    def as_json(self) -> dict[str, Any]:
+        """Wins, losses and ties of the first model."""
+        found = self.difference
+        return {"wins": found.wins, "losses": found.losses, "ties": found.ties, "most_different": list(self.rows)}
+
+
+def compare_answers(
+    first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], names: Sequence[str], *, seed: int
+) -> list[Compared]:
+    """Two models' scores on the same rows; a scorer that scored no row is left out."""
+    found = []
+    for name in names:
+        rows = [number for number, answer in enumerate(first) if name in answer.scores]
+        if not rows:
+            continue
+        a, b = ([answers[row].scores[name].value for row in rows] for answers in (first, second))
+        difference = paired_difference(a, b, seed=seed)
+        found.append(Compared(name, difference, _most_different(a, b, rows)))
+    return found
+
+
+def _most_different(a: Sequence[float], b: Sequence[float], rows: Sequence[int]) -> tuple[int, ...]:
+    order = sorted(range(len(rows)), key=lambda i: -abs(a[i] - b[i]))
+    return tuple(rows[i] for i in order[:MOST_DIFFERENT] if a[i] != b[i])
+
+
+def compare_losses(first: Sequence[float], second: Sequence[float], units: Sequence[float], *, seed: int) -> Compared:
+    """Two models' losses on the same rows; wins are rows on which the first has the lower one.
+
+    Args:
+        first, second: the sum of each row's losses.
+        units: what each row's loss is a sum over: its targets, or bytes.
+    """
+    found = paired_difference(first, second, seed=seed, first_units=units, second_units=units)
+    a, b = ([value / size for value, size in zip(values, units, strict=True)] for values in (first, second))
+    difference = Difference(found.value, found.low, found.high, found.losses, found.wins, found.ties)
+    return Compared("loss", difference, _most_different(a, b, range(len(a))))

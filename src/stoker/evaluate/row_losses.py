@@ -1,0 +1,136 @@
+"""The loss of each row of data under a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from stoker.checkpoint.load_run import TunedRun
+from stoker.data.build_cache import Report
+from stoker.data.corpus import open_corpus, tokenise_source
+from stoker.data.sequences import Document
+from stoker.data.token_bytes import byte_lengths
+from stoker.errors import Problem, UserError
+from stoker.job.resolved import ResolvedSource
+from stoker.job.task_spec import task_of
+from stoker.models.adapters import unwrap
+from stoker.models.language_model import lay_out_for
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.train.engine import SingleProcess
+from stoker.train.evaluate import evaluate
+from stoker.train.language_task import LanguageTask
+
+
+@dataclass(frozen=True)
+class PlacedRow:
+    """A row as tokens, with its file and its number there."""
+
+    document: Document
+    source: str
+    row: int
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """The loss of a row.
+
+    Attributes:
+        source, row: its file, and its number there.
+        part: numbers the pieces of a row that was split.
+        loss: the sum over its targets, nats.
+        text_bytes: of the text that the targets stand for; 0 where a tokenizer does not say.
+    """
+
+    source: str
+    row: int
+    part: int
+    loss: float
+    targets: int
+    text_bytes: int
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.source, self.row, self.part
+
+
+def rows_of(tuned: TunedRun, data: str | None, form: str, base: Path, report: Report | None = None) -> list[PlacedRow]:
+    """The rows of a source, or those that the run held out, as the run's own tokenizer and template write them.
+
+    Raises:
+        UserError: the run held nothing out, or every row of the source is dropped.
+    """
+    if data is None:
+        corpus = open_corpus(tuned.job, tuned.text.codec, seq_len=tuned.text.seq_len, base=base, report=report)
+        if documents := corpus.evaluation_documents():
+            return [PlacedRow(document, *corpus.sequences.origin(document)) for document in documents]
+        raise UserError(f"{tuned.folder.path} held no rows out: name data to evaluate on")
+    like = tuned.job.data[0]
+    block = ResolvedSource(
+        path=data,
+        format=form,  # type: ignore[arg-type]
+        template=like.template,
+        template_arguments=like.template_arguments,
+        train_on=like.train_on,
+        special_tokens=like.special_tokens,
+        too_long=like.too_long,
+    )
+    cache = tokenise_source(
+        block, tuned.job, tuned.text.codec, tuned.text.seq_len, base, report, may_stream=False
+    ).cache
+    if not cache.rows:
+        raise UserError(f"{data}: every row is dropped: {', '.join(cache.summaries[0].reasons)}")
+    return [PlacedRow(Document(cache[row], 0, row), *cache.origin(row)) for row in range(cache.rows)]
+
+
+def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
+    """The loss of each row.
+
+    Raises:
+        UserError: the run's task has no loss for a row.
+    """
+    spec = task_of(tuned.job)
+    if spec.pairs or spec.target != "token":
+        message = f"the loss of {tuned.folder.path} is not one of single rows"
+        raise UserError(Problem(message, "compare what they answer: --answers FILE"))
+    lengths = byte_lengths(json.loads(tuned.text.codec.definition))
+    found: list[RowLoss] = []
+    parts: dict[tuple[str, int], int] = {}
+    with arithmetic_of(tuned.device):
+        language = lay_out_for(unwrap(tuned.model))
+        root = partial(language.loss, objective=spec.objective(tuned.job)) if spec.objective else None
+        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, root=root)
+        engine = SingleProcess(task, tuned.device, ())
+        for placed in rows:
+            one = evaluate(task, engine, task.lay_out([placed.document]))
+            if one is None:
+                continue
+            row = placed.document.row
+            size = 0 if lengths is None else int(lengths[row.ids[1:][row.trained[1:]]].sum())
+            place = placed.source, placed.row
+            parts[place] = parts.get(place, 0) + 1
+            found.append(RowLoss(*place, parts[place], one.loss * one.targets, one.targets, size))
+    return found
+
+
+def paired(first: list[RowLoss], second: list[RowLoss]) -> tuple[list[RowLoss], list[RowLoss], int]:
+    """The rows that both have, in one order, and how many only one of them has."""
+    ours, theirs = ({row.place: row for row in rows} for rows in (first, second))
+    places = [place for place in ours if place in theirs]
+    alone = len(ours.keys() ^ theirs.keys())
+    return [ours[place] for place in places], [theirs[place] for place in places], alone
+
+
+def units_of(first: list[RowLoss], second: list[RowLoss]) -> tuple[str, list[float]]:
+    """What the losses of both can be divided by: their targets where these are equal, else bytes of text.
+
+    Raises:
+        UserError: they have different tokens, and a tokenizer does not say how much text a token is.
+    """
+    if all(a.targets == b.targets for a, b in zip(first, second, strict=True)):
+        return "target", [float(row.targets) for row in first]
+    if all(a.text_bytes == b.text_bytes > 0 for a, b in zip(first, second, strict=True)):
+        return "byte", [float(row.text_bytes) for row in first]
+    message = "the two runs write the rows as different tokens of different text, so their losses cannot be compared"
+    raise UserError(Problem(message, "compare what they answer: --answers FILE"))

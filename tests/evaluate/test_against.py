@@ -1,0 +1,72 @@
+"""Two runs on the same rows: the planted better one wins, equal ones tie, and the losses are those that eval gives."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import QUESTIONS, write_lines
+from stoker.cli.main import main
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["eval", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_the_run_that_knows_the_answers_wins(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--answers", "asked.jsonl", "--score", "exact", "--max-tokens", "20"]
+    found = evaluated(capsys, "good", "--against", "bad", *words)
+    good, bad, difference = found["figures"]
+    assert (good["of"], bad["of"], difference["of"]) == ("good", "bad", "less bad")
+    assert (good["value"], bad["value"], difference["value"]) == (1, 0, 1)
+    assert difference["low"] == difference["high"] == 1
+    assert found["details"]["exact"] == {"wins": 12, "losses": 0, "ties": 0, "most_different": [0, 1, 2, 3, 4]}
+    rows = [json.loads(line) for line in Path(found["kept"]).with_suffix(".jsonl").read_text().splitlines()]
+    assert rows[0]["answer"] == QUESTIONS[0][1] != rows[0]["against"]["answer"]
+    assert main(["eval", "good", "--against", "bad", *words]) == 0
+    assert "good wins 12 rows, loses 0, ties 0" in capsys.readouterr().out
+
+
+def test_a_run_against_itself_ties(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = evaluated(capsys, "bad", "--against", "bad", "--answers", "asked.jsonl", "--score", "chrf")
+    assert found["details"]["chrf"]["ties"] == 12 and found["figures"][-1]["value"] == 0
+    assert main(["eval", "bad", "rows.jsonl", "--against", "bad"]) == 0
+    assert "neither is shown to be better" in capsys.readouterr().out
+
+
+def test_losses_of_rows_add_up_to_those_of_eval(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = write_lines(
+        tmp_path / "rows.jsonl", [{"prompt": f"{q} {i}", "completion": a} for i in range(4) for q, a in QUESTIONS]
+    )
+    alone = {name: evaluated(capsys, name, str(rows))["loss"] for name in ("good", "bad")}
+    found = evaluated(capsys, "good", str(rows), "--against", "bad")
+    good, bad, difference = found["figures"]
+    assert good["value"] == pytest.approx(alone["good"], rel=1e-5)
+    assert bad["value"] == pytest.approx(alone["bad"], rel=1e-5)
+    assert difference["value"] == pytest.approx(alone["good"] - alone["bad"], rel=1e-4)
+    assert difference["low"] <= difference["value"] <= difference["high"] < 0
+    assert found["details"]["loss"]["wins"] == 12  # a lower loss wins
+    kept = [json.loads(line) for line in Path(found["kept"]).with_suffix(".jsonl").read_text().splitlines()]
+    assert [row["row"] for row in sorted(kept, key=lambda row: row["row"])] == list(range(1, 13))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--against", "none"], "there is no run none"),
+        (["--against", "bad", "--tasks", "offline"], "run --tasks on each"),
+        (["--against", "bad", "--compare"], "neither --compare"),
+        (["--against", "bad"], "held no rows out"),
+        (["nothing.jsonl", "--against", "bad"], "nothing.jsonl"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_clear_error(
+    words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", "good", *words]) == 2
+    assert message in capsys.readouterr().err
