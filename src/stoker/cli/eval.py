@@ -57,6 +57,12 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         "arithmetic, each also as offline/NAME",
     )
     group.add_argument(
+        "--prompts", metavar="FILE", help="YAML or JSON of named templates with {columns}, compared over --answers"
+    )
+    group.add_argument(
+        "--best", metavar="FILE", help="where --prompts writes the best template (default: beside the results)"
+    )
+    group.add_argument(
         "--against", metavar="RUN", help="another run on the same rows: of DATA by their loss, of --answers by scores"
     )
     group.add_argument("--chat", action="store_true", help="the tasks' prompts go through the model's chat template")
@@ -75,6 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if arguments.prompts is not None:
+        from stoker.cli.eval_prompts import run_prompts
+
+        return run_prompts(arguments)
     if arguments.against is not None:
         from stoker.cli.eval_against import run_against
 
@@ -108,6 +118,10 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UserError(Problem("--score scores answers", "give rows with --answers FILE"))
     if not tasks and arguments.chat:
         raise UserError("--chat is an option of --tasks; --answers always asks as the model was trained")
+    if arguments.prompts is not None and (not answers or arguments.against is not None):
+        raise UserError(Problem("--prompts compares templates over rows", "give --answers FILE, and no --against"))
+    if arguments.best is not None and arguments.prompts is None:
+        raise UserError("--best writes the best template of --prompts FILE")
     if arguments.against is not None and tasks:
         raise UserError("--against compares rows: give it DATA or --answers; run --tasks on each of the two")
     if arguments.against is not None and (arguments.compare or arguments.quantise):
