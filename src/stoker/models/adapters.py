@@ -58,7 +58,7 @@ def trained_whole(model: nn.Module) -> list[str]:
     """The modules that are trained whole beside an adapter, by their names in the model without it."""
     if not isinstance(model, PeftModel):
         return []
-    return list(getattr(model.peft_config["default"], "modules_to_save", None) or [])
+    return list(getattr(model.peft_config.get("default"), "modules_to_save", None) or [])
 
 
 def _train(model: PreTrainedModel, whole: Sequence[str]) -> None:

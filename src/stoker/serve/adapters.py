@@ -122,7 +122,12 @@ def take_out(host: Host, adapter: str) -> None:
     """Removes an adapter from memory, in the engine's thread."""
     model = host.engine.decoder.model
     if isinstance(model, PeftModel) and adapter in model.peft_config:
-        model.delete_adapter(adapter)
+        if len(model.peft_config) > 1:
+            model.delete_adapter(adapter)
+        else:  # peft has no model without any adapter
+            plain = model.unload()
+            vars(plain).pop("peft_config", None)
+            host.engine.decoder = replace(host.engine.decoder, model=plain)
     host.engine.forget()
 
 

@@ -1,0 +1,124 @@
+"""Adapters over one base: from folders and runs, and folders that are wrong or hostile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from serving import InProcess, in_process
+
+ASKED = [{"role": "user", "content": "Who is 3?"}]
+
+
+def text(served: InProcess, model: str) -> str:
+    body = {"model": model, "messages": ASKED, "max_tokens": 10, "temperature": 0}
+    reply = served.post("/v1/chat/completions", body)
+    assert reply.status == 200, reply.body
+    return str(reply.json["choices"][0]["message"]["content"])
+
+
+def test_a_folder_over_its_base_answers_as_the_run(
+    served: InProcess, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    with in_process(home, ["plain=tiny", "adapter", "again=adapter"]) as folder:
+        assert [(model.name, model.parent) for model in folder.service.models] == [
+            ("plain", None),
+            ("adapter", "tiny"),
+            ("again", "tiny"),
+        ]
+        assert len(folder.service.models.hosts) == 1
+        assert text(folder, "adapter") == text(folder, "again") == text(served, "second")
+        assert text(folder, "plain") == text(served, "tiny")
+
+
+def test_adapters_over_a_plain_model_leave_it_as_it_was(home: Path) -> None:
+    with in_process(home, ["tiny"]) as plain:
+        before = text(plain, "tiny")
+        for _ in range(2):  # the memory of the first is free for the second
+            load = {"lora_name": "late", "lora_path": str(home / "adapter")}
+            assert plain.post("/v1/load_lora_adapter", load).status == 200
+            assert text(plain, "late") != before == text(plain, "tiny")
+            assert plain.post("/v1/unload_lora_adapter", {"lora_name": "late"}).json["deleted"] is True
+            assert text(plain, "tiny") == before
+            host = plain.service.models.find("tiny").host
+            assert not any(".served" in name for name, _ in host.engine.decoder.model.named_parameters())
+
+
+def hostile(folder: Path, name: str) -> None:
+    """Makes an adapter's folder wrong in one way."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    weights = load_file(folder / "adapter_model.safetensors")
+    first = sorted(weights)[0]
+    changes: dict[str, Any] = {
+        "type": {"peft_type": "IA3"},
+        "whole": {"modules_to_save": ["lm_head"]},
+        "alpha": {"lora_alpha": "1e99"},
+        "pattern": {"alpha_pattern": {"(a+)+$": 1}},
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config | changes.get(name, {})))
+    if name == "pickle":
+        (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
+    if name == "shape":
+        weights[first] = torch.zeros(3, 5)
+    if name == "layer":
+        weights[first.replace("layers.0", "layers.7")] = weights.pop(first)
+    if name == "extra":
+        weights["base_model.model.lm_head.weight"] = torch.zeros(4, 4)
+    if name == "nan":
+        weights[first] = weights[first] * float("nan")
+    if name in ("shape", "layer", "extra", "nan"):
+        save_file(weights, folder / "adapter_model.safetensors")
+    if name == "damaged":
+        (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("type", "type IA3"),
+        ("whole", "modules_to_save"),
+        ("alpha", "lora_alpha"),
+        ("pattern", "alpha_pattern"),
+        ("pickle", "safetensors"),
+        ("shape", "does not fit"),
+        ("layer", "no plain LoRA"),
+        ("extra", "no plain LoRA"),
+        ("nan", "not finite"),
+        ("damaged", "cannot be read"),
+    ],
+)
+def test_wrong_folders_are_refused_and_the_rest_goes_on(
+    served: InProcess, home: Path, tmp_path: Path, name: str, says: str
+) -> None:
+    before = text(served, "one")
+    shutil.copytree(home / "adapter", tmp_path / "wrong")
+    hostile(tmp_path / "wrong", name)
+    load = {"lora_name": "wrong", "lora_path": str(tmp_path / "wrong"), "base_model_name": "one"}
+    reply = served.post("/v1/load_lora_adapter", load)
+    assert reply.status == 400 and says in reply.error["message"]
+    assert text(served, "one") == before
+    assert "wrong" not in served.service.models
+
+
+def test_an_adapters_configuration_imports_nothing(served: InProcess, home: Path, tmp_path: Path) -> None:
+    """peft imports the module that ``megatron_core`` names, and changes the base for ``init_lora_weights: pissa``."""
+    shutil.copytree(home / "adapter", tmp_path / "odd")
+    file = tmp_path / "odd" / "adapter_config.json"
+    odd = {"megatron_config": {"a": 1}, "megatron_core": "antigravity", "init_lora_weights": "pissa"}
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | odd | {"auto_mapping": {"parent_library": "antigravity"}})
+    )
+    before = text(served, "tiny")
+    load = {"lora_name": "odd", "lora_path": str(tmp_path / "odd"), "base_model_name": "one"}
+    assert served.post("/v1/load_lora_adapter", load).status == 200
+    import sys
+
+    assert "antigravity" not in sys.modules
+    assert text(served, "odd") == text(served, "second") and text(served, "tiny") == before
+    assert served.post("/v1/unload_lora_adapter", {"lora_name": "odd"}).status == 200

@@ -1,0 +1,105 @@
+"""Tool calls of each family are found, whole or in pieces, and nothing that was written is lost."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from stoker.serve.tool_calls import GLM, HERMES, LLAMA, MISTRAL, XML, CallFinder, ToolFormat, tool_format_of
+
+SCHEMAS = {"weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}
+PARIS = ("weather", {"city": "Paris", "days": 2})
+ROME = ("weather", {"city": "007", "days": 1})
+
+CASES = [
+    (HERMES, '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>', "", [PARIS]),
+    (
+        HERMES,
+        'Well <b>.<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 2}}</tool_call>\n'
+        '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"007\\", \\"days\\": 1}"}</tool_call> Bye',
+        "Well <b>.\n Bye",
+        [PARIS, ROME],
+    ),
+    (
+        HERMES,
+        '<tool_call>{"name": "weather", "arguments": {"city": "Paris", "days": 2}}',
+        "",
+        [PARIS],
+    ),  # cut by its end
+    (HERMES, "<tool_call>{broken}</tool_call> and <tool_cal", "<tool_call>{broken}</tool_call> and <tool_cal", []),
+    (HERMES, "<tool_call>never ended", "<tool_call>never ended", []),
+    (
+        XML,
+        "<tool_call>\n<function=weather>\n<parameter=city>\n007\n</parameter>\n<parameter=days>\n1\n</parameter>\n"
+        "</function>\n</tool_call>",
+        "",
+        [ROME],
+    ),
+    (
+        GLM,
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>007</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>1</arg_value>\n</tool_call>",
+        "",
+        [ROME],
+    ),
+    (MISTRAL, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Paris", "days": 2}}]', "", [PARIS]),
+    (
+        MISTRAL,
+        'So: [TOOL_CALLS]weather[ARGS]{"city": "Paris", "days": 2}[TOOL_CALLS]weather{"city": "007", "days": 1}',
+        "So: ",
+        [PARIS, ROME],
+    ),
+    (LLAMA, '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}', "", [PARIS]),
+    (
+        LLAMA,
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Paris", "days": 2}}; '
+        '{"name": "weather", "parameters": {"city": "007", "days": 1}}',
+        "",
+        [PARIS, ROME],
+    ),
+    (LLAMA, '{"only": "JSON"}', '{"only": "JSON"}', []),
+    (LLAMA, 'An object: {"name": "weather", "parameters": {}}', 'An object: {"name": "weather", "parameters": {}}', []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "said", "called"), CASES)
+def test_calls_are_found_however_the_text_comes(
+    form: ToolFormat, text: str, said: str, called: list[tuple[str, dict[str, object]]]
+) -> None:
+    draw = random.Random(3)
+    for pieces in ([text], list(text), None, None, None):
+        finder, got, calls = CallFinder(form, SCHEMAS), "", []
+        cuts = sorted(draw.sample(range(len(text)), 4))
+        parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)] if pieces is None else pieces
+        for piece in parts:
+            more, found = finder.push(piece)
+            got, calls = got + more, calls + found
+        more, found = finder.finish()
+        got, calls = got + more, calls + found
+        assert got == said
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == called
+        assert len({call.id for call in calls}) == len(calls)
+
+
+def test_text_is_not_held_back_without_need() -> None:
+    finder = CallFinder(HERMES, {})
+    assert finder.push("a < b")[0] == "a < b"
+    assert finder.push(" <tool")[0] == " "
+    assert finder.push("s> c")[0] == "<tools> c"
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("... <tool_call>\n{{ tool_call | tojson }}\n</tool_call>", HERMES),
+        ("<tool_call>\n<function=example>\n<parameter=a>", XML),
+        ("<tool_call>{{ name }}<arg_key>{{ key }}</arg_key>", GLM),
+        ("{{ '[TOOL_CALLS]' }}", MISTRAL),
+        ("{{ '<|python_tag|>' }}", LLAMA),
+        ("{{ messages }}", None),
+    ],
+)
+def test_the_form_is_seen_in_the_template(template: str, form: ToolFormat | None) -> None:
+    assert tool_format_of(template) is form
