@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from evaluation_rows import QUESTIONS, write_lines
 from tokenizers import Tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
-
-QUESTIONS = [
-    ("How are you?", "I am well, thank you."),
-    ("What is blue?", "The sea is blue."),
-    ("Who is cold?", "The wind."),
-]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,9 +63,3 @@ def here(base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The test runs in the folder of the runs."""
     monkeypatch.chdir(base)
     return base
-
-
-def write_lines(path: Path, rows: list[dict[str, object]]) -> Path:
-    """Writes JSON Lines."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from evaluation_rows import QUESTIONS, write_lines
 
-from conftest import QUESTIONS, write_lines
 from stoker.cli.main import main
 
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from evaluation_rows import QUESTIONS, write_lines
 
-from conftest import QUESTIONS, write_lines
 from stoker.cli.main import main
 from stoker.runs.evaluations import read_evaluations
 

@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from conftest import write_lines
+from evaluation_rows import write_lines
+
 from stoker.cli.main import main
 from stoker.evaluate.ask_model import AskSettings
-from stoker.evaluate.harness import run_tasks, task_specs
+from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
 from stoker.evaluate.harness_model import HarnessModel
 from stoker.evaluate.offline_tasks import (
     arithmetic_rows,
@@ -108,7 +109,9 @@ def test_a_yaml_task_gives_the_figures_of_the_harness_own_class(
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = local_task(tmp_path)
     specs, _ = task_specs([str(path)], base)
-    found = {f.name: f for f in run_tasks(open_model("tiny", base), specs, AskSettings()).figures}
+    found = {
+        f.name: f for f in run_tasks(open_model("tiny", base), specs, AskSettings(), manager=load_tasks(specs)).figures
+    }
     expected = simple_evaluate(theirs, tasks=[str(path)], bootstrap_iters=1000)["results"]["mine"]
     assert found["perplexity"].value == pytest.approx(expected["perplexity,none"], rel=1e-5)
     assert found["acc"].value == expected["acc,none"]

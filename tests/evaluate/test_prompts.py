@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from evaluation_rows import write_lines
 
-from conftest import write_lines
 from stoker.cli.main import main
 from stoker.data.chat_template import ChatTemplate
 from stoker.evaluate.answer_rows import AnswerRow

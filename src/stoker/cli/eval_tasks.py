@@ -13,10 +13,10 @@ from stoker.evaluate.harness import load_tasks, run_tasks, task_specs
 def run_task_list(arguments: argparse.Namespace) -> int:
     """Runs the tasks, keeps and prints what they gave."""
     specs, notes = task_specs(arguments.tasks, Path.cwd())
-    load_tasks(specs)
+    manager = load_tasks(specs)
     model = model_of(arguments)
     settings = settings_of(arguments)
-    results = run_tasks(model, specs, settings, limit=arguments.limit, chat=arguments.chat)
+    results = run_tasks(model, specs, settings, manager=manager, limit=arguments.limit, chat=arguments.chat)
     found = evaluation(
         "tasks",
         model,

@@ -81,23 +81,21 @@ def run_tasks(
     specs: Sequence[Any],
     settings: AskSettings,
     *,
+    manager: Any,
     limit: int | None = None,
     chat: bool = False,
 ) -> TaskResults:
     """Runs tasks with the engine.
 
     Args:
+        manager: knows the tasks; see `load_tasks`.
         limit: questions of each task.
         chat: prompts are conversations, through the model's chat template.
-
-    Raises:
-        UserError: a task cannot be loaded.
     """
     from lm_eval.evaluator import simple_evaluate
 
     from stoker.evaluate.harness_model import HarnessModel
 
-    manager = load_tasks(specs)
     found = simple_evaluate(
         HarnessModel(model, settings),
         tasks=list(specs),
@@ -127,7 +125,7 @@ def load_tasks(specs: Sequence[Any]) -> Any:
     """
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager()
+    manager = TaskManager(include_defaults=not all(isinstance(spec, dict) for spec in specs))
     for spec in specs:
         name = spec["task"] if isinstance(spec, dict) else str(spec)
         if isinstance(spec, str) and not spec.endswith(YAML) and not manager.match_tasks([spec]):

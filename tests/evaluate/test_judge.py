@@ -1,0 +1,113 @@
+"""A judge behind a server of the test: both orders, ties, a token, failures, and no contact unless asked."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from stoker.errors import RunFailed
+from stoker.evaluate import judge as judging
+from stoker.evaluate.judge import TOKEN, Judge, open_judge
+
+
+class FakeJudge(HTTPServer):
+    """Answers chat completions with what ``verdict`` makes of the prompt."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.verdict: Callable[[str], str] = lambda prompt: "VERDICT: TIE"
+        self.status = 200
+        self.asked: list[dict[str, Any]] = []
+        self.tokens: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/v1"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """The two addresses that a judge is asked at."""
+
+    server: FakeJudge
+
+    def do_GET(self) -> None:
+        self.give({"data": [{"id": "first"}, {"id": "second"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        text = self.server.verdict(body["messages"][0]["content"])
+        self.give({"choices": [{"message": {"content": text}}]})
+
+    def give(self, content: dict[str, Any]) -> None:
+        self.server.tokens.append(self.headers.get("Authorization"))
+        self.send_response(self.server.status)
+        if self.server.status == 302:
+            self.send_header("Location", f"{self.server.url}/models")
+        self.end_headers()
+        self.wfile.write(json.dumps(content).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJudge]:
+    monkeypatch.setattr(judging, "WAIT", 0.0)
+    monkeypatch.delenv(TOKEN, raising=False)
+    with FakeJudge() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def answer_a(prompt: str) -> str:
+    return prompt.split("[Answer A]\n")[1].split("\n", maxsplit=1)[0]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "name", "score"),
+    [
+        (lambda prompt: "VERDICT: A" if answer_a(prompt) == "good" else "VERDICT: B", "win", 1.0),
+        (lambda prompt: "VERDICT: B" if answer_a(prompt) == "good" else "VERDICT: A", "loss", 0.0),
+        (lambda prompt: "Both. VERDICT: TIE", "tie", 0.5),
+        (lambda prompt: "VERDICT: A", "tie", 0.5),  # whatever comes first: it contradicts itself
+        (lambda prompt: "I cannot say", "unclear", 0.5),
+        (lambda prompt: "A" if answer_a(prompt) == "good" else "**B**", "win", 1.0),
+    ],
+)
+def test_both_orders_decide(verdict: Callable[[str], str], name: str, score: float, server: FakeJudge) -> None:
+    server.verdict = verdict
+    found = open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
+    assert (found.name, found.score) == (name, score)
+    assert [answer_a(body["messages"][0]["content"]) for body in server.asked] == ["good", "bad"]
+    assert all(body["model"] == "mine" and body["temperature"] == 0 for body in server.asked)
+
+
+def test_without_a_model_it_is_the_first_that_is_listed(server: FakeJudge) -> None:
+    assert open_judge(server.url) == Judge(server.url, "first")
+
+
+def test_a_named_judge_is_not_contacted_before_it_judges(server: FakeJudge) -> None:
+    open_judge(f"{server.url},mine")
+    assert not server.tokens
+
+
+def test_the_token_comes_from_the_environment(server: FakeJudge, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "secret")
+    open_judge(server.url)
+    assert server.tokens == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(("status", "times"), [(401, 1), (302, 1), (503, 3), (429, 3)])
+def test_a_failing_judge_is_asked_again_only_where_that_may_help(status: int, times: int, server: FakeJudge) -> None:
+    server.status = status
+    with pytest.raises(RunFailed, match=str(status)):
+        open_judge(f"{server.url},mine").compare("Why?", "good", "bad")
+    assert len(server.tokens) == times
