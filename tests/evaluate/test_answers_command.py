@@ -159,6 +159,7 @@ def test_bad_rows_are_named_and_nothing_is_written(
         (["rows.jsonl", "--answers", "asked.jsonl"], "give one of them"),
         (["--score", "exact"], "--answers FILE"),
         (["--limit", "3"], "--answers FILE"),
+        (["--temperature", "1"], "no effect on a loss"),
         (["--answers", "asked.jsonl", "--limit", "0"], "above 0"),
         (["--answers", "asked.jsonl", "--temperature", "-1"], "at least 0"),
     ],

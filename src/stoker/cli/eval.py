@@ -12,6 +12,7 @@ from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
 QUANTISED = ("8bit", "4bit", "int8", "int4")
+LONGEST_ANSWER = 256  # tokens
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +70,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
     group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
     group.add_argument("--seed", type=int, default=0, help="of sampling and of resampling (default: 0)")
-    group.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
+    group.add_argument(
+        "--max-tokens", type=int, default=LONGEST_ANSWER, help="longest answer, in tokens (default: 256)"
+    )
     group.add_argument(
         "--to", metavar="FOLDER", help="keep the results there (default: the run's folder; else they are only printed)"
     )
@@ -127,9 +130,16 @@ def _check_options(arguments: argparse.Namespace) -> None:
     if arguments.against is not None and (arguments.compare or arguments.quantise):
         raise UserError("--against takes neither --compare nor --quantise")
     if not answers and not tasks:
-        options = {"--limit": arguments.limit, "--to": None if arguments.against else arguments.to}
-        if given := [name for name, value in options.items() if value is not None]:
-            raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
+        _check_loss_options(arguments)
+
+
+def _check_loss_options(arguments: argparse.Namespace) -> None:
+    """Refuses options that a loss would ignore."""
+    if arguments.temperature != 0 or arguments.max_tokens != LONGEST_ANSWER:
+        raise UserError("--temperature and --max-tokens have no effect on a loss")
+    options = {"--limit": arguments.limit, "--to": None if arguments.against else arguments.to}
+    if given := [name for name, value in options.items() if value is not None]:
+        raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
 
 
 def _run_loss(arguments: argparse.Namespace) -> int:
