@@ -159,10 +159,8 @@ def test_the_pack_is_what_packages_ship() -> None:
     assert len(speech_rows()) == 40
     sums = arithmetic_rows()
     assert len(sums) == 600 and sums == arithmetic_rows()
-    signs = {"plus": "+", "minus": "-", "times": "*"}
     for row in sums:
-        *_, a, word, b = row["question"].rstrip("?").split()
-        assert str(eval(f"{a} {signs[word]} {b}")) == row["answer"]
+        assert str(eval(row["question"].rstrip(" ="))) == row["answer"]
 
 
 def test_every_solution_of_human_eval_passes_in_the_sandbox_and_none_at_all_fails() -> None:

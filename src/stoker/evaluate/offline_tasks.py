@@ -149,20 +149,20 @@ def arithmetic_rows() -> Rows:
     """Sums, differences and products of small numbers; the same ones every time."""
     generator = np.random.default_rng(SUMS_SEED)
     rows = []
-    for word, most, compute in (
-        ("plus", 100, lambda a, b: a + b),
-        ("minus", 100, lambda a, b: a - b),
-        ("times", 10, lambda a, b: a * b),
+    for sign, most, compute in (
+        ("+", 100, lambda a, b: a + b),
+        ("-", 100, lambda a, b: a - b),
+        ("*", 10, lambda a, b: a * b),
     ):
         for a, b in generator.integers(0, most, (SUMS, 2)).tolist():
-            rows.append({"question": f"What is {a} {word} {b}?", "answer": str(compute(a, b))})
+            rows.append({"question": f"{a} {sign} {b} =", "answer": str(compute(a, b))})
     return rows
 
 
 def _arithmetic() -> Config:
     return _dataset(arithmetic_rows) | {
         "output_type": "loglikelihood",
-        "doc_to_text": "Question: {{question}}\nAnswer:",
+        "doc_to_text": "{{question}}",
         "doc_to_target": "{{answer}}",
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
     }
