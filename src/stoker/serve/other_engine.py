@@ -208,6 +208,7 @@ class Running:
             stdout=subprocess.PIPE if server.package else sys.stderr,
             env=environment,
             text=True,
+            start_new_session=True,  # Ctrl-C at the terminal drains this server before it ends that one
         )
         try:
             self.address = self._address()
