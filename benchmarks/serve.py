@@ -82,11 +82,11 @@ def sides(folder: Path, gguf: Path) -> dict[str, Side]:
     ]
     own = [sys.executable, __file__, "--llama-cpp-server", str(gguf), "{port}"]
     return {
-        "stoker": Side([*stoker, str(folder), "--port", "{port}"], folder.name),
+        "stoker": Side([*stoker, f"smol={folder}", "--port", "{port}"], "smol"),
         "transformers": Side(
             ["transformers", "serve", *batching, "--dtype", "float32", "--port", "{port}"], str(folder)
         ),
-        "stoker llama.cpp": Side([*stoker, str(gguf), "--engine", "llama.cpp", "--port", "{port}"], gguf.name),
+        "stoker llama.cpp": Side([*stoker, f"smol={gguf}", "--engine", "llama.cpp", "--port", "{port}"], "smol"),
         "llama.cpp": Side(own, "default"),
     }
 
@@ -104,9 +104,13 @@ def running(side: Side) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         try:
             while True:
                 try:
-                    asyncio.run(chat(address, side.model, QUESTIONS[0], 4))
+                    asyncio.run(together(address, side.model, 1, None, tokens=4))
                     break
-                except (httpx.HTTPError, KeyError):
+                except httpx.HTTPStatusError as error:
+                    if error.response.status_code < 500:
+                        raise
+                    time.sleep(0.5)
+                except httpx.HTTPError:
                     if server.poll() is not None or time.monotonic() > end:
                         log.seek(0)
                         sys.exit(f"{' '.join(command)} does not answer:\n{log.read()[-3000:].decode()}")
@@ -126,14 +130,11 @@ def request(model: str, question: str, tokens: int) -> dict[str, Any]:
     return {"model": model, "messages": turns, "max_tokens": tokens, "temperature": 0}
 
 
-async def chat(address: str, model: str, question: str, tokens: int) -> tuple[str, float]:
+async def chat(client: httpx.AsyncClient, model: str, question: str, tokens: int) -> tuple[str, float]:
     """Streams an answer; (text, seconds to the first of it)."""
     begin, first, text = time.perf_counter(), 0.0, ""
     asked = {**request(model, question, tokens), "stream": True}
-    async with (
-        httpx.AsyncClient(timeout=READY) as client,
-        client.stream("POST", f"{address}/v1/chat/completions", json=asked) as response,
-    ):
+    async with client.stream("POST", "/v1/chat/completions", json=asked) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if not line.startswith("data: ") or line == "data: [DONE]":
@@ -145,13 +146,22 @@ async def chat(address: str, model: str, question: str, tokens: int) -> tuple[st
     return text, first
 
 
-async def together(address: str, model: str, streams: int, tokenizer: Tokenizer) -> float:
-    """Tokens a second of several streams, by the text that came."""
-    begin = time.perf_counter()
-    asked = [chat(address, model, f"{QUESTIONS[n % len(QUESTIONS)]} ({n})", TOKENS) for n in range(streams)]
-    answers = await asyncio.gather(*asked)
-    seconds = time.perf_counter() - begin
-    return sum(len(tokenizer.encode(text).ids) for text, _ in answers) / seconds
+async def together(
+    address: str, model: str, streams: int, tokenizer: Tokenizer | None, *, tokens: int = TOKENS
+) -> float:
+    """Tokens a second of several streams, by the text that came; without a tokenizer 0."""
+    async with httpx.AsyncClient(base_url=address, timeout=READY) as client:
+        begin = time.perf_counter()
+        asked = [chat(client, model, f"{QUESTIONS[n % len(QUESTIONS)]} ({n})", tokens) for n in range(streams)]
+        answers = await asyncio.gather(*asked)
+        seconds = time.perf_counter() - begin
+    return sum(len(tokenizer.encode(text).ids) for text, _ in answers) / seconds if tokenizer else 0.0
+
+
+async def first_tokens(address: str, model: str) -> float:
+    """Seconds to the first text of a short prompt, the median of several."""
+    async with httpx.AsyncClient(base_url=address, timeout=READY) as client:
+        return statistics.median([(await chat(client, model, f"Say {n}.", 2))[1] for n in range(7)])
 
 
 def measure(side: Side, result: Result, tokenizer: Tokenizer) -> None:
@@ -159,8 +169,7 @@ def measure(side: Side, result: Result, tokenizer: Tokenizer) -> None:
     with running(side) as (address, _):
         result.many.append(asyncio.run(together(address, side.model, STREAMS, tokenizer)))
         result.one.append(asyncio.run(together(address, side.model, 1, tokenizer)))
-        firsts = [asyncio.run(chat(address, side.model, f"Say {n}.", 2))[1] for n in range(5)]
-        result.first.append(statistics.median(firsts))
+        result.first.append(asyncio.run(first_tokens(address, side.model)))
 
 
 def forward_pass(folder: Path) -> float:
