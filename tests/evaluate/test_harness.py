@@ -25,6 +25,7 @@ from stoker.evaluate.offline_tasks import (
 )
 from stoker.generate.open_model import open_model
 
+pytestmark = pytest.mark.slow  # the harness alone takes seconds to import
 TEXTS = [
     "The sea is blue and the wind is cold.",
     "How are you today? I am well, thank you. " * 12,  # longer than the model's context

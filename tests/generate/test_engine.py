@@ -11,7 +11,7 @@ from families import SHAPES, VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
 from stoker.generate.engine import Engine
-from stoker.generate.request import Generation, Request, Sampling
+from stoker.generate.request import BASE, Generation, Request, Sampling
 from stoker.hardware.device import Device
 
 EXACT = Device("cpu", "fp64", "a test compares")
@@ -190,6 +190,25 @@ def test_a_failure_ends_what_was_in_it_and_the_engine_goes_on() -> None:
     handle.remove()
     assert not engine.busy
     assert engine.run([Request(other, 4)])[0].ids == expected
+
+
+def test_a_failing_pass_ends_only_what_is_in_it() -> None:
+    engine = engine_of("llama")
+    one, other, third = prompts((9, 14, 5))
+    expected = engine.run([Request(one, 10)])[0].ids
+    with engine.decoder.at_work():
+        first = engine.submit(Request(one, 10))
+        engine.step()
+        second, waits = engine.submit(Request(other, 4)), engine.submit(Request(third, 4, adapter=BASE))
+        handle = engine.decoder.language.model.base_model.register_forward_pre_hook(fail)
+        with pytest.raises(MemoryError):
+            engine.step()
+        handle.remove()
+        assert (second.ended, first.ended, waits.ended) == ("failed", None, None)
+        assert isinstance(second.error, MemoryError)
+        while engine.busy:
+            engine.step()
+    assert first.ids == expected and waits.ended == "length"
 
 
 def fail(*_: object) -> None:

@@ -63,6 +63,7 @@ def _measured_by_direct() -> float:
     return rate * fastest / (2 * 256**3)
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_plausible(measured: Calibration) -> None:
     assert (measured.threads, measured.precisions, measured.torch) == (1, ("fp32",), torch.__version__)
     assert measured.matmul_rate(256, 256, 256) > measured.matmul_rate(16, 16, 16)

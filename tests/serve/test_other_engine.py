@@ -12,6 +12,7 @@ from serving import Started, started
 
 from stoker.cli.main import main
 
+pytestmark = pytest.mark.slow  # exports a file and starts two servers
 ASKED: Any = [{"role": "user", "content": "Who is 3?"}]
 
 

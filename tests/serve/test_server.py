@@ -139,6 +139,7 @@ def test_sigterm_lets_answers_end(home: Path) -> None:
             client.models.list()
 
 
+@pytest.mark.slow
 def test_tls_by_files(home: Path, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"

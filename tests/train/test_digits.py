@@ -20,6 +20,7 @@ from stoker.runs.run_folder import RunFolder
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_digits_learn(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     script = ROOT / "examples" / "digits.py"

@@ -232,6 +232,7 @@ def test_killed_and_stopped_in_earnest(base: Path, job: dict[str, Any], whole: R
     assert_same_state(ran.last_state(), whole.last_state())
 
 
+@pytest.mark.slow
 def test_a_full_disk_in_earnest(base: Path, job: dict[str, Any], whole: Ran) -> None:
     process = begin(base, "full", pause=0.0)
     _, err = process.communicate(timeout=120)

@@ -54,6 +54,7 @@ class Engine:
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
         self._token_bytes = 0
+        self._failures = 0
 
     @property
     def context(self) -> int | None:
@@ -103,10 +104,14 @@ class Engine:
         """Answers requests, all together."""
         heard_by: Sequence[Listener | None] = listeners or [None for _ in requests]
         generations = [self.submit(*asked) for asked in zip(requests, heard_by, strict=True)]
-        with self.decoder.at_work():
-            while any(generation.ended is None for generation in generations):
-                self.step()
-            self.decoder.wait_for_others()
+        try:
+            with self.decoder.at_work():
+                while any(generation.ended is None for generation in generations):
+                    self.step()
+                self.decoder.wait_for_others()
+        except BaseException as error:
+            self.fail(error)
+            raise
         return generations
 
     def stream(self, request: Request) -> Iterator[Token]:
@@ -134,6 +139,15 @@ class Engine:
         Raises:
             Exception: what a pass raised; the generations in it have ended with it.
         """
+        failures = self._failures
+        try:
+            self._step()
+        except Exception as error:
+            if self._failures == failures:  # not in a pass: nothing says what it concerns
+                self.fail(error)
+            raise
+
+    def _step(self) -> None:
         self._leave()
         if self._prefill is None:
             self._prefill = self._waiting.next(self.running, self._rows, self._fits, self._token_bytes)
@@ -152,6 +166,10 @@ class Engine:
         generations += [g for batch in self._batches.values() for g in batch.generations]
         self._prefill = None
         self._batches.clear()
+        self._end_failed(generations, error)
+
+    def _end_failed(self, generations: Sequence[Generation], error: BaseException) -> None:
+        self._failures += 1
         for generation in generations:
             generation.error = error
             _end(generation, "failed")
@@ -167,8 +185,13 @@ class Engine:
 
     def _compute(self, prefill: Prefill) -> None:
         """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
-        with self._failing([generation for _, generation in prefill.rows]), self.decoder.using(prefill.adapter):
-            drawn = prefill.run(self.decoder, PIECE if self._batches else PIECE_ALONE)
+        try:
+            with self.decoder.using(prefill.adapter):
+                drawn = prefill.run(self.decoder, PIECE if self._batches else PIECE_ALONE)
+        except Exception as error:
+            self._prefill = None
+            self._end_failed([generation for _, generation in prefill.rows], error)
+            raise
         if prefill.left:
             return
         self._prefill, self._token_bytes = None, prefill.token_bytes
@@ -190,12 +213,17 @@ class Engine:
         """A token of each answer of a batch."""
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
-        with self._failing(batch.generations), self.decoder.using(batch.adapter):
-            drawn = self.decoder.run(
-                torch.tensor(last, device=self.decoder.device.torch),
-                batch.cache,
-                lambda hidden_B1D: next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations),
-            )
+        try:
+            with self.decoder.using(batch.adapter):
+                drawn = self.decoder.run(
+                    torch.tensor(last, device=self.decoder.device.torch),
+                    batch.cache,
+                    lambda hidden_B1D: next_tokens(self.decoder.logits(hidden_B1D[:, -1]), batch.generations),
+                )
+        except Exception as error:
+            del self._batches[batch.adapter]  # its cache is half written
+            self._end_failed(batch.generations, error)
+            raise
         for row in reversed(range(len(drawn))):
             ending = _take(batch.generations[row], drawn[row])
             if ending is None:
@@ -231,22 +259,6 @@ class Engine:
                 return
             generation = self._remove(batch, len(batch.generations) - 1)
             self._waiting.add(generation, first=True)
-
-    def _failing(self, generations: Sequence[Generation]) -> _Failing:
-        return _Failing(self, list(generations))
-
-
-class _Failing:
-    """Ends generations with the error that a pass raises."""
-
-    def __init__(self, engine: Engine, generations: list[Generation]) -> None:
-        self.engine, self.generations = engine, generations
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.engine.fail(error)
 
 
 def prompt_too_long(tokens: int, context: int) -> Problem:

@@ -94,9 +94,8 @@ class EngineThread:
                     engine.step()
                     if any(other.busy for other in self.engines if other is not engine):
                         return
-        except Exception as error:
-            traceback.print_exc()
-            engine.fail(error)
+        except Exception:
+            traceback.print_exc()  # the engine has ended what it concerns
 
     def _take_all(self) -> None:
         while self._held is None:
