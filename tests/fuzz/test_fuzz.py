@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 
+@pytest.mark.slow
 def test_spoilt_input_is_refused_in_words(tmp_path: Path) -> None:
     sizes = ("--jobs", "60", "--data", "20", "--models", "8", "--workers", "1")
     words = [sys.executable, str(Path(__file__).parent), "--seed", "1", *sizes]

@@ -79,6 +79,7 @@ def test_a_bug_is_tried_again_once_and_an_error_for_the_user_never(tmp_path: Pat
     assert (code, out) == (2, "") and err == "UserError: job.yaml:2:1: no such thing; write another\n"
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_again_and_again_is_gone_on_without(tmp_path: Path) -> None:
     code, out, err = ran(tmp_path, "die_always", "restarts: 5, back_off: 0, lost: shrink")
     assert (code, out.splitlines()[-1]) == (0, "done 2"), err

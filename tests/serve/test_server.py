@@ -124,6 +124,7 @@ def test_adapters_come_and_go(server: Started, client: openai.OpenAI, home: Path
         ask("load_lora_adapter", lora_name="late", lora_path=str(home / "tiny"))
 
 
+@pytest.mark.slow
 def test_sigterm_lets_answers_end(home: Path) -> None:
     with started(home, "one") as found:
         client = openai.OpenAI(base_url=f"{found.url}/v1", api_key="none", max_retries=0)

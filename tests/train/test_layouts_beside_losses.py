@@ -131,6 +131,7 @@ def test_an_optimizer_on_the_host_takes_the_same_steps(
     assert gone_on.losses == pytest.approx(one.losses, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_mixed_precision_stays_near_one_process(job: Path, pool: Pool) -> None:
     bf16 = ("train.precision=bf16", *QUIET)
     one = run(str(job), bf16, "one")

@@ -23,8 +23,8 @@ from stoker.verify.toy_job import make_twin
 
 REQUESTS, CONTEXT, MEMORY = 7, 64, 2**30
 LEARNING_RATE = 0.05
-OFTEN = ("zero3", "tensor 2", "zero3 + tensor + LoRA")
-SELDOM = ("DDP", "zero1", "zero2", "hybrid 2 x 2")
+OFTEN = ("zero3 + tensor + LoRA",)
+SELDOM = ("DDP", "zero1", "zero2", "zero3", "hybrid 2 x 2", "tensor 2")
 
 
 @dataclass(frozen=True)
