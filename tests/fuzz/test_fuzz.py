@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 @pytest.mark.slow
 def test_spoilt_input_is_refused_in_words(tmp_path: Path) -> None:
