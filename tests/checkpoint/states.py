@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from stoker.checkpoint.state import State
@@ -43,3 +45,12 @@ def wait_for_writers(store: Store, seconds: float = 60.0) -> None:
     while store.storage.pending():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def wait_for_end(process: int, seconds: float = 60.0) -> None:
+    """Waits until a process that another one started has ended."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while psutil.Process(process).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)

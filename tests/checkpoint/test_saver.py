@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from states import assert_saved, state, visible, wait_for_writers
+from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
@@ -160,7 +160,7 @@ from stoker.checkpoint.store import Store
 saver = Saver(Store(Path(sys.argv[1])), Snapshots())
 for step in range(1, 10_000):
     saver.save_in_background(state(step), Keep(3))
-    print(step, flush=True)
+    print(step, saver.snapshots.writer.pid, flush=True)
 """
 
 
@@ -174,14 +174,15 @@ def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: 
         command = [sys.executable, "-c", SAVING, str(store.folder), str(Path(__file__).parent)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        begun = 0
+        begun = writer = 0
         while begun <= newest + 2:  # the steps that are there already are skipped
-            begun = int(process.stdout.readline())
+            begun, writer = map(int, process.stdout.readline().split())
         time.sleep(pause)
         process.kill()
         rest, _ = process.communicate()
-        begun = max([begun, *map(int, rest.split())])
-        wait_for_writers(store)
+        begun = max([begun, *(int(line.split()[0]) for line in rest.splitlines())])
+        wait_for_end(writer)  # it deletes old checkpoints after it has written its last one
+        assert store.storage.pending() == []
         store.clean()
         steps = store.steps()
         assert steps and steps[-1] >= begun - 1  # the one before was whole when this one began

@@ -232,6 +232,8 @@ def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureF
         (["export", "lora", "--format", "gguf", "--to", "x", "--dtype", "q9"], "q8_0"),
         (["export", "lora", "--format", "merged", "--to", "x", "--at", "3"], "no checkpoint '3'"),
         (["chat", "lor"], "did you mean runs/lora"),
+        (["chat", "runs/lor"], "there is no run runs/lor; did you mean runs/lora?"),
+        (["eval", "runs/lor"], "there is no run runs/lor; did you mean runs/lora?"),
         (["runs", "lor"], "did you mean runs/lora"),
         (["chat", "lora", "--max-tokens", "0"], "--max-tokens"),
         (["chat", "lora", "--prompt", "sea " * 400], "built for 128 with the answer"),

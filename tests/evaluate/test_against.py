@@ -59,6 +59,7 @@ def test_losses_of_rows_add_up_to_those_of_eval(here: Path, tmp_path: Path, caps
     ("words", "message"),
     [
         (["--against", "none"], "there is no run none"),
+        (["--against", "runs/ba"], "there is no run runs/ba; did you mean runs/bad?"),
         (["--against", "bad", "--tasks", "offline"], "run --tasks on each"),
         (["--against", "bad", "--compare"], "neither --compare"),
         (["--against", "bad"], "held no rows out"),

@@ -96,6 +96,11 @@ def test_a_model_that_is_no_run_is_measured_and_nothing_is_kept(
     assert len(read_evaluations(tmp_path)) == 1
 
 
+def test_a_mistyped_run_is_not_looked_for_on_the_hub(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "runs/goo", "--answers", "asked.jsonl"]) == 2
+    assert "there is no run runs/goo; did you mean runs/good?" in capsys.readouterr().err
+
+
 def test_draws_are_a_function_of_the_seed(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answers = []
     for seed in ("1", "1", "2"):

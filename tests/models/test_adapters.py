@@ -76,6 +76,17 @@ def test_without_its_adapter_a_model_is_what_it_was() -> None:
     assert type(unwrap(model)) is type(base) and unwrap(base) is base
 
 
+def test_a_model_whose_last_adapter_was_deleted_is_the_base() -> None:
+    model = adapted(tune())
+    base, before = unwrap(model), copy.deepcopy(model)
+    model.delete_adapter("default")
+    assert not model.peft_config and unwrap(model) is base
+    with without_adapter(before):
+        expected = before(input_ids=IDS).logits
+    with without_adapter(model):
+        torch.testing.assert_close(unwrap(model)(input_ids=IDS).logits, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "opt"])  # without biases and with
 @pytest.mark.usefixtures("no_float32")
 def test_the_fused_pass_is_pefts(family: str) -> None:

@@ -142,6 +142,16 @@ def test_a_slip_in_a_local_name_is_no_hub_id(saved: Path) -> None:
     assert model_problem(ModelBlock(name=f"{saved.parent.name}/Llama-3.2-8B"), base) is None  # another of its kind
 
 
+def test_where_a_run_can_be_named_a_folder_without_models_holds_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "lora").mkdir(parents=True)
+    (tmp_path / "org" / "other").mkdir(parents=True)
+    (tmp_path / "org" / "other" / "config.json").write_text("{}")
+    assert locate("runs/lor", tmp_path, or_run=True) is None
+    for name in ("org/model", "nowhere/model"):
+        assert locate(name, tmp_path, or_run=True) == ModelSource("hub", name)
+    assert locate("runs/lor", tmp_path) == ModelSource("hub", "runs/lor")  # a job names no run
+
+
 def test_a_folder_without_a_tokenizer_says_so_in_a_whole_sentence(saved: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(saved, tmp_path / "mute")
     (folder / "tokenizer.json").unlink()

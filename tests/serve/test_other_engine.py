@@ -89,6 +89,7 @@ def test_command_lines_of_other_servers(
         (["one", "--engine", "llama.cpp"], "stoker export one --format gguf"),
         (["one", "--engine", "vllm"], "stoker export one --format merged"),
         (["tiny", "org/other", "--engine", "vllm"], "one model"),
+        (["runs/ful", "--engine", "vllm"], "there is no run runs/ful; did you mean runs/full?"),
         (["one", "--print-command"], "--engine llama.cpp or --engine vllm"),
     ],
 )

@@ -161,6 +161,7 @@ def test_tls_by_files(home: Path, tmp_path: Path) -> None:
         (["one", "--token", "short"], "at least 16"),
         (["one", "--tls-key", "one.yaml"], "go together"),
         (["none"], "there is no run none"),
+        (["runs/ful"], "there is no run runs/ful; did you mean runs/full?"),
         (["one", "tiny=two", "--port", "0"], "two models would be served as 'tiny'"),
         (["one", "--queue", "0"], "at least 1"),
         (["one", "--port", "70000"], "from 0 to 65535"),

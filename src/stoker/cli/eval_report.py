@@ -19,7 +19,7 @@ def place_of_results(arguments: argparse.Namespace, base: Path) -> Path | None:
     """The folder that results are kept in; None where they are only printed."""
     if arguments.to is not None:
         return base / str(arguments.to)
-    return None if locate(arguments.run, base) is not None else find_run(arguments.run, base).path
+    return None if locate(arguments.run, base, or_run=True) is not None else find_run(arguments.run, base).path
 
 
 def evaluation(

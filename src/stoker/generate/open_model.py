@@ -93,7 +93,7 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
     Raises:
         UserError: there is no such model, or it cannot be loaded.
     """
-    if locate(name, base) is None:
+    if locate(name, base, or_run=True) is None:
         return _of_run(name, base, at, trusted)
     return _of_files(name, base, trusted)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -106,7 +107,8 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
     try:
         for name, original in originals.items():
             base.get_parameter(name).data = original
-        with model.disable_adapter():
+        # peft reads the active adapter's configuration, and there is none once the last adapter was deleted.
+        with model.disable_adapter() if model.peft_config else nullcontext():
             yield
     finally:
         for key, p in shared.items():
@@ -115,4 +117,8 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
     """The causal language model itself, with its adapters inside where there are any."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model  # type: ignore[return-value]
+    if not isinstance(model, PeftModel):
+        return model  # type: ignore[return-value]
+    # Not `PeftModel.get_base_model`, which needs an adapter to be there.
+    base = model.base_model
+    return base.model if isinstance(base, BaseTuner) else base  # type: ignore[return-value]

@@ -40,8 +40,12 @@ class ModelSource:
     where: str
 
 
-def locate(name: str, base: Path) -> ModelSource | None:
-    """Resolves a model's name; None where nothing has it. Local paths come first, then the catalogue, then the hub."""
+def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None:
+    """Resolves a model's name; None where nothing has it. Local paths come first, then the catalogue, then the hub.
+
+    Args:
+        or_run: whether the name may also be a run's. Then ``A/B`` is no hub id where ``A`` is a folder without models.
+    """
     path = absolute(name, base)
     there = exists(path)
     if there and path.is_dir() and (path / "config.json").is_file():
@@ -54,9 +58,13 @@ def locate(name: str, base: Path) -> ModelSource | None:
     if name in offline_models.SCRATCH:
         return ModelSource("scratch", name)
     named_file = name.startswith(PATH_STARTS) or there or Path(name).suffix in (".gguf", ".bin", ".pt")
-    if HUB_ID.fullmatch(name) and not named_file:
-        return ModelSource("hub", name)
-    return None
+    if not HUB_ID.fullmatch(name) or named_file or (or_run and _is_folder_without_models(path.parent)):
+        return None
+    return ModelSource("hub", name)
+
+
+def _is_folder_without_models(path: Path) -> bool:
+    return exists(path) and path.is_dir() and not any(path.glob("*/config.json"))
 
 
 def located(name: str, base: Path) -> ModelSource:

@@ -76,7 +76,7 @@ class _Opener:
         path = absolute(place, self._folder)
         if is_adapter_folder(path):
             self._adapter_folder(name or path.name, path)
-        elif locate(place, self._folder) is not None:
+        elif locate(place, self._folder, or_run=True) is not None:
             host, opened = self._base_of(place)
             if not any(served.host is host and served.adapter == BASE for served in self.models):
                 self.models.add(Served(name or opened.name, host, BASE, opened, root=place))

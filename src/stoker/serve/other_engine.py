@@ -107,6 +107,9 @@ def _llamacpp_words(arguments: argparse.Namespace) -> list[str]:
 
 def _vllm_words(arguments: argparse.Namespace) -> list[str]:
     """One model, and adapters over it."""
+    from stoker.models.model_source import HUB_ID, locate
+    from stoker.runs.find_run import find_run
+
     bases, adapters = [], []
     for written in arguments.runs:
         name, place = _named(written)
@@ -117,6 +120,8 @@ def _vllm_words(arguments: argparse.Namespace) -> list[str]:
             what = f"vLLM serves exported folders and hub ids, and {place} is a run"
             raise UserError(Problem(what, f"stoker export {place} --format merged --to FOLDER"))
         else:
+            if HUB_ID.fullmatch(place) and not path.exists() and locate(place, Path.cwd(), or_run=True) is None:
+                find_run(place, Path.cwd())  # a mistyped run: this raises the error that names the nearest one
             bases.append((name or path.name, str(path.resolve()) if path.is_dir() else place))
     if not bases and adapters:
         named = arguments.base or _base_of(adapters[0][1])
