@@ -142,3 +142,34 @@ def test_places_beside_a_token_that_strips_white_space() -> None:
 def test_a_text_gives_the_same_ids_alone_and_in_a_batch(text: str) -> None:
     encoder = ENCODERS["gpt2"]
     assert encoder.encode([text, "x", text], [(), (), ()])[2] == encoder.encode([text], [()])[0]
+
+
+def framed(first: str, last: str = "") -> Tokenizer:
+    """A byte-level tokenizer that puts tokens around a document."""
+    tokenizer = built(byte_level())
+    ids = [(token, tokenizer.token_to_id(token)) for token in ("<|im_start|>", "<|im_end|>")]
+    template = processors.TemplateProcessing(f"{first} $A {last}".strip(), None, ids)
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), template])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "before"),
+    [
+        (FAMILIES["gpt2"], []),
+        (FAMILIES["metaspace"], [1]),
+        (framed("<|im_start|>"), ["<|im_start|>"]),
+        (framed("<|im_start|>", "<|im_end|>"), ["<|im_start|>"]),
+        (framed("", "<|im_end|>"), []),
+    ],
+    ids=["none", "first, metaspace", "first", "first and last", "last"],
+)
+def test_a_beginning_has_what_comes_before_a_document_and_not_what_ends_it(
+    tokenizer: Tokenizer, before: list[Any]
+) -> None:
+    ids = [tokenizer.token_to_id(token) if isinstance(token, str) else token for token in before]
+    encoder = Encoder(tokenizer.to_str())
+    for text in ("The fox", " x\n", "<|im_end|>", ""):
+        plain = tokenizer.encode(text, add_special_tokens=False).ids
+        assert encoder.encode_beginning(text) == [*ids, *plain]
+        assert encoder.encode_documents([text])[0][: len(ids) + len(plain)] == [*ids, *plain]

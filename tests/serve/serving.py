@@ -15,8 +15,8 @@ from typing import Any
 
 from stoker.serve.app import app_of
 from stoker.serve.open_served import open_served
+from stoker.serve.server_options import ServerOptions
 from stoker.serve.service import Service
-from stoker.serve.settings import Settings
 from stoker.serve.torch_server import service_of
 
 
@@ -106,9 +106,9 @@ class InProcess:
 
 
 @contextmanager
-def in_process(home: Path, names: list[str], settings: Settings | None = None) -> Iterator[InProcess]:
+def in_process(home: Path, names: list[str], options: ServerOptions | None = None) -> Iterator[InProcess]:
     """An application that serves models of the folder."""
-    service = service_of(open_served(names, home), settings or Settings())
+    service = service_of(open_served(names, home), options or ServerOptions())
     service.worker.start()
     try:
         yield InProcess(service)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from serving import InProcess, in_process
 
-from stoker.serve.settings import Settings
+from stoker.serve.server_options import ServerOptions
 
 CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Who is 3?"}]
@@ -93,7 +93,7 @@ def test_other_nonsense_is_refused(
 
 def test_a_token_is_needed_where_one_is_set(home: Path) -> None:
     token = "a-token-of-some-length"
-    with in_process(home, ["one"], Settings(host="0.0.0.0", token=token)) as guarded:
+    with in_process(home, ["one"], ServerOptions(host="0.0.0.0", token=token)) as guarded:
         elsewhere = {"host": "models.example"}
         assert guarded.get("/health", headers=elsewhere).status == 200
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": token}):
@@ -104,7 +104,7 @@ def test_a_token_is_needed_where_one_is_set(home: Path) -> None:
 
 
 def test_bodies_queue_and_time_have_limits(home: Path) -> None:
-    with in_process(home, ["one"], Settings(body=2000, queue=2, seconds=30)) as small:
+    with in_process(home, ["one"], ServerOptions(body=2000, queue=2, seconds=30)) as small:
         assert small.post(CHAT, body(user="x" * 3000)).status == 413
         assert small.post(CHAT, b"{}", headers={"content-length": "9" * 30}).status == 413
         assert small.post(CHAT, body(n=3)).status == 400
@@ -116,7 +116,7 @@ def test_bodies_queue_and_time_have_limits(home: Path) -> None:
         assert sorted(reply.status for reply in replies) == [200, 200, 429, 429]
         assert all(int(r.headers["retry-after"]) >= 1 for r in replies if r.status == 429)
         assert small.post(CHAT, body()).status == 200 and small.service.queue.now == 0
-    with in_process(home, ["one"], Settings(seconds=1e-6)) as hurried:
+    with in_process(home, ["one"], ServerOptions(seconds=1e-6)) as hurried:
         assert hurried.post(CHAT, LONG).status == 504
         assert hurried.service.queue.now == 0
 

@@ -11,7 +11,7 @@ from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.against import Compared, compare_answers, compare_losses
-from stoker.evaluate.answers import answer, details, figures
+from stoker.evaluate.scored_answers import answer, details, figures
 from stoker.generate.open_model import open_model
 
 SHOWN = 60  # characters of a prompt or an answer in the list of rows

@@ -9,8 +9,8 @@ from pathlib import Path
 from stoker.cli.eval_report import evaluation, finish
 from stoker.cli.trust_options import trusted
 from stoker.evaluate.answer_rows import read_answer_rows
-from stoker.evaluate.answers import Questions, ScoredAnswer, answer, details, figures, open_questions
 from stoker.evaluate.ask_model import AskSettings
+from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, figures, open_questions
 from stoker.generate.open_model import OpenModel, open_model
 
 DEFAULT_SCORERS = ("exact", "normalised")

@@ -9,10 +9,10 @@ from pathlib import Path
 from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, place_of_results
 from stoker.errors import Problem, UserError
-from stoker.evaluate.answers import ScoredAnswer, answer, details, figures
 from stoker.evaluate.ask_model import prompts_of
 from stoker.evaluate.compare_prompts import FEWEST, Ranking, rank
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
+from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, figures
 from stoker.files import replace_file
 from stoker.runs.evaluations import Figure
 from stoker.runs.run_folder import writing

@@ -76,7 +76,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: they do.
     """
-    from stoker.serve.settings import is_loopback
+    from stoker.serve.server_options import is_loopback
 
     if not 0 <= arguments.port <= 65535:
         raise UserError("--port is a number from 0 to 65535")

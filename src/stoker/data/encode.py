@@ -43,6 +43,20 @@ class Encoder:
         """The ids of one text, with no special tokens added."""
         return self._bare.encode(text, add_special_tokens=False).ids
 
+    def encode_beginning(self, text: str) -> list[int]:
+        """The ids of a text that goes on, behind what the tokenizer puts before a document (such as ``<s>``)."""
+        return [*self._before, *self.encode_one(text)]
+
+    @cached_property
+    def _before(self) -> list[int]:
+        words = ("a", *self.tokenizer.get_vocab(with_added_tokens=False))
+        found = (self.tokenizer.encode(word) for word in words)
+        whole = next((e for e in found if any(number is not None for number in e.sequence_ids)), None)
+        if whole is None:
+            return []
+        first = next(place for place, number in enumerate(whole.sequence_ids) if number is not None)
+        return whole.ids[:first]
+
 
 def unbounded(definition: str) -> Tokenizer:
     """The tokenizer of a ``tokenizer.json``, without truncation and padding."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.evaluate.answers import ScoredAnswer
 from stoker.evaluate.intervals import Difference, paired_difference
+from stoker.evaluate.scored_answers import ScoredAnswer
 from stoker.runs.evaluations import Figure
 
 MOST_DIFFERENT = 5  # rows that are shown

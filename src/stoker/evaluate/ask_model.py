@@ -9,6 +9,7 @@ from typing import Any
 from stoker.errors import UserError
 from stoker.evaluate.answer_rows import AnswerRow
 from stoker.generate.answer_text import Answer, answer_all
+from stoker.generate.engine import prompt_too_long
 from stoker.generate.open_model import OpenModel
 from stoker.generate.request import Request, Sampling
 
@@ -52,11 +53,11 @@ def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> l
         message = f"the row has {len(turns)} turns, and {model.name} continues plain text"
         raise UserError(row.problem(message, "give it one prompt a row"))
     else:
-        ids = model.tokenizer.encode(turns[0]["content"]).ids
+        ids = model.text_ids(turns[0]["content"])
     context = model.decoder.context
     if context is not None and len(ids) >= context:
-        message = f"the prompt is {len(ids):,} tokens, and the model was built for {context:,} with the answer"
-        raise UserError(row.problem(message, "shorten it"))
+        problem = prompt_too_long(len(ids), context)
+        raise UserError(row.problem(problem.message, problem.suggestion))
     return ids
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from stoker.evaluate.answers import ScoredAnswer, means
 from stoker.evaluate.intervals import CONFIDENCE, Difference, paired_difference
+from stoker.evaluate.scored_answers import ScoredAnswer, means
 
 FEWEST = 10  # rows from which a best template is named; a resample of fewer tells little
 

@@ -79,8 +79,8 @@ class OpenModel:
             raise UserError(f"the chat template refuses this conversation: {error}") from error
 
     def text_ids(self, text: str) -> list[int]:
-        """The token ids of plain text."""
-        return self.codec.encoder.encode_one(text)
+        """The token ids of plain text to continue, behind what the tokenizer puts before a document (``<s>``)."""
+        return self.codec.encoder.encode_beginning(text)
 
 
 def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str] = ()) -> OpenModel:

@@ -13,7 +13,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.errors import UserError
-from stoker.serve.adapters import load_adapter, unload_adapter
 from stoker.serve.api_error import ApiError, of_user_error
 from stoker.serve.bodies import (
     ChatBody,
@@ -27,6 +26,7 @@ from stoker.serve.chat import ChatAnswer, check_calls
 from stoker.serve.completions import CompletionAnswer
 from stoker.serve.embeddings import embeddings
 from stoker.serve.guard import Guard, error_response, read_json, unless_left
+from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
 from stoker.serve.service import Service
 from stoker.serve.sse import EventStream
@@ -72,7 +72,7 @@ def guarded(service: Service, routes: list[Route]) -> ASGIApp:
 
     handlers: dict[Any, Any] = {HTTPException: of_http, ApiError: of_api, UserError: of_user, Exception: of_bug}
     inner = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(inner, service.settings, service.metrics, frozenset(route.path for route in routes))
+    return Guard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
 
 
 def _health(service: Service) -> Endpoint:
@@ -108,7 +108,7 @@ def _model(service: Service) -> Endpoint:
 async def _read(service: Service, request: Request) -> Any:
     if service.draining:
         raise ApiError(503, "the server is ending", code="draining", retry_after=10)
-    return await read_json(request, service.settings)
+    return await read_json(request, service.options)
 
 
 def _chat(service: Service) -> Endpoint:
@@ -138,7 +138,7 @@ class _Answering:
         self.headers = service.ignored_headers(ignored)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        service, seconds = self.service, self.service.settings.seconds
+        service, seconds = self.service, self.service.options.seconds
         with service.using(self.body.model) as served, service.queue.holding(self.answers):
             answer = self.kind(service, served, self.body)
             if self.body.stream:
@@ -153,7 +153,7 @@ def _embeddings(service: Service) -> Endpoint:
         body, ignored = parse(EmbeddingBody, await _read(service, request))
         with service.using(body.model) as served, service.queue.holding(1):
             work = embeddings(service, served, body)
-            found = await unless_left(request.receive, work, service.settings.seconds)
+            found = await unless_left(request.receive, work, service.options.seconds)
         return JSONResponse(found, headers=service.ignored_headers(ignored))
 
     return embed

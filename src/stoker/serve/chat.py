@@ -14,7 +14,7 @@ from typing import Any
 from stoker.data.chat_template import as_template_message
 from stoker.data.rows import Message
 from stoker.generate.request import Token
-from stoker.serve.answers import Answers, Delta
+from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import wrong
 from stoker.serve.bodies import ChatBody, ChosenTool, Turn
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
@@ -82,7 +82,7 @@ class ChatAnswer:
             return prompt, None
         return prompt, self.served.grammars.of_schema(schema, param=param, stop_ids=stop_ids)
 
-    async def _answers(self) -> Answers:
+    async def _answers(self) -> AnswerStream:
         body = self.body
         prompt, constraint = await self.service.in_texts_thread(self._prompt)
         requests = engine_requests(
@@ -95,7 +95,7 @@ class ChatAnswer:
             constraint=constraint,
         )
         marks = self.served.tool_format.begin if self._finds and self.served.tool_format else ()
-        answers = Answers(
+        answers = AnswerStream(
             self.service.worker,
             self.served,
             requests,

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 from stoker.generate.request import Token
-from stoker.serve.answers import Answers
+from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat import bounded
 from stoker.serve.served import Served
@@ -48,13 +48,13 @@ class CompletionAnswer:
         found = []
         for number, prompt in enumerate(self.body.prompt):
             if isinstance(prompt, str):
-                found.append((self.served.text_ids(prompt), prompt))
+                found.append((self.served.opened.text_ids(prompt), prompt))
                 continue
             self.served.check_ids(prompt, param=f"prompt[{number}]")
             found.append((prompt, tokenizer.decode(prompt, skip_special_tokens=False)))
         return found
 
-    async def _answers(self) -> Answers:
+    async def _answers(self) -> AnswerStream:
         body = self.body
         prompts = await self.service.in_texts_thread(self._prompts)
         requests = []
@@ -68,7 +68,7 @@ class CompletionAnswer:
                 score_prompt=body.echo and body.logprobs is not None,
             )
             self._choices += [_Choice(tuple(ids), text) for _ in range(body.n)]
-        answers = await begun(Answers(self.service.worker, self.served, requests, body.stop))
+        answers = await begun(AnswerStream(self.service.worker, self.served, requests, body.stop))
         for ids, _ in prompts:
             self.usage.prompt_of(len(ids))
         return answers

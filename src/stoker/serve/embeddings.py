@@ -38,7 +38,7 @@ async def embeddings(service: Service, served: Served, body: EmbeddingBody) -> d
         raise wrong(f"this model's embeddings have {width:,} dimensions, no other number", param="dimensions")
 
     def encoded() -> list[list[int]]:
-        return [served.text_ids(text) if isinstance(text, str) else text for text in body.input]
+        return [served.opened.text_ids(text) if isinstance(text, str) else text for text in body.input]
 
     rows = await service.in_texts_thread(encoded)
     for number, row in enumerate(rows):

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.metrics import Metrics
-from stoker.serve.settings import Settings, is_loopback
+from stoker.serve.server_options import ServerOptions, is_loopback
 
 T = TypeVar("T")
 OPEN = ("/health",)  # answered without a token
@@ -30,8 +30,8 @@ class ClientLeft(Exception):
 class Guard:
     """Refuses whoever may not ask, and counts requests. An ASGI application around another."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, paths: frozenset[str]) -> None:
-        self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
+    def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._options, self._metrics, self._paths = app, options, metrics, paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,10 +62,10 @@ class Guard:
 
     def _refused(self, scope: Scope) -> ApiError | None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if self._settings.token is None and not is_loopback(_host_of(headers.get(b"host", ""))):
+        if self._options.token is None and not is_loopback(_host_of(headers.get(b"host", ""))):
             # A page in a browser can reach loopback through a name of its own that points there.
             return ApiError(403, "without a token only requests to a loopback address are answered")
-        if scope["path"] not in OPEN and not self._settings.admits(headers.get(b"authorization", "")):
+        if scope["path"] not in OPEN and not self._options.admits(headers.get(b"authorization", "")):
             return ApiError(401, "a token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
         kind = headers.get(b"content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind != "application/json":
@@ -116,16 +116,16 @@ class Queue:
             self._seconds += 0.2 * (time.monotonic() - begun - self._seconds)
 
 
-async def read_json(request: Request, settings: Settings) -> Any:
+async def read_json(request: Request, options: ServerOptions) -> Any:
     """The body of a request.
 
     Raises:
         ApiError: it is too large, comes too slowly, or is not JSON.
         ClientLeft: it does not come.
     """
-    too_large = ApiError(413, f"the body has more than {settings.body:,} bytes", code="body_too_large")
+    too_large = ApiError(413, f"the body has more than {options.body:,} bytes", code="body_too_large")
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced[:20]) > settings.body:
+    if announced.isdigit() and int(announced[:20]) > options.body:
         raise too_large
     parts: list[bytes] = []
     size = 0
@@ -137,7 +137,7 @@ async def read_json(request: Request, settings: Settings) -> Any:
                     raise ClientLeft
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
-                if size > settings.body:
+                if size > options.body:
                     raise too_large
                 if not message.get("more_body", False):
                     break

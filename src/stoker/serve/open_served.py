@@ -21,7 +21,7 @@ from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
-from stoker.serve.adapters import beside, usable_name, with_own_text
+from stoker.serve.load_adapter import beside, usable_name, with_own_text
 from stoker.serve.served import Host, Models, Served
 
 

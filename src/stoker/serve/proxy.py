@@ -17,16 +17,16 @@ from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.app import guarded
 from stoker.serve.bodies import ChatBody, CompletionBody, SamplingFields, parse
 from stoker.serve.chat import DEFAULT_TOKENS, check_calls
+from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CONTENT_TYPE, Metrics
 from stoker.serve.other_engine import Running
 from stoker.serve.served import Models
 from stoker.serve.server import listening_socket, serve
+from stoker.serve.server_options import ServerOptions
 from stoker.serve.service import Service
-from stoker.serve.settings import Settings
 from stoker.serve.sse import EventStream
-from stoker.serve.torch_server import settings_of, tls_of
-from stoker.serve.worker import EngineThread
+from stoker.serve.torch_server import options_of, tls_of
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 """Fields that a program would pass over without a word."""
@@ -35,9 +35,9 @@ LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 class Proxy:
     """Forwards requests."""
 
-    def __init__(self, running: Running, settings: Settings) -> None:
+    def __init__(self, running: Running, options: ServerOptions) -> None:
         self.running = running
-        self.service = Service(Models(), EngineThread(), settings, Metrics(), Queue(settings.queue))
+        self.service = Service(Models(), EngineThread(), options, Metrics(), Queue(options.queue))
         self._client: httpx2.AsyncClient | None = None
 
     def app(self) -> ASGIApp:
@@ -90,7 +90,7 @@ class Proxy:
     async def _read(self, request: Request) -> Any:
         if self.service.draining:
             raise ApiError(503, "the server is ending", code="draining", retry_after=10)
-        return await read_json(request, self.service.settings)
+        return await read_json(request, self.service.options)
 
     def _fields(self, given: dict[str, Any], body: SamplingFields, max_tokens: int) -> dict[str, Any]:
         """The fields as the other program takes them; its own defaults of sampling are not OpenAI's."""
@@ -172,9 +172,9 @@ class _Forwarded:
         service = self._proxy.service
         with service.queue.holding(self._answers):
             if self._body.stream:
-                await EventStream(self._events(), service.settings.seconds, self._headers)(scope, receive, send)
+                await EventStream(self._events(), service.options.seconds, self._headers)(scope, receive, send)
                 return
-            content = await unless_left(receive, self._whole(), service.settings.seconds)
+            content = await unless_left(receive, self._whole(), service.options.seconds)
         headers = {**self._headers, "content-type": "application/json"}
         await Response(content, headers=headers)(scope, receive, send)
 
@@ -202,7 +202,7 @@ class _Forwarded:
 def serve_behind(running: Running, arguments: argparse.Namespace, token: str | None) -> int:
     """Serves the other program's server until SIGTERM."""
     bound = listening_socket(arguments.host, arguments.port)
-    proxy = Proxy(running, settings_of(arguments, token))
+    proxy = Proxy(running, options_of(arguments, token))
 
     def drain() -> None:
         proxy.service.draining = True

@@ -85,12 +85,6 @@ class Served:
         added = self.opened.tokenizer.get_added_tokens_decoder().values()
         return frozenset(token.content for token in added if token.special)
 
-    def text_ids(self, text: str) -> list[int]:
-        """The ids of plain text, behind what the tokenizer puts before every text (such as ``<s>``)."""
-        ids = self.opened.text_ids(text)
-        whole = self.opened.tokenizer.encode(text).ids
-        return list(whole) if ids and whole[-len(ids) :] == ids else ids
-
     def check_ids(self, ids: Sequence[int], *, param: str) -> None:
         """Refuses ids that the model does not have, which would end every answer of the pass."""
         beyond = next((number for number in ids if number >= self.host.vocabulary), None)

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stoker.generate.request import Request, Sampling
-from stoker.serve.answers import Answers
+from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.api_error import wrong
 from stoker.serve.bodies import SHORTEST, SamplingFields
+from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.served import Models, Served
-from stoker.serve.settings import Settings
-from stoker.serve.worker import EngineThread
+from stoker.serve.server_options import ServerOptions
 
 T = TypeVar("T")
 ANSWER_STEP = 0x9E3779B97F4A7C15  # between the seeds of a request's answers
@@ -37,7 +37,7 @@ class Service:
 
     models: Models
     worker: EngineThread
-    settings: Settings
+    options: ServerOptions
     metrics: Metrics
     queue: Queue
     draining: bool = False
@@ -159,7 +159,7 @@ def engine_requests(
     ]
 
 
-async def begun(answers: Answers) -> Answers:
+async def begun(answers: AnswerStream) -> AnswerStream:
     """Answers whose requests the engine has taken; cancelled where it refuses one."""
     try:
         await answers.begin()

@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.serve.app import app_of
+from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
 from stoker.serve.open_served import open_served
 from stoker.serve.served import Models
 from stoker.serve.server import Tls, listening_socket, serve
+from stoker.serve.server_options import MIB, ServerOptions
 from stoker.serve.service import Service
-from stoker.serve.settings import MIB, Settings
-from stoker.serve.worker import EngineThread
 
 
-def service_of(models: Models, settings: Settings) -> Service:
+def service_of(models: Models, options: ServerOptions) -> Service:
     """The state of a server over models; its worker is to be started."""
     worker = EngineThread()
     worker.engines += [host.engine for host in models.hosts]
-    return Service(models, worker, settings, Metrics(models), Queue(settings.queue))
+    return Service(models, worker, options, Metrics(models), Queue(options.queue))
 
 
-def settings_of(arguments: argparse.Namespace, token: str | None) -> Settings:
-    """The settings that a command line gives."""
-    return Settings(arguments.host, token, int(arguments.max_body * MIB), arguments.timeout, arguments.queue)
+def options_of(arguments: argparse.Namespace, token: str | None) -> ServerOptions:
+    """The options that a command line gives."""
+    return ServerOptions(arguments.host, token, int(arguments.max_body * MIB), arguments.timeout, arguments.queue)
 
 
 def tls_of(arguments: argparse.Namespace) -> Tls | None:
@@ -40,7 +40,7 @@ def serve_torch(arguments: argparse.Namespace, token: str | None, trusted: Seque
     models = open_served(
         arguments.runs, Path.cwd(), at=arguments.at, trusted=trusted, base=arguments.base, rows=arguments.rows
     )
-    service = service_of(models, settings_of(arguments, token))
+    service = service_of(models, options_of(arguments, token))
     service.worker.start()
 
     def drain() -> None:

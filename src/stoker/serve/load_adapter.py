@@ -55,7 +55,7 @@ async def unload_adapter(service: Service, name: str) -> None:
     if not served.removable:
         raise wrong(f"{name!r} was given on the command line, and stays", param="lora_name")
     service.models.remove(name)
-    deadline = time.monotonic() + service.settings.seconds
+    deadline = time.monotonic() + service.options.seconds
     while served.users and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     adapter = served.adapter

@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerOptions:
     """Limits of a server, and who may ask it.
 
     Attributes:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from stoker.generate.answer_text import AnswerText
 from stoker.generate.request import Generation, Request, Token
 from stoker.serve.api_error import failed
+from stoker.serve.engine_thread import EngineThread
 from stoker.serve.grammar import SchemaConstraint
 from stoker.serve.served import Served
-from stoker.serve.worker import EngineThread
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Answer:
             self._loop.call_soon_threadsafe(self._sink.put_nowait, delta)
 
 
-class Answers:
+class AnswerStream:
     """Answers several engine requests of one HTTP request. To be closed, which cancels what is left."""
 
     def __init__(

@@ -1,0 +1,37 @@
+"""What an open model makes of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from stoker.evaluate.answer_rows import AnswerRow
+from stoker.evaluate.ask_model import prompts_of
+from stoker.generate.open_model import open_model
+
+
+def test_plain_text_follows_what_the_tokenizer_puts_before_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    framed = Tokenizer.from_str(tokenizer.to_str())
+    before, after = framed.token_to_id("<pad>"), framed.token_to_id("<|im_end|>")
+    framed.post_processor = processors.TemplateProcessing(
+        "<pad> $A <|im_end|>", None, [("<pad>", before), ("<|im_end|>", after)]
+    )
+    PreTrainedTokenizerFast(tokenizer_object=framed, eos_token="<|im_end|>").save_pretrained(tmp_path)
+    config = LlamaConfig(
+        vocab_size=framed.get_vocab_size(),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        eos_token_id=after,
+        bos_token_id=None,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    opened = open_model(str(tmp_path), tmp_path)
+    plain = tokenizer.encode("The wind is cold.", add_special_tokens=False).ids
+    assert opened.text_ids("The wind is cold.") == [before, *plain]
+    turns = ({"role": "user", "content": "The wind is cold."},)
+    row = AnswerRow("rows.jsonl", 1, turns, None, (), {})
+    assert prompts_of(opened, [row], [turns]) == [[before, *plain]]
