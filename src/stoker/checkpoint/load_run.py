@@ -37,6 +37,7 @@ class TunedRun:
         step: of the checkpoint.
         model: with its adapters around it, in evaluation mode.
         text: tokenizer, codec and sequence length.
+        base: the folder that the job's relative paths start from.
     """
 
     folder: RunFolder
@@ -45,6 +46,7 @@ class TunedRun:
     model: nn.Module
     text: TextSide
     device: Device
+    base: Path = Path()
 
     @property
     def job(self) -> ResolvedJob:
@@ -109,4 +111,4 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
     restore_weights(model, store.load(step))
-    return TunedRun(folder, loaded, step, model.eval(), text, device)
+    return TunedRun(folder, loaded, step, model.eval(), text, device, base)

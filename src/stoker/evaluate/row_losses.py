@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from stoker.checkpoint.load_run import TunedRun
@@ -21,6 +20,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import evaluate
 from stoker.train.language_task import LanguageTask
+from stoker.train.prepare import objective_of
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
     parts: dict[tuple[str, int], int] = {}
     with arithmetic_of(tuned.device):
         language = lay_out_for(unwrap(tuned.model))
-        root = partial(language.loss, objective=spec.objective(tuned.job)) if spec.objective else None
-        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, root=root)
+        objective = objective_of(tuned.job)
+        task = LanguageTask(tuned.model, language, None, tuned.device.torch, spec=spec, objective=objective)
         engine = SingleProcess(task, tuned.device, ())
         for placed in rows:
             one = evaluate(task, engine, task.lay_out([placed.document]))

@@ -18,6 +18,8 @@ from stoker.job.batch_solver import DEFAULT_BATCH
 from stoker.job.block import Block
 
 if TYPE_CHECKING:  # of rooms above too; see the import contract
+    from pathlib import Path
+
     from stoker.errors import Problem
     from stoker.hardware.device import Device
     from stoker.job.conflict_view import View
@@ -26,6 +28,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.parallel.mesh import Mesh
+    from stoker.train.batch_extras import BatchExtras
     from stoker.train.prepare import Prepared
 
 B = TypeVar("B", bound=Block)
@@ -64,6 +67,7 @@ class TaskSpec:
         chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
         pairs: whether a row is two answers, chosen and rejected.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
+        extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
         target: what the loss is the mean over, and the accuracy: ``token`` or ``document``.
         perplexity: whether exp(loss) is one.
         prepare: makes model, data and samples, where `stoker.train.prepare` does not.
@@ -87,6 +91,7 @@ class TaskSpec:
     chat: bool = True
     pairs: bool = False
     objective: Callable[[ResolvedJob], Objective] | None = None
+    extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     target: str = "token"
     perplexity: bool = True
     prepare: Callable[[LoadedJob, Device, Mesh | None], Prepared] | None = None

@@ -7,8 +7,8 @@ so losses and gradients are those of the separate documents, for less work.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +54,7 @@ class Inputs:
         own: which tokens of a packed row this process has; None for all.
         across: the processes that share the row; None where this one has all of it. ``segments`` are always those of
             the whole row.
+        given: what a task knows of the documents, shape (rows,), or of the targets, shape (N,), by name.
     """
 
     ids: Tensor
@@ -68,6 +69,7 @@ class Inputs:
     members: tuple[tuple[int, ...], ...] = ()
     own: Tensor | None = None
     across: AcrossRow | None = None
+    given: Mapping[str, Tensor] = field(default_factory=dict)
 
     def sum_by_document(self, values_N: Tensor) -> Tensor:
         """Sums a value of each target over each document, shape (rows,), the same on all processes of the row."""
@@ -208,25 +210,22 @@ def pad(rows: Sequence[Row], device: torch.device) -> Inputs:
     )
 
 
-def groups_by_length(rows: Sequence[Row], together: int = 1) -> list[list[Row]]:
-    """Groups rows of similar length, so that a padded batch has little padding.
+def groups_by_length(lengths: Sequence[int], together: int = 1) -> list[list[int]]:
+    """Groups rows of similar length, so that a padded batch has little padding; gives the rows of each group.
 
     Args:
         together: how many consecutive rows stay in one group, in their order.
     """
-    groups: list[list[Row]] = []
-    units = [rows[i : i + together] for i in range(0, len(rows), together)]
-    for unit in sorted(units, key=_longest):
+    groups: list[list[int]] = []
+    units = [range(i, min(i + together, len(lengths))) for i in range(0, len(lengths), together)]
+    for unit in sorted(units, key=lambda unit: max(lengths[i] for i in unit)):
         group = [*groups[-1], *unit] if groups else []
-        if group and _longest(unit) * len(group) <= PADDING * sum(len(ids) for ids, _ in group):
+        longest = max(lengths[i] for i in unit)
+        if group and longest * len(group) <= PADDING * sum(lengths[i] for i in group):
             groups[-1] = group
         else:
             groups.append([*unit])
     return groups
-
-
-def _longest(rows: Sequence[Row]) -> int:
-    return max(len(ids) for ids, _ in rows)
 
 
 def _tensor(values: np.ndarray, device: torch.device) -> Tensor:

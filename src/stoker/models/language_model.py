@@ -6,7 +6,7 @@ hidden states that each gives alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, Row, Segment, groups_by_length, pack, pad
 from stoker.models.head import Head, LogitsHead, head_of
-from stoker.models.objective import Loss, Objective, next_token
+from stoker.models.objective import Loss, Objective, Reading, next_token
 from stoker.models.router_balance import RouterBalance, balanced, in_loss
 from stoker.models.virtual_tokens import has_prefix, virtual_ids
 
@@ -60,9 +60,9 @@ class LanguageModel:
             loss = objective(self._predicting(inputs), inputs, self.head or LogitsHead())
             return loss._replace(total=in_loss(loss.total, at_work))
 
-    def likeliest(self, inputs: Inputs) -> Tensor:
-        """The most likely token after each predicting position, shape (N,)."""
-        return (self.head or LogitsHead()).likeliest(self._predicting(inputs))
+    def read(self, inputs: Inputs, reading: Reading) -> Tensor:
+        """What is read from a forward pass."""
+        return reading(self._predicting(inputs), inputs, self.head or LogitsHead())
 
     def _predicting(self, inputs: Inputs) -> Tensor:
         """What the head takes at the predicting positions: hidden states, or logits where it has none."""
@@ -77,22 +77,36 @@ class LanguageModel:
         return [replace(part, targets=own) for part, own in zip(parts, numbers, strict=True)]
 
     def lay_out(
-        self, rows: Sequence[Row], device: torch.device, *, together: int = 1, share: bool | None = None
+        self,
+        rows: Sequence[Row],
+        device: torch.device,
+        *,
+        together: int = 1,
+        share: bool | None = None,
+        given: Mapping[str, np.ndarray] | None = None,
     ) -> list[Inputs]:
         """The forward passes of a micro-batch: one when packed, one or more of similar lengths when padded.
 
         Args:
             together: how many consecutive documents stay in one forward pass.
             share: whether a packed row holds common prefixes once; by default unless dropout is active.
+            given: values of the rows by name, shape (rows,), for `Inputs.given`.
         """
         rows = [self._behind(row) for row in rows]
         if self.packs:
+            groups = [list(range(len(rows)))]
             laid_out = [pack(rows, device, share=not drops(self.model) if share is None else share)]
         else:
-            laid_out = [pad(group, device) for group in groups_by_length(rows, together)]
-        if not self.virtual:
-            return laid_out
-        return [replace(inputs, tokens=inputs.tokens - len(self.virtual) * inputs.rows) for inputs in laid_out]
+            groups = groups_by_length([len(ids) for ids, _ in rows], together)
+            laid_out = [pad([rows[i] for i in group], device) for group in groups]
+        return [
+            replace(
+                inputs,
+                tokens=inputs.tokens - len(self.virtual) * inputs.rows,
+                given={name: torch.as_tensor(values[group], device=device) for name, values in (given or {}).items()},
+            )
+            for inputs, group in zip(laid_out, groups, strict=True)
+        ]
 
     def _behind(self, row: Row) -> Row:
         """A row after the virtual tokens, which do not predict its first token: no row's first token is predicted."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from stoker.models.collate import Inputs
@@ -29,7 +30,8 @@ class Objective(Protocol):
     """The loss of a forward pass, over the targets of this process.
 
     A loss of whole documents sums with `Inputs.sum_by_document` and ends with `Inputs.counted_once`, so that it is
-    right where several processes share a row.
+    right where several processes share a row. An objective with an attribute ``measures`` has more to report than its
+    loss; see `Measures`.
     """
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
@@ -37,6 +39,51 @@ class Objective(Protocol):
         Args:
             hidden_ND: the last hidden states at ``inputs.predict``; logits for a `LogitsHead`.
         """
+
+
+class Reading(Protocol):
+    """What is read from a forward pass without gradients; called where the head is, as an `Objective` is."""
+
+    def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+        """See `Objective`."""
+
+
+class Measures:
+    """Sums over targets that an objective keeps beside its loss.
+
+    Each process adds up those of its own passes; `stoker.train.step` adds up those of the processes and divides by the
+    step's targets.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self._sums = torch.zeros(len(names))
+
+    def add(self, inputs: Inputs, **values: Tensor) -> None:
+        """Adds to every sum.
+
+        Args:
+            inputs: of the pass.
+            values: 0-d, by name, the same on all processes that share the row.
+        """
+        now = torch.stack([inputs.counted_once(values[name].detach()) for name in self.names])
+        wide = torch.float32 if now.device.type == "mps" else torch.float64
+        self._sums = self._sums.to(now.device, wide) + now
+
+    def take(self, like: Tensor) -> Tensor:
+        """The sums since the last call, shape (names,), in the type and on the device of a tensor."""
+        sums, self._sums = self._sums.to(like), torch.zeros(len(self.names))
+        return sums
+
+
+def likeliest(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+    """The most likely token after each predicting position, shape (N,)."""
+    return head.likeliest(hidden_ND)
+
+
+def document_log_probabilities(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+    """The log-probability of the trained tokens of each document, shape (rows,)."""
+    return inputs.sum_by_document(head.scores(hidden_ND, inputs.targets).log_probability)
 
 
 def next_token(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 
 from stoker.job.layout import ScheduleName
 from stoker.models.collate import Inputs
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Reading
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.pipeline_split import stages_of_process
 from stoker.parallel.stage import Stage
@@ -80,16 +80,16 @@ class Pipeline:
         return [last.losses[i] for i in range(len(rows))] if last else []
 
     @torch.no_grad()
-    def choose(self, row: Inputs) -> Tensor | None:
-        """The most likely token after each predicting position of a row, where the last stage is."""
+    def read(self, row: Inputs, reading: Reading) -> Tensor | None:
+        """What is read from the forward pass of a row, where the last stage is."""
         self._give([row], 1.0)
         for stage in self.stages:
-            stage.chooses = True
+            stage.reading = reading
         try:
             return self.through(0, self._tokens(row))
         finally:
             for stage in self.stages:
-                stage.chooses = False
+                stage.reading = None
 
     @torch.no_grad()
     def through(self, index: int, tokens: int) -> Tensor | None:

@@ -12,7 +12,7 @@ from stoker.models import packed_attention
 from stoker.models.collate import Inputs
 from stoker.models.head import Head
 from stoker.models.language_model import LanguageModel
-from stoker.models.objective import Loss, Objective
+from stoker.models.objective import Loss, Objective, Reading
 from stoker.models.router_balance import RouterBalance, balanced, in_loss, with_auxiliary
 from stoker.parallel.collectives import copy_to, gather_parts
 from stoker.parallel.mesh import Mesh
@@ -31,23 +31,23 @@ class Whole(nn.Module):
         self.model = language.model
         self.language, self.mesh, self.objective = language, mesh, objective
 
-    def forward(self, inputs: Inputs | Callable[[], T], *, choose: bool = False) -> Loss | tuple[Tensor] | T:
+    def forward(self, inputs: Inputs | Callable[[], T], *, reading: Reading | None = None) -> Loss | tuple[Tensor] | T:
         """The `Loss` of this process' targets.
 
         Args:
             inputs: or what is called while the weights are gathered, and whose result is given.
-            choose: returns (the most likely tokens) instead.
+            reading: returns (what it reads) instead.
         """
         if not isinstance(inputs, Inputs):
             return inputs()
         language, mesh = self.language, self.mesh
         if language.head is None or not language.packs:
-            return (language.likeliest(inputs),) if choose else language.loss(inputs, self.objective)
+            return (language.read(inputs, reading),) if reading else language.loss(inputs, self.objective)
         with balanced(language.balance, inputs) as at_work:
             hidden = hidden_states(self.model, inputs, mesh)
-            if choose:
-                return (likeliest(hidden, inputs, language.head, mesh),)
-            loss = head_loss(hidden, inputs, language.head, mesh, self.objective)
+            if reading is not None:
+                return (reading(predicting(hidden, inputs, mesh), inputs, language.head),)
+            loss = self.objective(predicting(hidden, inputs, mesh), inputs, language.head)
             return loss._replace(total=in_loss(loss.total, at_work))
 
 
@@ -74,12 +74,12 @@ class Stage(nn.Module):
         self.rows: list[Inputs] = []
         self.scale: float | Tensor = 1.0
         self.losses: dict[int, Loss] = {}
-        self.chooses = False
+        self.reading: Reading | None = None
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """The hidden states after this stage, shape (1, T, D), or the scaled loss, shape (1,).
 
-        If it ``chooses``, the most likely tokens instead of the loss.
+        With a ``reading``, what it reads instead of the loss.
 
         Args:
             x: hidden states; not used by the first stage.
@@ -92,9 +92,9 @@ class Stage(nn.Module):
         if self.head is None:
             hidden = with_auxiliary(hidden, at_work, self.scale)
             return hidden.clone() if hidden._is_view() else hidden  # schedules detach it in place
-        if self.chooses:
-            return likeliest(hidden, inputs, self.head, self.mesh)
-        loss = head_loss(hidden, inputs, self.head, self.mesh, self.objective)
+        if self.reading is not None:
+            return self.reading(predicting(hidden, inputs, self.mesh), inputs, self.head)
+        loss = self.objective(predicting(hidden, inputs, self.mesh), inputs, self.head)
         self.losses[index] = loss._replace(total=loss.total.detach())
         return torch.stack((in_loss(loss.total, at_work) * self.scale,))
 
@@ -111,14 +111,9 @@ def hidden_states(model: Any, inputs: Inputs, mesh: Mesh, x: Tensor | None = Non
     return model.base_model(**start, position_ids=inputs.positions, use_cache=False).last_hidden_state
 
 
-def head_loss(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh, objective: Objective) -> Loss:
-    """The loss of hidden states; each tensor process computes its own part of the vocabulary."""
-    return objective(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict], inputs, head)
-
-
-def likeliest(hidden_BTD: Tensor, inputs: Inputs, head: Head, mesh: Mesh) -> Tensor:
-    """The most likely token after each predicting position, shape (N,)."""
-    return head.likeliest(to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict])
+def predicting(hidden_BTD: Tensor, inputs: Inputs, mesh: Mesh) -> Tensor:
+    """The hidden states at the predicting positions, shape (N, D)."""
+    return to_head(hidden_BTD, mesh).flatten(0, 1)[inputs.predict]
 
 
 def to_head(hidden_BTD: Tensor, mesh: Mesh) -> Tensor:

@@ -18,9 +18,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,6 +51,7 @@ class StepMetrics:
         data_seconds: spent on waiting for samples, of ``seconds``.
         stall: seconds that training waited for checkpoints since the step before.
         effective: productive step time over wall time, of the whole run so far.
+        measures: what else the task measures, by name; each is a field of the line.
     """
 
     step: int
@@ -67,6 +68,7 @@ class StepMetrics:
     data_seconds: float = 0.0
     stall: float = 0.0
     effective: float = 0.0
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -186,7 +188,9 @@ class MetricsWriter:
         Raises:
             DiskFailed: the disk is full or cannot be written.
         """
-        line = _line(asdict(metrics)).encode()
+        values = asdict(metrics)
+        measures = values.pop("measures")
+        line = _line({**values, **measures}).encode()
         with writing(self._path):
             while line:  # a disk that is filling up takes a part of it; the next write then says so
                 line = line[self._file.write(line) :]

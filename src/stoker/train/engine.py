@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -18,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from stoker.generate.decoder import Decoder
 from stoker.hardware.device import Device
 from stoker.models import packed_attention
+from stoker.models.adapters import without_adapter
 from stoker.models.collate import Inputs, lengthen
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Reading, likeliest
 from stoker.models.virtual_tokens import has_prefix
 from stoker.parallel.context_parallel import own_part, parts_of_row
 from stoker.parallel.gradients import Gradients
@@ -86,6 +88,16 @@ class Engine(Protocol):
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         """Forward passes without gradients; the same parts are given on every process."""
 
+    def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
+        """What is read from forward passes of this process' parts, in evaluation mode, without gradients.
+
+        With a pipeline only its last stage has it; other processes get an empty list.
+
+        Args:
+            passes: of the process that has most parts; see `Counts`.
+            tuned: whether with the adapter.
+        """
+
     def decoder(self, context: int | None) -> Decoder | None:
         """Generates with the weights as they are now; None where a row is spread over processes.
 
@@ -127,7 +139,15 @@ class SingleProcess:
         return torch.cat([alike, each])
 
     def evaluate(self, parts: Sequence[Part]) -> Totals:
+        parts = self._task.complete(parts, self, len(parts))
         return _sums([(_forward(self._task, self._device, part), part.targets) for part in parts])
+
+    @torch.no_grad()
+    def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
+        language = self._task.language
+        assert language is not None
+        with _evaluating(self._task.model, tuned=tuned), self._device.autocast():
+            return [_within(part.inputs, partial(language.read, reading=reading)) for part in parts]  # type: ignore[arg-type]
 
     def decoder(self, context: int | None) -> Decoder | None:
         language = self._task.language
@@ -136,9 +156,8 @@ class SingleProcess:
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
         language = self._task.language
         assert language is not None
-        with self._device.autocast():
-            found = [_within(part, language.likeliest) for part in language.ask(rows, self._device.torch)]
-        return [int(token) for tokens in found for token in tokens]
+        parts = [Part(inputs, targets=0, tokens=0) for inputs in language.ask(rows, self._device.torch)]
+        return [int(token) for tokens in self.read(parts, likeliest, len(parts)) for token in tokens]
 
 
 class Distributed:
@@ -223,7 +242,8 @@ class Distributed:
     def evaluate(self, parts: Sequence[Part]) -> Totals:
         size = self._mesh.layout.data
         padded = [*parts, *[self._task.nothing()] * (-len(parts) % size)]
-        mine = self._laid_out(padded[self._mesh.data_index :: size])
+        own = padded[self._mesh.data_index :: size]
+        mine = self._laid_out(self._task.complete(own, self, len(own)))
         if self._pipeline is not None:
             with self._device.autocast():
                 found = self._pipeline.forward([part.inputs for part in mine])  # type: ignore[misc]
@@ -235,6 +255,21 @@ class Distributed:
         numbers = torch.tensor([sums.loss, float(sums.correct or 0)], dtype=torch.float64)
         loss, correct = self.add_up(numbers, numbers[:0]).tolist()
         return Totals(loss, round(correct) if counted else None, sum(part.targets for part in parts))
+
+    @torch.no_grad()
+    def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
+        padded = [*parts, *[self._task.nothing()] * (passes - len(parts))]
+        with _evaluating(self._task.model, tuned=tuned), self._device.autocast():
+            found = [self._read(part.inputs, reading) for part in self._laid_out(padded)]  # type: ignore[arg-type]
+        self._let_go()
+        return [read for read in found if read is not None][: len(parts)]
+
+    def _read(self, inputs: Inputs, reading: Reading) -> Tensor | None:
+        if self._pipeline is not None:
+            return self._pipeline.read(inputs, reading)
+        assert self._root is not None
+        root = self._root
+        return _within(inputs, lambda own: root(own, reading=reading)[0])
 
     def decoder(self, context: int | None) -> Decoder | None:
         language, layout, root = self._task.language, self._mesh.layout, self._root
@@ -272,7 +307,7 @@ class Distributed:
             inputs = part.inputs
             assert isinstance(inputs, Inputs)
             with self._device.autocast():
-                tokens = self._choose(inputs)
+                tokens = self._read(inputs, likeliest)
             if tokens is not None:
                 chosen[inputs.targets.to("cpu")] = tokens.to("cpu")
         self._let_go()
@@ -284,13 +319,6 @@ class Distributed:
         """Weights that are still gathered would be taken for the parameters."""
         for root in [self._root] if self._pipeline is None else self._pipeline.stages:
             reshard(root)
-
-    def _choose(self, inputs: Inputs) -> Tensor | None:
-        if self._pipeline is not None:
-            return self._pipeline.choose(inputs)
-        assert self._root is not None
-        root = self._root
-        return _within(inputs, lambda own: root(own, choose=True)[0])
 
     def _laid_out(self, parts: Sequence[Part], *, alike: bool = False) -> list[Part]:
         """This process' tokens of each part, in rows of lengths that can be split; with ``alike`` of one length."""
@@ -306,6 +334,17 @@ class Distributed:
             replace(part, inputs=own_part(lengthen(row, length), self._mesh))  # type: ignore[arg-type]
             for part, row, length in zip(parts, rows, lengths, strict=True)
         ]
+
+
+@contextmanager
+def _evaluating(model: nn.Module, *, tuned: bool) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        with nullcontext() if tuned else without_adapter(model):
+            yield
+    finally:
+        model.train(training)
 
 
 def _within(inputs: Inputs, work: Callable[[Inputs], Tensor]) -> Tensor:

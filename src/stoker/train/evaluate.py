@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +22,7 @@ class Evaluation:
         targets: how many there were.
         target: what they are.
         perplexity: exp(loss); None where the task's loss makes none.
+        measures: what else the task's objective measures, as means over the targets.
     """
 
     loss: float
@@ -29,6 +30,7 @@ class Evaluation:
     targets: int
     target: str = "token"
     perplexity: float | None = None
+    measures: Mapping[str, float] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -43,9 +45,18 @@ def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) ->
         totals = engine.evaluate(held_out)
     finally:
         task.model.train(training)
+    measured = _measured(task, engine)
     if not totals.targets:
         return None
     accuracy = totals.correct / totals.targets if totals.correct is not None else None
     loss = totals.loss / totals.targets
     perplexity = math.exp(min(loss, 700.0)) if task.perplexity else None  # e^709 is the largest double
-    return Evaluation(loss, accuracy, totals.targets, task.target, perplexity)
+    means = {name: value / totals.targets for name, value in measured.items()}
+    return Evaluation(loss, accuracy, totals.targets, task.target, perplexity, means)
+
+
+def _measured(task: Task, engine: Engine) -> dict[str, float]:
+    if task.measures is None:
+        return {}
+    sums = task.measures.take(torch.zeros((), dtype=torch.float64))
+    return dict(zip(task.measures.names, engine.add_up(sums, sums[:0]).tolist(), strict=True))

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
+from stoker.train.prepare import objective_of
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class MeasuredLoss:
             "perplexity": self.evaluation.perplexity,
             f"{self.evaluation.target}_accuracy": self.evaluation.accuracy,
             f"{self.evaluation.target}s": self.evaluation.targets,
+            **self.evaluation.measures,
             "text_bytes": self.text_bytes,
             "bits_per_byte": self.bits_per_byte,
             "rows_used": self.rows_used,
@@ -178,9 +179,14 @@ def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used
 
 def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
     with arithmetic_of(tuned.device):
-        spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
-        root = partial(language.loss, objective=spec.objective(tuned.job)) if spec.objective else None
-        task = LanguageTask(model, language, None, tuned.device.torch, spec=spec, root=root)
+        task = _task_of(tuned, model)
         evaluation = evaluate(task, SingleProcess(task, tuned.device, ()), task.evaluation_parts(documents))
     assert evaluation is not None
     return evaluation
+
+
+def _task_of(tuned: TunedRun, model: nn.Module) -> LanguageTask:
+    spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
+    extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else None
+    objective = objective_of(tuned.job)
+    return LanguageTask(model, language, None, tuned.device.torch, spec=spec, objective=objective, extras=extras)

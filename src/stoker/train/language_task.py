@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +17,12 @@ from stoker.job.task_spec import TaskSpec
 from stoker.models import packed_attention
 from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel, has_dropout
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Measures, Objective, next_token
+from stoker.train.batch_extras import BatchExtras
 from stoker.train.task import Part
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
 
 HOST = torch.device("cpu")
 EVALUATION_TOKENS = 4096  # of a held-out forward pass: no activations are kept, so this is small
@@ -40,15 +46,21 @@ class LanguageTask:
         *,
         spec: TaskSpec,
         root: Callable[[Inputs], tuple[Tensor, Tensor | None]] | None = None,
+        objective: Objective = next_token,
+        extras: BatchExtras | None = None,
     ) -> None:
         """
         Args:
             model: holds the parameters, with its adapters around it.
             root: gives the loss, where it is not the language model itself that does.
+            objective: what that loss is.
+            extras: what is added to the inputs.
         """
         self.model, self.language = model, language
         self.target, self.perplexity, self.together = spec.target, spec.perplexity, 1 + spec.pairs
-        self._root = root or language.loss
+        self._root = root or partial(language.loss, objective=objective)
+        self.measures: Measures | None = getattr(objective, "measures", None)
+        self._extras = extras or BatchExtras()
         self._corpus = corpus
         self.device = device
         self.evaluation_tokens = EVALUATION_TOKENS
@@ -71,10 +83,9 @@ class LanguageTask:
     ) -> list[Part]:
         """Documents as forward passes, on the model's device by default; see `LanguageModel.lay_out`."""
         rows = [(d.row.ids, d.row.trained) for d in documents]
-        return [
-            Part(inputs, targets=self._count(inputs), tokens=inputs.tokens)
-            for inputs in self.language.lay_out(rows, device or self.device, share=share, together=self.together)
-        ]
+        given = self._extras.of_rows(documents)
+        laid_out = self.language.lay_out(rows, device or self.device, share=share, together=self.together, given=given)
+        return [Part(inputs, targets=self._count(inputs), tokens=inputs.tokens) for inputs in laid_out]
 
     def _count(self, inputs: Inputs) -> int:
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
@@ -86,6 +97,12 @@ class LanguageTask:
     def loss(self, part: Part) -> Loss:
         assert isinstance(part.inputs, Inputs)
         return Loss(*self._root(part.inputs))
+
+    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
+        return self._extras.of_passes(parts, engine, passes)
+
+    def begin(self, engine: Engine) -> None:
+        self._extras.begin(self, engine)
 
     def nothing(self) -> Part:
         row = nothing(self.device)

@@ -88,6 +88,7 @@ class Loop:
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
         self.stepper = Stepper(
+            task,
             self.batches,
             optimizer=optimizer,
             scaler=scaler,
@@ -117,6 +118,7 @@ class Loop:
         Raises:
             RunFailed: none of the checkpoints can be read, or all have been removed.
         """
+        self.task.begin(self.engine)
         if self._restore():
             return self.progress.step
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
@@ -276,6 +278,7 @@ class Loop:
         if step and (self.progress.best_loss is None or evaluation.loss < self.progress.best_loss):
             self.progress.best_loss, self.progress.best_step = evaluation.loss, step
         numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "accuracy", "targets")}
+        numbers |= evaluation.measures
         self._event("evaluated", step=step, **numbers, seconds=round(time.perf_counter() - begin, 3))
         self.display.evaluated(step, evaluation)
         if self.sampler is not None:

@@ -45,6 +45,7 @@ class MetricsLog:
             data_seconds=result.data_seconds,
             stall=stall,
             effective=self._effective.after(productive) if self._effective is not None else 0.0,
+            measures=result.measures,
         )
         if self._writer is not None:
             self._writer.write(metrics)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,9 +15,12 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 
 from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Measures
 from stoker.parallel.batch_norm import uncounted
 from stoker.train.task import Part, with_tensors
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
 
 EVALUATION_SAMPLES = 256  # of a held-out forward pass
 
@@ -41,6 +44,7 @@ class ModuleTask:
     unit = target = "sample"
     perplexity = True
     language = None
+    measures: Measures | None = None
 
     def __init__(
         self,
@@ -92,6 +96,12 @@ class ModuleTask:
             raise UserError(f"the loss must give the mean over the samples as one number (a 0-d tensor), not {shape}")
         correct = _correct(outputs, targets)
         return Loss(mean * part.targets, correct if part.targets or correct is None else correct * 0)
+
+    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
+        return parts
+
+    def begin(self, engine: Engine) -> None:
+        """Nothing is needed beforehand."""
 
     def nothing(self) -> Part:
         return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0).to(self.device)

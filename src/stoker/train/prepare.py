@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +49,12 @@ from stoker.train.module_task import ModuleTask, fingerprint_of
 from stoker.train.task import Task
 
 _CHUNKED = "chunked, trained positions only"
+
+
+def objective_of(job: ResolvedJob) -> Objective:
+    """The objective of a job's task."""
+    objective = task_of(job).objective
+    return objective(job) if objective else next_token
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def prepare(
     with arithmetic_of(device):
         if task.prepare is not None:
             return task.prepare(loaded, device, mesh)
-        objective = objective or (task.objective(job) if task.objective else next_token)
+        objective = objective or objective_of(job)
         return _prepare_language(loaded, device, base, report, mesh, objective)
 
 
@@ -135,6 +140,8 @@ def _prepare_language(
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
     balance = _balance(loaded, unwrap(model))
+    spec = task_of(job)
+    extras = spec.extras(loaded, base) if spec.extras else None
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
@@ -143,8 +150,7 @@ def _prepare_language(
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
         language = lay_out_for(unwrap(model), balance)
-        loss = partial(language.loss, objective=objective)
-        task = LanguageTask(model, language, corpus, device.torch, spec=task_of(job), root=loss)
+        task = LanguageTask(model, language, corpus, device.torch, spec=spec, objective=objective, extras=extras)
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
         compiled = job.train.compile
@@ -152,7 +158,16 @@ def _prepare_language(
         spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
         assert spread_out.language is not None
         language = spread_out.language
-        task = LanguageTask(spread_out.model, language, corpus, device.torch, spec=task_of(job), root=spread_out.root)
+        task = LanguageTask(
+            spread_out.model,
+            language,
+            corpus,
+            device.torch,
+            spec=spec,
+            root=spread_out.root,
+            objective=objective,
+            extras=extras,
+        )
     facts = {
         "model": f"{job.model.name}: {described}",
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",

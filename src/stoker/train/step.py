@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from stoker.train.hooks import Hook
 from stoker.train.optimizer import set_rate
 from stoker.train.run_schedule import RunSchedule
 from stoker.train.skipped_samples import Span
+from stoker.train.task import Task
 
 Beat = Callable[[str, int], None]
 
@@ -35,6 +36,7 @@ class StepResult:
         wrong: whether it was skipped for another reason than an overflow of float16, which the loss scale handles.
         asked: whether a process was asked to stop.
         data_seconds: spent on waiting for samples, of ``seconds`` in all.
+        measures: what else its objective measured, as means over its targets.
     """
 
     step: int
@@ -47,6 +49,7 @@ class StepResult:
     asked: bool
     data_seconds: float
     seconds: float
+    measures: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def what_is_wrong(self) -> str:
@@ -65,6 +68,7 @@ class Stepper:
 
     def __init__(
         self,
+        task: Task,
         batches: Batches,
         *,
         optimizer: Optimizer,
@@ -74,7 +78,8 @@ class Stepper:
         beat: Beat = lambda _phase, _step: None,
         hooks: Sequence[Hook] = (),
     ) -> None:
-        self._batches, self._optimizer, self._scaler, self._engine = batches, optimizer, scaler, engine
+        self._task, self._batches, self._optimizer = task, batches, optimizer
+        self._scaler, self._engine = scaler, engine
         self._beat, self._hooks = beat, hooks
         self._guard = Guard(optimizer, scaler, engine, buffers)
 
@@ -100,16 +105,19 @@ class Stepper:
             self._batches.lay_out_ahead(following)
         # Normalised by the targets of the whole step: accumulation, processes and padding cannot change the gradient.
         counts = self._engine.count(parts)
+        completed = self._task.complete(parts, self._engine, counts.passes)
         self._optimizer.zero_grad(set_to_none=True)
         self._guard.begin()
-        total = self._engine.train(parts, counts, self._scaler)
+        total = self._engine.train(completed, counts, self._scaler)
         for hook in self._hooks:
             total = hook.after_passes(step, total)
         self._beat("optimizer", step)
         set_rate(self._optimizer.param_groups, lr)
         self._scaler.unscale_(self._optimizer)
         norm = self._engine.clip(plan.clip)
-        found = self._guard.step(total, norm, asked=asked())
+        measures = self._task.measures
+        sums = measures.take(total) if measures is not None else None
+        found = self._guard.step(total, norm, sums, asked=asked())
         return StepResult(
             step,
             span,
@@ -121,6 +129,10 @@ class Stepper:
             found.asked,
             data_seconds,
             time.perf_counter() - begin,
+            {
+                name: value / max(1, counts.targets)
+                for name, value in zip(measures.names if measures else (), found.sums, strict=True)
+            },
         )
 
     def _is_wrong(self, found: StepNumbers) -> bool:
@@ -145,6 +157,7 @@ class StepNumbers:
         loss_is_finite, taken: whether the loss, and whether loss and gradient were finite, so that the step was
             taken.
         asked: whether a process was asked to stop.
+        sums: what else was measured, summed over the step's targets and the processes.
     """
 
     loss: float
@@ -152,6 +165,7 @@ class StepNumbers:
     loss_is_finite: bool
     taken: bool
     asked: bool
+    sums: tuple[float, ...]
 
 
 class Guard:
@@ -182,29 +196,31 @@ class Guard:
         self._before = [buffer.clone() for buffer in self._buffers]
 
     @torch.no_grad()
-    def step(self, loss: Tensor, norm: Tensor, *, asked: bool) -> StepNumbers:
+    def step(self, loss: Tensor, norm: Tensor, sums: Tensor | None = None, *, asked: bool) -> StepNumbers:
         """Takes the optimizer's step, or leaves it out.
 
         Args:
             loss: of this process, summed.
             norm: of the gradient of all processes.
+            sums: what else this process measured, shape (measures,).
             asked: whether this process was asked to stop.
         """
         norm = norm.to(loss)
         flags = torch.stack([norm.isfinite().logical_not().to(loss), torch.full_like(loss, float(asked))])
-        total, odd, stops = self._engine.add_up(loss[None], flags).unbind()
+        alike = loss[None] if sums is None else torch.cat([loss[None], sums])
+        added = self._engine.add_up(alike, flags)
+        total, (odd, stops), sums = added[0], added[-2:], added[1:-2]
         # The sum decides, not a process' own number: no two of them can differ.
         bad = (odd > 0) | total.isfinite().logical_not()
         if self._on_device:
             self._step_unless(bad)
-            numbers = torch.stack([total, norm, stops, bad.to(total)]).tolist()
-        else:
-            numbers = torch.stack([total, norm, stops, bad.to(total)]).tolist()
-            if not numbers[3]:
-                self._optimizer.step()
+        numbers = torch.cat([torch.stack([total, norm, stops, bad.to(total)]), sums]).tolist()
+        loss_sum, grad_norm, asked_by, left_out, *measured = numbers
+        if not self._on_device and not left_out:
+            self._optimizer.step()
         self._settle(bad)
-        loss_sum, grad_norm, asked_by, left_out = numbers
-        return StepNumbers(loss_sum, grad_norm, math.isfinite(loss_sum), not left_out, asked_by > 0)
+        finite = math.isfinite(loss_sum)
+        return StepNumbers(loss_sum, grad_norm, finite, not left_out, asked_by > 0, tuple(measured))
 
     def _step_unless(self, bad: Tensor) -> None:
         optimizer = self._optimizer

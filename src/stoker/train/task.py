@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stoker.models.language_model import LanguageModel
-from stoker.models.objective import Loss
+from stoker.models.objective import Loss, Measures
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{name: change(v) for name, v in vars(value).items() if isinstance(v, Tensor)})
+        fields = {name: v for name, v in vars(value).items() if isinstance(v, (Tensor, dict))}
+        return replace(value, **{name: with_tensors(v, change) for name, v in fields.items()})
     if isinstance(value, dict):
         return {key: with_tensors(v, change) for key, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a named tuple takes its fields one by one
@@ -57,6 +61,7 @@ class Task(Protocol):
     model: nn.Module
     unit: str  # what goes through the model: "token" or "sample"
     target: str  # what the loss is the mean over: see `stoker.job.task_spec.TaskSpec`
+    measures: Measures | None  # of its objective
     perplexity: bool  # whether exp(loss) is one
     lays_out_ahead: bool
     """Whether `parts` may run beside a step: it draws no random numbers, and steps do not change what it gives."""
@@ -70,6 +75,18 @@ class Task(Protocol):
 
     def parts(self, first: int, last: int) -> list[Part]:
         """The forward passes of samples first .. last-1, which make one micro-batch, on the host."""
+
+    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
+        """This process' parts with what takes forward passes of their own, such as the scores of a reference model.
+
+        A collective, before the passes of a step and of an evaluation.
+
+        Args:
+            passes: of the process that has most parts.
+        """
+
+    def begin(self, engine: Engine) -> None:
+        """What is computed from the first weights, before an earlier state is restored; a collective."""
 
     def nothing(self) -> Part:
         """A part whose loss and gradients are zero, for a process that has fewer parts than others."""

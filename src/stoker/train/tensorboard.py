@@ -24,6 +24,8 @@ def tensorboard_writer(folder: Path, resumed: int) -> Callable[[StepMetrics], No
     def write(metrics: StepMetrics) -> None:
         for name in ("loss", "grad_norm", "lr", "tokens_per_s", "memory_gib"):
             writer.add_scalar(f"train/{name}", getattr(metrics, name), metrics.step)
+        for name, value in metrics.measures.items():
+            writer.add_scalar(f"train/{name}", value, metrics.step)
         writer.flush()
 
     return write
