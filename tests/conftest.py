@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache folder of their own, and tiny tokenizers built in memory."""
+"""Shared by all tests: a cache folder of their own, one thread, processes, and tiny tokenizers built in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from stoker.data.chat_template import BUILT_IN, ChatTemplate
@@ -32,6 +33,12 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         del os.environ["STOKER_CACHE"]
     else:
         os.environ["STOKER_CACHE"] = before
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

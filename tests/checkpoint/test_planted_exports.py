@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.checkpoint import export as exporting
 from stoker.checkpoint import export_check, replay
@@ -24,9 +24,9 @@ from stoker.checkpoint.export_check import Exported, export_run
 from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.rounding import check_stored
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
 from stoker.errors import RunFailed
 from stoker.models.quantise import FORMS, packed_parameters, quantised_copy, unpacker
+from tiny_llama import save_tiny_llama
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is blue."), ("Who is cold?", "The wind.")]
 FORMATS = ["gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", "adapter"]
@@ -36,16 +36,7 @@ FORMATS = ["gguf-q8_0", "gguf-fp16", "gguf-fp32", "merged-fp32", "merged-bf16", 
 def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a LoRA run of a tiny Llama."""
     base = tmp_path_factory.mktemp("planted")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(base / "tiny")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(fast), **shape, num_key_value_heads=2, eos_token_id=fast.eos_token_id, bos_token_id=None,
-        max_position_embeddings=128,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    save_tiny_llama(base / "tiny", tokenizer, intermediate_size=96)
     lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
     (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
     (base / "lora.yaml").write_text(

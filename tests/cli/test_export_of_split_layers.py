@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
+from tiny_llama import save_tokenizer
 
 
 @pytest.fixture(scope="module")
 def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("split-layers")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(base / "tiny")
+    fast = save_tokenizer(base / "tiny", tokenizer)
     torch.manual_seed(0)
     shape = {"vocab_size": len(fast), "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
     GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=None, eos_token_id=fast.eos_token_id)).save_pretrained(

@@ -7,14 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.runs.run_folder import RunFolder
+from tiny_llama import save_tiny_llama
 
 CHINESE = ["今天天气很好，我们去公园散步。", "我们今天去公园，天气很好！", "公园里的天气今天很好。", "你好，世界。"]
 ENGLISH = ["The stoker feeds the furnace.", "The furnace heats the sea.", "How are you today?"]
@@ -40,13 +40,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
     for name, texts in (("zh", CHINESE * 40), ("en", ENGLISH * 20), ("held", ["我们今天去公园散步，你好！"])):
         rows = (json.dumps({"text": f"{text} {i}"}) for i, text in enumerate(texts))
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.save_pretrained(tmp_path / "model")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=128, tie_word_embeddings=True, **shape)
-    config.bos_token_id, config.eos_token_id = None, fast.eos_token_id
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 32, "num_key_value_heads": 4, "intermediate_size": 48, "tie_word_embeddings": True}
+    save_tiny_llama(tmp_path / "model", tokenizer, template=None, **sizes)
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
 from stoker.models.quantise import FORMS, compute_exactly, packed_parameters, quantisation
+from tiny_llama import save_tiny_llama
 
 ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is blue."), ("Who is cold?", "The wind.")]
 
@@ -23,15 +23,7 @@ ROWS = [("How are you?", "I am well, thank you."), ("What is blue?", "The sea is
 def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a LoRA run and a QLoRA run have been trained by the command."""
     base = tmp_path_factory.mktemp("quantised")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(base / "tiny")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(
-        vocab_size=len(fast), **shape, eos_token_id=fast.eos_token_id, bos_token_id=None, max_position_embeddings=128
-    )
-    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    save_tiny_llama(base / "tiny", tokenizer, num_key_value_heads=4)
     lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
     (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
     common = "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 8\nevaluate: {fraction: 0.2, every: 4}\n"

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from stoker.checkpoint.index import read_index
 from stoker.checkpoint.storage import LocalStorage, read_state, write_state
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
 from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models.hf_config import config_of
+from tiny_llama import save_tiny_llama
 
 RUN = Path("runs/received")
 MARK = Path("it-ran")
@@ -64,13 +63,8 @@ class Evil:
 def made(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its data, and a run of two steps."""
     base = tmp_path_factory.mktemp("received")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(base / "tiny")
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=128, eos_token_id=fast.eos_token_id, **shape)
-    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    save_tiny_llama(base / "tiny", tokenizer, **sizes)
     rows = (json.dumps({"prompt": f"How are you? {i}", "completion": "I am well."}) for i in range(12))
     (base / "rows.jsonl").write_text("\n".join(rows) + "\n")
     (base / "job.yaml").write_text(JOB)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
+from tiny_llama import save_tokenizer
 
 CODE = Path(__file__).parent / "remote"
 JOB = """task: sft
@@ -32,9 +32,7 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A folder with the model, its code inside, as ``save_pretrained`` of such a model leaves it."""
     base = tmp_path_factory.mktemp("remote-code")
     folder = base / "chatglm"
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(folder)
+    fast = save_tokenizer(folder, tokenizer)
     for file in CODE.glob("*.py"):
         shutil.copy(file, folder)
     config = {

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from peft import AutoPeftModelForCausalLM
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig
 
 from stoker.checkpoint.export import Export, write_export
 from stoker.checkpoint.export_check import distance
@@ -19,12 +18,12 @@ from stoker.checkpoint.load_run import open_run
 from stoker.checkpoint.reference_answers import take_reference
 from stoker.checkpoint.replay import answer
 from stoker.cli.main import main
-from stoker.data.chat_template import CHATML
 from stoker.generate.request import Request
 from stoker.job.load_job import load_job
 from stoker.models.build_model import build_meta
 from stoker.models.quantise import device_for
 from stoker.models.text import open_text_side
+from tiny_llama import save_tiny_llama
 
 JOB = """
 task: sft
@@ -41,14 +40,9 @@ checkpoint: {best: false, every: 4}
 
 def make_model(folder: Path, tokenizer: Tokenizer, *, rows: int | None = None) -> None:
     """A base model of ChatML's kind: its template ends turns with ``<|im_end|>``, its end token is another."""
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
-    config = LlamaConfig(vocab_size=rows or len(fast), max_position_embeddings=128, tie_word_embeddings=True, **shape)
-    config.bos_token_id, config.eos_token_id = None, fast.eos_token_id
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_key_value_heads": 4, "intermediate_size": 32}
+    other = {} if rows is None else {"vocab_size": rows}
+    save_tiny_llama(folder, tokenizer, end="<|endoftext|>", tie_word_embeddings=True, **sizes, **other)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from stoker.job.schema import Job, ModelBlock
 from stoker.job.tokenizer_extension import fingerprint, read_extension
 from stoker.models.tokenizer import extension_of
 from stoker.plan.planned_job import work_of
+from tiny_llama import save_tokenizer
 
 CHINESE = "今天天气很好，我们去公园散步。\n我们今天去公园，天气很好！\n公园里的天气今天很好。\n你好，世界。\n"
 ENGLISH = "The stoker feeds the furnace, and the furnace heats the sea.\nHow are you today? I am well.\n"
@@ -29,9 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer
     monkeypatch.chdir(tmp_path)
     (tmp_path / "zh.txt").write_text(CHINESE * 300)
     (tmp_path / "en.txt").write_text(ENGLISH * 100)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = "{{ messages[0].content }}"
-    fast.save_pretrained(tmp_path / "old")
+    save_tokenizer(tmp_path / "old", tokenizer, template="{{ messages[0].content }}")
     return tmp_path
 
 

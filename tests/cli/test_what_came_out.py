@@ -14,9 +14,6 @@ from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
 )
 
 from stoker.checkpoint import export as exporting
@@ -24,6 +21,7 @@ from stoker.checkpoint.export import Export, check_export
 from stoker.checkpoint.load_run import open_run
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
+from tiny_llama import save_tiny_llama
 
 ROWS = [
     ("How are you?", "I am well, thank you."),
@@ -36,22 +34,7 @@ ROWS = [
 def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which a LoRA run and a full run have been trained by the command."""
     base = tmp_path_factory.mktemp("what-came-out")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.chat_template = CHATML
-    fast.save_pretrained(base / "tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(fast),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=128,
-        eos_token_id=fast.eos_token_id,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(base / "tiny")
+    save_tiny_llama(base / "tiny", tokenizer)
     lines = (json.dumps({"prompt": f"{q} {i}", "completion": a}) for i in range(12) for q, a in ROWS)
     (base / "rows.jsonl").write_text("\n".join(lines) + "\n")
     common = "task: sft\nmodel: tiny\ndata: rows.jsonl\nsteps: 8\n"

@@ -15,13 +15,13 @@ from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.tokenizer import chat_template
+from tiny_llama import save_tokenizer
 
 
 @pytest.fixture
 def base(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     """A folder with a model (64 positions), its tokenizer, and a row of data."""
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.save_pretrained(tmp_path / "m")
+    fast = save_tokenizer(tmp_path / "m", tokenizer, template=None)
     tiny("llama", dtype=torch.float32, vocab_size=len(fast)).save_pretrained(tmp_path / "m")
     rows = [{"prompt": f"how are you {i}?", "completion": "I am well, thank you"} for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

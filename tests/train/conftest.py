@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from running import write_rows
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tiny_llama import save_tiny_llama
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a two-layer Llama in float32 and a byte-level tokenizer with the ChatML template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<pad>")
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(fast),
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=128,
-        eos_token_id=fast.eos_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "tie_word_embeddings": True}
+    return save_tiny_llama(folder, tokenizer, template=None, **sizes)
 
 
 @pytest.fixture
