@@ -1,4 +1,4 @@
-"""Saving in the background: as whole as saving with training standing still, whoever dies meanwhile."""
+"""Saving in the background gives the same checkpoints as saving while training waits, also when a process dies."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_new_tensor_is_agreed_on_again(saver: Saver) -> None:
     assert_saved(saver.store, 2)
 
 
-def test_the_newest_every_so_many_and_the_best_are_kept(saver: Saver) -> None:
+def test_the_newest_every_fourth_and_the_best_are_kept(saver: Saver) -> None:
     for step in range(1, 11):
         saver.save_in_background(state(step), Keep(2, every=4, best=3))
     saver.wait()
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_what_was_there_and_the_next_is_tried(size: int, save
     assert_saved(saver.store, 3)
 
 
-def test_a_writer_that_is_killed_is_told_of_and_another_is_started(saver: Saver) -> None:
+def test_a_writer_that_is_killed_is_reported_and_another_is_started(saver: Saver) -> None:
     assert saver.snapshots is not None
     os.kill(saver.snapshots.writer.pid, signal.SIGSTOP)
     saver.save_in_background(state(1), ALL)
@@ -166,7 +166,7 @@ for step in range(1, 10_000):
 
 @pytest.mark.slow
 def test_kill_9_at_any_time_leaves_whole_checkpoints_and_nothing_else(tmp_path: Path) -> None:
-    """Again and again, over the same folder; what the writer was at is finished, and its memory given back."""
+    """Several times over the same folder: the writer finishes its checkpoint and frees its memory."""
     before = set(Path("/dev/shm").glob(OWN))
     store = Store(tmp_path / "checkpoints")
     newest = 0

@@ -1,4 +1,4 @@
-"""Adapters by request over one base, virtual tokens, quantised bases: each as passes over the whole text."""
+"""Adapters by request over one base, virtual tokens and quantised bases, against passes over the whole text."""
 
 from __future__ import annotations
 

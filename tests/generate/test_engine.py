@@ -30,7 +30,7 @@ def engine_of(family: str, **settings: int) -> Engine:
 
 @torch.no_grad()
 def log_probabilities(engine: Engine, ids: tuple[int, ...]) -> Tensor:
-    """Of every next token, by the whole text in one pass without a cache, shape (T, V)."""
+    """Log-probabilities of every next token, from one pass over the whole text without a cache, shape (T, V)."""
     model = engine.decoder.language.model
     with engine.decoder.at_work():
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)

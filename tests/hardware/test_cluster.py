@@ -193,7 +193,7 @@ def test_a_known_gpu_is_the_catalogues_with_the_memory_that_is_here(
 
 
 def _calibration(device: str, *, threads: int) -> Calibration:
-    """As of today: products of 16 and 64, each 2^k of them slower, and a memory of 2 GB/s."""
+    """The present calibration: products of 16 and 64, each 2^k of them slower, and a memory of 2 GB/s."""
     from datetime import date
     from importlib.metadata import version
 

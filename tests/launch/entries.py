@@ -170,7 +170,7 @@ def die_always(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -
 
 
 def fail_at_a_step(spec: RunSpec, *, rank_info: RankInfo, console: Console | None) -> RunResult:
-    """The same bug whenever step 4 comes."""
+    """A bug at every attempt of step 4."""
     with (spec.base / f"starts-{rank_info.rank}").open("a") as file:
         file.write("x")
     step_to(spec, rank_info=rank_info, last=10, at=3)

@@ -70,7 +70,7 @@ def test_a_faster_link_takes_away_what_is_spent_on_it_and_nothing_else() -> None
 
 @pytest.mark.parametrize("words", ["8xH100", "2x8xA100-40GB", "4xA100-40GB"])
 def test_what_helps_is_a_plan_of_the_changed_job_and_nothing_more(words: str) -> None:
-    """The gains are those of searching everything, from below: a search near the plan finds no more than that."""
+    """The gains are those of searching everything, from below: a search near the plan finds at most those."""
     found = found_on(words)
     best, cluster = found.plans[0], load_cluster(words)
     given = helps(best, on=words)

@@ -1,4 +1,4 @@
-"""What is told of each fault, from the records of a run whose every moment is known."""
+"""The report of each fault, from the records of a run whose times are known."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class InProcess:
         return asyncio.run(self.ask("POST", path, body, **options))
 
     def get(self, path: str, **options: Any) -> Reply:
-        """The same without a body."""
+        """Sends a GET request."""
         return asyncio.run(self.ask("GET", path, b"", **options))
 
     async def ask(

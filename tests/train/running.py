@@ -85,7 +85,7 @@ class Marked(Part):
 
 
 def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared], None]:
-    """Is told of each micro-batch of a step when its passes begin: its samples, from the first to before the last."""
+    """Called when the passes of a micro-batch begin, with its samples: the first, and the one after the last."""
 
     def before(prepared: Prepared) -> None:
         parts, train = prepared.task.parts, prepared.engine.train

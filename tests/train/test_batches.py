@@ -79,7 +79,7 @@ def test_the_next_batch_is_laid_out_while_a_step_is_at_work(task: Numbers, batch
 
 
 def test_other_samples_than_those_laid_out_ahead(task: Numbers, batches: Batches) -> None:
-    """As after going back, or where the same samples are tried again."""
+    """After going back, or where the same samples are tried again."""
     take(batches, (8, 12), (12, 16))
     assert samples(take(batches, (4, 8), (8, 12))) == [(4, 6), (6, 8)]
     assert samples(take(batches, (4, 8), (8, 12))) == [(4, 6), (6, 8)]

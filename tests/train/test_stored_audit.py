@@ -1,4 +1,4 @@
-"""The audit before training is made once, whoever asks, and is the one that `stoker data` shows."""
+"""The audit before training is made once for all processes, and is the one that `stoker data` shows."""
 
 from __future__ import annotations
 

@@ -22,5 +22,5 @@ def os_error(error: BaseException) -> OSError | None:
         candidate = item[0] if isinstance(item, tuple) else item
         if isinstance(candidate, BaseException) and (found := os_error(candidate)) is not None:
             return found
-    full = "No space left" in str(error) or "file write failed" in str(error)  # torch's own writer says no more
+    full = "No space left" in str(error) or "file write failed" in str(error)  # all that torch's own writer says
     return OSError(errno.ENOSPC, "No space left on device") if full else None

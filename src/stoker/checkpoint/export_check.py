@@ -79,7 +79,7 @@ class Exported:
         written: the folder, or the GGUF file.
         drift: a sentence on the change of the answers by quantisation; empty without it.
         base: the name of the base in the export.
-        warning: what whoever loads it has to know about the base.
+        warning: what users of the export have to know about the base.
     """
 
     written: Path

@@ -40,7 +40,7 @@ class BaseName:
 
     @property
     def warning(self) -> str | None:
-        """A warning to whoever loads the export, where the name is local."""
+        """A warning to the users of the export, where the name is local."""
         if not self.local:
             return None
         return (

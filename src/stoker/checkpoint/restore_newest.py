@@ -59,7 +59,7 @@ def restore_newest(
         if torn is not None:
             raise RunFailed(f"the copies in memory are gone ({torn}), and there is no checkpoint yet") from torn
         return None
-    for step, found in damaged.items():  # not before: whoever finds none to go on from may still mend one
+    for step, found in damaged.items():  # not before: where none can be restored, the user may repair one
         on_damage(Damaged(step, found, store.put_aside(step)))
     return restored
 

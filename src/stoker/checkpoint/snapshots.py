@@ -74,7 +74,7 @@ class Snapshots:
         except OSError:  # others have taken the memory since
             self._do_without()
             return False
-        for folder in self.folder.glob("rank-*"):  # of ranks that are no more
+        for folder in self.folder.glob("rank-*"):  # of ranks of a larger world
             if int(folder.name.removeprefix("rank-")) >= agreement.world:
                 shutil.rmtree(folder, ignore_errors=True)
         return True
@@ -97,7 +97,7 @@ class Snapshots:
         return all(path.exists() for path in files) and all(slot.is_there() for slot in self._slots)
 
     def _make_folder(self) -> None:
-        if self.outlives:  # whoever made it holds it
+        if self.outlives:  # the process that made it holds it
             self.folder.mkdir(mode=0o700, exist_ok=True)
         elif self._own is not None:
             self._own.keep()

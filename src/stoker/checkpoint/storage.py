@@ -91,7 +91,7 @@ class Storage(Protocol):
         """Bytes that may still be written; None where that cannot be known."""
 
     def put_aside(self, step: int) -> str:
-        """Renames a checkpoint, so that it counts no more; returns the path of its files."""
+        """Renames a checkpoint, so that it is not listed; returns the path of its files."""
 
     def delete(self, step: int) -> None:
         """Deletes a checkpoint; one that is half deleted is never visible."""
@@ -103,7 +103,7 @@ class Storage(Protocol):
         """Steps that another process of this machine is still writing."""
 
     def attempts_after(self, step: int) -> list[str]:
-        """The attempts at later steps, whoever makes them."""
+        """The attempts at later steps, by any process."""
 
 
 def storage_of(place: Path | str) -> Storage:

@@ -198,7 +198,7 @@ class Store:
         return numbers, files, saved
 
     def put_aside(self, step: int) -> str:
-        """Has a damaged checkpoint taken for one no more; it can still be looked at. Says where it is."""
+        """Renames a damaged checkpoint, so that it is not listed but can be inspected. Returns its path."""
         return by_first(lambda: self.storage.put_aside(step))
 
     def retain(self, keep: Keep) -> None:

@@ -122,7 +122,7 @@ class Writer:
         self._ended = False
 
     def run(self) -> None:
-        """Serves requests until there are no more."""
+        """Serves requests until the input ends."""
         while (line := self._next()) is not None:
             if line == GIVE_UP:  # that checkpoint has ended already
                 continue
@@ -202,7 +202,7 @@ class Writer:
 
     @staticmethod
     def _say(**values: Any) -> None:
-        with suppress(BrokenPipeError):  # whoever asked is gone
+        with suppress(BrokenPipeError):  # the process that asked has ended
             os.write(1, json.dumps({"at": time.time(), **values}).encode() + b"\n")
 
 

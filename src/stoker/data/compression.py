@@ -39,7 +39,7 @@ class Compression:
         return 1 - self.after / self.before if self.before else None
 
     def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
+        """The values for `--json`."""
         return {
             **asdict(self),
             "fewer": self.fewer,

@@ -46,7 +46,7 @@ class AnswerRow:
     Attributes:
         source, row: its file, and its number there.
         turns: the conversation that asks; empty where the row has no prompt column.
-        expected: the expected answer as it stands in the row; None where there is none.
+        expected: the row's value for the expected answer, unchanged; None where the row has none.
         scorers: names of the row's own scorers.
         fields: all columns.
     """

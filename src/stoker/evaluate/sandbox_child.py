@@ -100,7 +100,7 @@ def filter_of(machine: str) -> bytes:
 
 
 def confine() -> None:
-    """Puts the filter on this process, for ever."""
+    """Installs the filter in this process, which cannot remove it."""
     library = ctypes.CDLL(None, use_errno=True)
     program = filter_of(platform.machine())
     held = ctypes.create_string_buffer(program, len(program))

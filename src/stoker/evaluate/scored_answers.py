@@ -31,7 +31,7 @@ class ScoredAnswer:
     scores: Mapping[str, Score]
 
     def as_json(self) -> dict[str, Any]:
-        """As it is kept."""
+        """The row that is written to the results."""
         why = {name: score.why for name, score in self.scores.items() if score.why}
         return {
             "source": self.row.source,

@@ -48,7 +48,7 @@ class AnswerText:
         return self._give(piece)
 
     def finish(self) -> str:
-        """The rest, once there are no more tokens; an incomplete character is a replacement character."""
+        """The remaining text, after the last token; an incomplete character is a replacement character."""
         whole = self._tokenizer.decode(self._ids, skip_special_tokens=self._skip)
         given = self._give(whole[self._decoded :])
         if self.stopped:

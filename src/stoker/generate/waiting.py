@@ -20,7 +20,7 @@ WORTH_SHARING = 32  # tokens of a common beginning that is computed first
 
 
 Fits = Callable[[Generation, int], bool]
-"""Whether there is memory for a generation beside so many others."""
+"""Whether there is memory for a generation together with a number of others."""
 
 
 @dataclass

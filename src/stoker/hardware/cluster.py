@@ -93,7 +93,7 @@ class Cluster:
         return next(alike, None)
 
     def with_nodes(self, nodes: int) -> Cluster:
-        """The same nodes, of another number."""
+        """This cluster with another number of nodes."""
         return replace(self, nodes=nodes)
 
     def _with_per_node(self, per_node: int) -> Cluster:

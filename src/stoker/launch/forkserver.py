@@ -1,6 +1,6 @@
 """The fork server of a run's and a pool's processes: it imports what they need while this process continues.
 
-A process has one such server, whoever asks for it first.
+A process has one such server, which is started on first use.
 
 Light to import, so that it can be started before anything else is loaded.
 """

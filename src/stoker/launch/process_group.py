@@ -69,7 +69,7 @@ def new_secret() -> bytes:
 def seal_objects(secret: bytes) -> None:
     """Makes the object collectives of this process unpickle only what a process with the same secret has sent.
 
-    Gloo takes whoever connects to its port first for the peer, and any user of this machine can connect to loopback.
+    Gloo accepts the first connection to its port as the peer, and any user of this machine can connect to loopback.
     """
     distributed_c10d._pickler = partial(_SealingPickler, secret)  # type: ignore[assignment]
     distributed_c10d._unpickler = partial(_SealedUnpickler, secret)  # type: ignore[assignment]

@@ -87,17 +87,17 @@ class LogitsHead:
     """The interface of `Head` for a model that computes its own logits."""
 
     def likeliest(self, logits_NV: Tensor) -> Tensor:
-        """As `Head.likeliest`."""
+        """See `Head.likeliest`."""
         return logits_NV.argmax(-1)
 
     def cross_entropy(self, logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
-        """As `Head.cross_entropy`."""
+        """See `Head.cross_entropy`."""
         logits_NV = _widened(logits_NV)
         loss = nn.functional.cross_entropy(logits_NV, target_N, reduction="sum")
         return loss, (logits_NV.argmax(-1) == target_N).sum()
 
     def scores(self, logits_NV: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
-        """As `Head.scores`."""
+        """See `Head.scores`."""
         log_p_NV = _widened(logits_NV).log_softmax(-1)
         entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
         return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)

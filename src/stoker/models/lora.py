@@ -69,7 +69,7 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
         and layer.active_adapters == [name]
         and not torch.is_autocast_enabled(x.device.type)
     )
-    # bitsandbytes rounds activations to 8 bits for inference, and so will whoever loads the adapter.
+    # bitsandbytes rounds activations to 8 bits for inference, and so does every program that loads the adapter.
     infers = unpack is not None and not layer.training
     if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)

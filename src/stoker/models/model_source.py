@@ -68,7 +68,7 @@ def _is_folder_without_models(path: Path) -> bool:
 
 
 def located(name: str, base: Path) -> ModelSource:
-    """The same, or a `UserError`."""
+    """Resolves a model's name; raises a `UserError` where nothing has it."""
     source = locate(name, base)
     if source is None:
         raise UserError(f"there is no model {name!r}")
@@ -104,7 +104,7 @@ def _neighbour(path: Path) -> str:
 
 
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
-    """The same about a tokenizer that the job names."""
+    """(what is wrong, what to write) about a tokenizer that the job names, else None."""
     name = block.tokenizer
     if name is None or locate(name, base) or exists(absolute(name, base) / "tokenizer.json"):
         return None

@@ -102,7 +102,7 @@ def search(
     nearest: LayoutPlan | None = None
     looked_at = 0
     simplest: dict[int, LayoutPlan] = {}  # the fastest, by how much a layout is made of
-    limit = inf  # seconds from which on a plan matters no more
+    limit = inf  # seconds; slower plans are discarded
     settled = False  # whether to offload would only be slower: it fits without, or is too slow already
     for least, root in sorted(roots, key=lambda pair: pair[0]):
         if least >= limit:

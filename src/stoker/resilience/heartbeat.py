@@ -76,7 +76,7 @@ class Listener:
         return None
 
     def close(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
         while self._files:
             self._files.popitem()[1].close()
 

@@ -69,7 +69,7 @@ class KeptEvaluation:
     details: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """As it is written; numbers that are not finite are null."""
+        """The contents of the file; numbers that are not finite are null."""
         whole: dict[str, Any] = _finite({"version": VERSION, **asdict(self)})
         return whole
 

@@ -59,7 +59,7 @@ def wrong(message: str, *, param: str | None = None, code: str | None = None) ->
 
 
 def of_user_error(error: UserError, *, param: str | None = None) -> ApiError:
-    """The same for what the rooms below refuse."""
+    """The response for an error that the rooms below raise."""
     message = "; ".join(str(problem) for problem in error.problems)
     code = "context_length_exceeded" if "was built for" in message else None
     return wrong(message, param=param, code=code)

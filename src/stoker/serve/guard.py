@@ -28,7 +28,7 @@ class ClientLeft(Exception):
 
 
 class Guard:
-    """Refuses whoever may not ask, and counts requests. An ASGI application around another."""
+    """ASGI middleware that checks authorisation and limits, and counts requests."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics, paths: frozenset[str]) -> None:
         self._app, self._options, self._metrics, self._paths = app, options, metrics, paths

@@ -29,7 +29,7 @@ from stoker.serve.sse import EventStream
 from stoker.serve.torch_server import options_of, tls_of
 
 LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
-"""Fields that a program would pass over without a word."""
+"""Request fields that each program ignores without an error."""
 
 
 class Proxy:

@@ -193,7 +193,7 @@ class CallFinder:
                 said += mark + body + self._format.end
 
     def finish(self) -> tuple[str, list[ToolCall]]:
-        """The same for the rest, once there is no more."""
+        """The remaining text and calls, after the last token."""
         mark, self._inside = self._inside, ""
         text, self._text = self._text, ""
         calls = self._read(text) if mark else []
@@ -228,7 +228,7 @@ class CallFinder:
 
 
 class ForcedCall:
-    """The same for an answer that a grammar makes one call, as JSON."""
+    """Parses an answer that a grammar restricts to one call in JSON."""
 
     def __init__(self) -> None:
         self._text = ""

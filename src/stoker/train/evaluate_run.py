@@ -54,7 +54,7 @@ class MeasuredLoss:
         return nats / math.log(2) / self.text_bytes if self.text_bytes and self.evaluation.perplexity else None
 
     def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
+        """The values for `--json`."""
         return {
             "loss": self.evaluation.loss,
             "perplexity": self.evaluation.perplexity,

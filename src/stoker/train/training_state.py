@@ -37,7 +37,7 @@ class TrainingState:
         self._names = (pieces, aliases)
 
     def now(self, progress: Progress) -> State:
-        """As it is, by reference."""
+        """The current state, by reference."""
         return State(
             progress.step,
             {**held_weights(self._model, *self._names), **held_moments(self._model, self._optimizer, *self._names)},

@@ -26,7 +26,7 @@ class Check:
     comparison: TraceComparison | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As other programs read it."""
+        """The values for `--json`."""
         sizes = self.comparison.as_json() if self.comparison else {}
         return {"passed": self.passed, "reason": self.reason, **sizes}
 

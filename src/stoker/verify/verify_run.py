@@ -67,7 +67,7 @@ class Trace(Computed):
 
 
 class _Listening(Heart):
-    """Tells whoever counts masks where the run is."""
+    """Reports where the run is to the counter of masks."""
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws

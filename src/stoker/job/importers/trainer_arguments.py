@@ -96,7 +96,7 @@ def read_model(config: ConfigReader) -> None:
 
 
 def leave_trust(config: ConfigReader) -> None:
-    """Whether a model's own code may run is for whoever runs the job to say, not for whoever wrote the file."""
+    """The option that allows a model's own code to run; the person who runs the job sets it, not the imported file."""
     trusted = config.flag("trust_remote_code") or False
     why = "add `model.trust_remote_code=true` if you trust the model" if trusted else "the default"
     config.drop("trust_remote_code", why, matters=trusted)

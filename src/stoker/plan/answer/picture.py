@@ -195,7 +195,7 @@ def byte_unit(size: float) -> tuple[float, str]:
 
 
 def shortened(words: str, pixels: float) -> str:
-    """As much of a label as fits."""
+    """The part of a label that fits."""
     letters = int(pixels / LETTER)
     return words if len(words) <= letters else words[: max(letters - 1, 0)] + "…"
 
