@@ -10,12 +10,12 @@ from evaluation_rows import write_lines
 
 from stoker.cli.main import main
 from stoker.data.chat_template import ChatTemplate
-from stoker.evaluate.answer_rows import AnswerRow
 from stoker.evaluate.compare_prompts import rank
 from stoker.evaluate.prompt_templates import PromptTemplate, as_chat_template
 from stoker.evaluate.scored_answers import ScoredAnswer
-from stoker.evaluate.scorers import Score
 from stoker.generate.open_model import open_model
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.scorers import Score
 
 
 def scored(values: list[float]) -> list[ScoredAnswer]:

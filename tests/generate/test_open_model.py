@@ -7,9 +7,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from stoker.evaluate.answer_rows import AnswerRow
 from stoker.evaluate.ask_model import prompts_of
 from stoker.generate.open_model import open_model
+from stoker.scoring.answer_rows import AnswerRow
 
 
 def test_plain_text_follows_what_the_tokenizer_puts_before_documents(tokenizer: Tokenizer, tmp_path: Path) -> None:

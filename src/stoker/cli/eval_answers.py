@@ -8,10 +8,10 @@ from pathlib import Path
 
 from stoker.cli.eval_report import evaluation, finish
 from stoker.cli.trust_options import trusted
-from stoker.evaluate.answer_rows import read_answer_rows
 from stoker.evaluate.ask_model import AskSettings
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer, answer, details, figures, open_questions
 from stoker.generate.open_model import OpenModel, open_model
+from stoker.scoring.answer_rows import read_answer_rows
 
 DEFAULT_SCORERS = ("exact", "normalised")
 

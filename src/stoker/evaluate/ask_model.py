@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.evaluate.answer_rows import AnswerRow
 from stoker.generate.answer_text import Answer, answer_all
 from stoker.generate.engine import prompt_too_long
 from stoker.generate.open_model import OpenModel
 from stoker.generate.request import Request, Sampling
+from stoker.scoring.answer_rows import AnswerRow
 
 
 @dataclass(frozen=True)

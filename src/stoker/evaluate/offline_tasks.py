@@ -20,7 +20,7 @@ import numpy as np
 from stoker.data import offline_corpora
 from stoker.data.readers import decode
 from stoker.errors import Problem, UserError
-from stoker.evaluate.sandbox import run_program, sandbox_problem
+from stoker.scoring.sandbox import run_program, sandbox_problem
 
 PREFIX = "offline"
 INSTALL = "pip install 'stoker[evaluate]'"

@@ -18,8 +18,8 @@ from typing import Any
 
 from stoker.data.chat_template import NONE
 from stoker.errors import Problem, UserError, reading
-from stoker.evaluate.answer_rows import AnswerRow, as_text
 from stoker.generate.open_model import OpenModel
+from stoker.scoring.answer_rows import AnswerRow, as_text
 
 PARTS = ("system", "user")
 PROMPT = "prompt"  # the variable that is the row's own prompt where there is no such column

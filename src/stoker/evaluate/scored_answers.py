@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.evaluate.answer_rows import AnswerRow, AnswerRows
 from stoker.evaluate.ask_model import AskSettings, ask, prompts_of
 from stoker.evaluate.intervals import Mean, mean_of
-from stoker.evaluate.scorers import FOREIGN, Score, Scorer, scorers_of
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
+from stoker.scoring.answer_rows import AnswerRow, AnswerRows
+from stoker.scoring.scorers import FOREIGN, Score, Scorer, scorers_of
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from typing import Any
 import regex
 
 from stoker.errors import Problem, UserError, reading, reason_of
-from stoker.evaluate.answer_rows import AnswerRow
-from stoker.evaluate.judge import Judge, open_judge
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.judge import Judge, open_judge
 
 PATTERN_SECONDS = 5.0  # patterns may take exponential time
 INSTALL = "pip install 'stoker[evaluate]'"

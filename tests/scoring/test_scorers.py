@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import UserError
-from stoker.evaluate.answer_rows import AnswerRow
-from stoker.evaluate.scorers import last_number, normalised, scorer_of, scorers_of
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.scorers import last_number, normalised, scorer_of, scorers_of
 
 
 def row(expected: object = None, scorers: tuple[str, ...] = (), **fields: object) -> AnswerRow:
@@ -144,6 +144,6 @@ def test_what_the_command_line_names_a_row_may_name(tmp_path: Path) -> None:
 
 
 def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.evaluate.scorers.PATTERN_SECONDS", 0.05)
+    monkeypatch.setattr("stoker.scoring.scorers.PATTERN_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
         score("regex", "a" * 60 + "b", r"^(a|aa)+$")

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.errors import CannotRun
-from stoker.evaluate import sandbox_child
+from stoker.scoring import sandbox_child
 
 SECONDS = 10.0
 MEMORY = 1 << 30  # bytes of address space

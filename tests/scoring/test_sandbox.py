@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker.evaluate.sandbox import Outcome, run_program, sandbox_problem
-from stoker.evaluate.sandbox_child import NAMES, SYSCALLS
+from stoker.scoring.sandbox import Outcome, run_program, sandbox_problem
+from stoker.scoring.sandbox_child import NAMES, SYSCALLS
 
 pytestmark = pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from stoker.errors import RunFailed
-from stoker.evaluate import judge as judging
-from stoker.evaluate.judge import TOKEN, Judge, open_judge
+from stoker.scoring import judge as judging
+from stoker.scoring.judge import TOKEN, Judge, open_judge
 
 
 class FakeJudge(HTTPServer):
