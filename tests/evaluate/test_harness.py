@@ -55,7 +55,7 @@ def ours(base: Path) -> HarnessModel:
 def theirs(base: Path, ours: HarnessModel) -> Any:
     from lm_eval.models.huggingface import HFLM
 
-    return HFLM(pretrained=str(base / "tiny"), device="cpu", dtype="float32", batch_size=1, max_length=ours.max_length)
+    return HFLM(pretrained=str(base / "tiny"), device="cpu", dtype="float32", batch_size=1)
 
 
 def test_log_likelihoods_are_the_harness_own(ours: HarnessModel, theirs: Any) -> None:

@@ -142,10 +142,12 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_both_numbers() -> None:
     assert len(engine.run([Request(tuple(range(60)), 100)])[0].tokens) == 4
 
 
-def test_scores_of_a_prompt_are_those_of_a_whole_pass() -> None:
+@pytest.mark.parametrize("answer", [0, 1])
+def test_scores_of_a_prompt_are_those_of_a_whole_pass(answer: int) -> None:
     engine = engine_of("gemma2")
     asked = prompts((30, 12))
-    for generation in engine.run([Request(p, 1, score_prompt=True, alternatives=2) for p in asked]):
+    for generation in engine.run([Request(p, answer, score_prompt=True, alternatives=2) for p in asked]):
+        assert (len(generation.tokens), generation.ended) == (answer, "length")
         prompt = generation.request.prompt
         expected = log_probabilities(engine, prompt)
         assert [token.id for token in generation.scored] == list(prompt[1:])
@@ -153,6 +155,23 @@ def test_scores_of_a_prompt_are_those_of_a_whole_pass() -> None:
             assert token.log_probability == pytest.approx(float(expected[place, token.id]), abs=1e-10)
             best = expected[place].topk(2)
             assert [i for i, _ in token.alternatives] == best.indices.tolist()
+
+
+def test_a_prompt_is_scored_without_a_step_up_to_the_context_and_one_token_more() -> None:
+    engine = engine_of("llama")
+    (long,) = prompts((65,))
+    with engine.decoder.at_work():
+        scored = engine.submit(Request(long, 0, score_prompt=True))
+        alone = engine.submit(Request(long[:1], 0, score_prompt=True))
+        while engine.busy:
+            engine.step()
+    assert scored.ended == alone.ended == "length" and not scored.tokens
+    assert [token.id for token in scored.scored] == list(long[1:]) and not alone.scored
+    expected = log_probabilities(engine, long[:64])
+    got = [token.log_probability for token in scored.scored]
+    assert got == pytest.approx([float(expected[place, token]) for place, token in enumerate(long[1:])], abs=1e-10)
+    with pytest.raises(UserError, match="the prompt is 66 tokens"):
+        engine.submit(Request((*long, 1), 0, score_prompt=True))
 
 
 def test_a_stop_token_ends_an_answer_and_no_other() -> None:

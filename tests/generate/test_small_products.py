@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stoker.generate.small_products import MOST, product, small_products
+from stoker.generate.small_products import MOST, plain_linears, product, small_products
 
 
 @pytest.mark.parametrize("rows", range(1, MOST + 1))
@@ -24,7 +24,7 @@ def test_layers_compute_as_before_after_the_block_and_with_more_rows_or_another_
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 4)).eval()
     few, many = torch.randn(2, 3, 8), torch.randn(MOST + 1, 8)
     expected_few, expected_many = model(few), model(many)
-    with small_products(model):
+    with small_products(plain_linears(model)):
         assert "forward" in vars(model[0])
         torch.testing.assert_close(model(few), expected_few)
         assert torch.equal(model(many), expected_many)
@@ -35,6 +35,6 @@ def test_layers_compute_as_before_after_the_block_and_with_more_rows_or_another_
 def test_a_layer_whose_forward_was_replaced_keeps_it() -> None:
     layer = nn.Linear(4, 4)
     replaced = layer.forward = lambda x: x + 1  # type: ignore[method-assign]
-    with small_products(layer):
+    with small_products([layer]):
         assert layer.forward is replaced
     assert layer.forward is replaced

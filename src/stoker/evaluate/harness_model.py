@@ -39,12 +39,9 @@ class HarnessModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text that go into the model to score those after the first.
-
-        Two fewer than its context: the engine computes the text's last token as well, and keeps room for one more.
-        """
+        """Tokens of a text that go into the model to score those after the first."""
         context = self._model.decoder.context
-        return UNLIMITED if context is None else context - 2
+        return UNLIMITED if context is None else context
 
     @property
     def eot_token_id(self) -> int:
@@ -86,7 +83,7 @@ class HarnessModel(TemplateLM):
         for first in range(0, len(requests), AT_ONCE):
             part = [(context, after) for _, context, after in requests[first : first + AT_ONCE]]
             asked = [
-                Request(tuple([*context, *after][-self.max_length - 1 :]), 1, alternatives=1, score_prompt=True)
+                Request(tuple([*context, *after][-self.max_length - 1 :]), 0, alternatives=1, score_prompt=True)
                 for context, after in part
             ]
             generations = self._engine.run(asked)

@@ -106,13 +106,6 @@ class RowCache(Cache):
         self.end = 0
         self._written: list[int] = []  # the column after each row's tokens that are there before the pass
 
-    def __len__(self) -> int:
-        return len(self.layers)
-
-    def length(self, row: int) -> int:
-        """Tokens of a row."""
-        return self.end - self.starts[row]
-
     @property
     def longest(self) -> int:
         """Tokens of the longest row."""
@@ -151,31 +144,31 @@ class RowCache(Cache):
         """Ends a pass."""
         self.end += tokens
 
-    def open(self, lengths: Sequence[int], pieces: Sequence[Sequence[Kept]]) -> None:
-        """Lays out rows of these lengths, whose first tokens are known, in an empty cache.
+    def open(self, lengths: Sequence[int], known: Sequence[Kept | None]) -> None:
+        """Lays out rows of these lengths, with the keys and values of their first tokens, in an empty cache.
 
         The next pass begins at the first token of any row that is not known.
         """
         width = max(lengths)
         self._reserve(len(lengths), width)
         self.starts = [width - length for length in lengths]
-        self._written = [self._fill(row, start, pieces[row]) for row, start in enumerate(self.starts)]
+        self._written = [self._fill(row, start, known[row]) for row, start in enumerate(self.starts)]
         self.end = min(self._written)
 
-    def add(self, pieces: Sequence[Kept]) -> None:
-        """Appends a row that holds the tokens of consecutive pieces and ends where all end."""
-        length, row = sum(piece[0][0].shape[1] for piece in pieces), len(self.starts)
+    def add(self, kept: Kept) -> None:
+        """Appends a row that ends where all end."""
+        length, row = kept[0][0].shape[1], len(self.starts)
         if not self.starts:
             self.end = 0
         self._reserve(row + 1, max(self.end, length), by=max(0, length - self.end))
         if not self.starts:
             self.end = length
         self.starts.append(self.end - length)
-        self._written.append(self._fill(row, self.end - length, pieces))
+        self._written.append(self._fill(row, self.end - length, kept))
 
-    def kept(self, row: int, first: int, last: int) -> Kept:
-        """The keys and values of a row's tokens first .. last-1; they change with the cache."""
-        columns = slice(self.starts[row] + first, self.starts[row] + last)
+    def kept(self, row: int) -> Kept:
+        """The keys and values of a row; they change with the cache."""
+        columns = slice(self.starts[row], self.end)
         return tuple((keys[row, :, columns], values[row, :, columns]) for keys, values in self._held())
 
     def drop(self, row: int) -> None:
@@ -190,17 +183,18 @@ class RowCache(Cache):
         self.starts.pop()
         self._written.pop()
 
-    def _fill(self, row: int, column: int, pieces: Sequence[Kept]) -> int:
-        for piece in pieces:
-            tokens = piece[0][0].shape[1]
-            for layer, (keys, values) in zip(self._layers, piece, strict=True):
-                if not layer.is_initialized:
-                    layer.lazy_initialization(keys[None], values[None])
-                assert layer.keys is not None and layer.values is not None
-                layer.keys[row, :, column : column + tokens] = keys
-                layer.values[row, :, column : column + tokens] = values
-            column += tokens
-        return column
+    def _fill(self, row: int, column: int, kept: Kept | None) -> int:
+        """Writes keys and values into a row from a column on; gives the column after them."""
+        if kept is None:
+            return column
+        end = column + kept[0][0].shape[1]
+        for layer, (keys, values) in zip(self._layers, kept, strict=True):
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys[None], values[None])
+            assert layer.keys is not None and layer.values is not None
+            layer.keys[row, :, column:end] = keys
+            layer.values[row, :, column:end] = values
+        return end
 
     def _reserve(self, rows: int, end: int, *, by: int = 0) -> None:
         """Makes room for rows and for columns before ``end``; moves what there is by ``by`` columns."""

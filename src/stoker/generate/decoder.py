@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from typing import Any, TypeVar
 
@@ -18,11 +19,11 @@ from torch import Tensor, nn
 from stoker.errors import UserError
 from stoker.generate.cache import Kept, RowCache
 from stoker.generate.request import BASE
-from stoker.generate.small_products import small_products
+from stoker.generate.small_products import plain_linears, small_products
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.virtual_tokens import Prefix, virtual_of
+from stoker.models.virtual_tokens import Prefix, Prompt, virtual_of
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
@@ -64,6 +65,26 @@ class Decoder:
         """Names of the adapters in memory."""
         return tuple(self.model.peft_config) if isinstance(self.model, PeftModel) else ()
 
+    @cached_property
+    def _linears(self) -> list[nn.Linear]:
+        return plain_linears(self.language.model)
+
+    @cached_property
+    def _virtual(self) -> Prompt | Prefix | None:
+        return virtual_of(self.model)
+
+    @cached_property
+    def _body(self) -> nn.Module:
+        """What gives the last hidden states, or without a head of its own the logits."""
+        model = self.language.model
+        body = model if self.language.head is None or model.base_model is model else model.base_model
+        assert isinstance(body, nn.Module)
+        return body
+
+    @cached_property
+    def _takes_positions(self) -> bool:
+        return "position_ids" in signature(self._body.forward).parameters
+
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Encloses passes: evaluation mode, no gradients, the precision of the device."""
@@ -75,22 +96,29 @@ class Decoder:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
-            stack.enter_context(small_products(self.language.model))
-            self.model.eval()
+            stack.enter_context(small_products(self._linears))
+            if training:
+                self.model.eval()
             try:
                 yield
             finally:
-                self.model.train(training)
+                if training:
+                    self.model.train()
                 if self.release is not None:
                     self.release()
 
-    @contextmanager
-    def using(self, adapter: str | None) -> Iterator[None]:
-        """Makes the model compute with an adapter within the block.
+    def check_adapter(self, adapter: str | None) -> None:
+        """Refuses what `using` cannot use.
 
         Raises:
             UserError: there is no adapter of this name.
         """
+        if adapter and adapter not in self.adapters:
+            raise UserError(f"there is no adapter {adapter!r}; there are: {', '.join(self.adapters) or 'none'}")
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Makes the model compute with an adapter within the block; see `check_adapter`."""
         if adapter is None:
             yield
         elif adapter == BASE:
@@ -98,8 +126,7 @@ class Decoder:
                 yield
         else:
             model = self.model
-            if not isinstance(model, PeftModel) or adapter not in model.peft_config:
-                raise UserError(f"no adapter {adapter!r}; there are: {', '.join(self.adapters) or 'none'}")
+            assert isinstance(model, PeftModel)
             before = model.active_adapter
             model.set_adapter(adapter)
             try:
@@ -109,14 +136,14 @@ class Decoder:
 
     def virtual_ids(self, adapter: str | None) -> list[int]:
         """Ids of the virtual tokens before every row; negative where they are keys and values only."""
-        found = virtual_of(self.model)
+        found = self._virtual
         if adapter == BASE or found is None:
             return []
         return list(range(-found.config.num_virtual_tokens, 0)) if isinstance(found, Prefix) else found.ids
 
     def virtual_keys_values(self, adapter: str | None) -> Kept | None:
         """Keys and values before every row; None without a prefix. To be called within `at_work`."""
-        found = virtual_of(self.model)
+        found = self._virtual
         if not isinstance(found, Prefix) or adapter == BASE:
             return None
         return tuple((keys[0], values[0]) for keys, values in found.keys_and_values(1, self.language.model.dtype))
@@ -130,7 +157,7 @@ class Decoder:
         """
         if self.others is not None:
             self.others(True)
-        with _prefix_given(self.model):
+        with _prefix_given(self._virtual):
             found = self.within(lambda: read(self._hidden(ids_BT, cache)))
         cache.advance(ids_BT.shape[1])
         return found
@@ -139,12 +166,12 @@ class Decoder:
         """Takes part in the passes of other processes until none of them has any left."""
         while self.others is not None and self.others(False):
             cache = RowCache(self.layers)
-            cache.open([1], [[]])
+            cache.open([1], [None])
             self._nothing(cache)
 
     def _nothing(self, cache: RowCache) -> None:
         ids_BT = torch.zeros(1, 1, dtype=torch.int64, device=self.device.torch)
-        with _prefix_given(self.model):
+        with _prefix_given(self._virtual):
             self.within(lambda: self.logits(self._hidden(ids_BT, cache)[:, -1]))
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -157,22 +184,18 @@ class Decoder:
 
     def _hidden(self, ids_BT: Tensor, cache: RowCache) -> Tensor:
         """The last hidden states, shape (B, T, D); without a head of its own the model's logits, shape (B, T, V)."""
-        language = self.language
         mask, positions = cache.begin(ids_BT.shape[1], ids_BT.device)
-        model = language.model
-        body = model if language.head is None or model.base_model is model else model.base_model
-        takes_positions = "position_ids" in signature(body.forward).parameters
         arguments: dict[str, Any] = {"input_ids": ids_BT, "past_key_values": cache, "use_cache": True}
         if mask is not None:
             arguments["attention_mask"] = mask.to(torch.int64)
-        elif not takes_positions:
+        elif not self._takes_positions:
             arguments["attention_mask"] = torch.ones(
                 ids_BT.shape[0], int(positions.max()) + 1, dtype=torch.int64, device=ids_BT.device
             )
-        if takes_positions:
+        if self._takes_positions:
             arguments["position_ids"] = positions
-        found = body(**arguments)
-        return found.logits if language.head is None else found.last_hidden_state
+        found = self._body(**arguments)
+        return found.logits if self.language.head is None else found.last_hidden_state
 
 
 def decoder_of(model: nn.Module, device: Device, *, context: int | None = None) -> Decoder:
@@ -182,9 +205,8 @@ def decoder_of(model: nn.Module, device: Device, *, context: int | None = None) 
 
 
 @contextmanager
-def _prefix_given(model: nn.Module) -> Iterator[None]:
+def _prefix_given(found: Prompt | Prefix | None) -> Iterator[None]:
     """Keeps a prefix from filling the cache, which holds it already."""
-    found = virtual_of(model)
     if not isinstance(found, Prefix) or not found.enabled:
         yield
         return

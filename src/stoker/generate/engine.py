@@ -16,13 +16,12 @@ import torch
 from stoker.errors import Problem, UserError
 from stoker.generate.cache import RowCache
 from stoker.generate.decoder import Decoder
-from stoker.generate.prefill import Prefill
+from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.sampling import next_tokens
 from stoker.generate.waiting import Waiting
 
 PIECE = 512  # tokens of prompts in a pass, padding included, while answers are being written
-PIECE_ALONE = 2048  # and while none is
 AHEAD = 256  # tokens of an answer for which memory is set aside before it begins
 SHARE_OF_MEMORY = 0.25  # of what is free, for keys and values, on the CPU; most of a GPU's
 REMEMBERED = 0.25  # of this memory, for keys and values of earlier prompts
@@ -84,17 +83,15 @@ class Engine:
         Raises:
             UserError: the prompt is empty, too long for the model, or names an adapter that is not there.
         """
-        adapter = request.adapter
-        if adapter and adapter not in self.decoder.adapters:
-            names = ", ".join(self.decoder.adapters) or "none"
-            raise UserError(f"there is no adapter {adapter!r}; there are: {names}")
+        self.decoder.check_adapter(request.adapter)
         if not request.prompt:
             raise UserError("the prompt is empty: the model needs a token to begin with")
         if self.context is not None:
             room = self.context - len(request.prompt)
-            if room < 1:
+            # The last token of a prompt that is only scored is not computed.
+            if room < (1 if request.max_tokens else -1):
                 raise UserError(prompt_too_long(len(request.prompt), self.context))
-            if request.max_tokens > room:
+            if request.max_tokens > max(0, room):
                 request = replace(request, max_tokens=room)
         generation = Generation(request, listener)
         self._waiting.add(generation)
@@ -187,7 +184,7 @@ class Engine:
         """The next piece; after the last one the first tokens are drawn, and the prompts join their batch."""
         try:
             with self.decoder.using(prefill.adapter):
-                drawn = prefill.run(self.decoder, PIECE if self._batches else PIECE_ALONE)
+                drawn = prefill.run(self.decoder, PIECE if self._batches else PASS)
         except Exception as error:
             self._prefill = None
             self._end_failed([generation for _, generation in prefill.rows], error)
@@ -199,10 +196,11 @@ class Engine:
         for row, prompt in enumerate(prefill.prompts):
             if not prompt.generations:
                 self._waiting.remember(prefill.adapter, prompt.ids, prefill.kept(row))
-        for (row, generation), token in zip(prefill.rows, drawn, strict=True):
-            ending = _take(generation, token)
+        tokens = iter(drawn)
+        for row, generation in prefill.rows:
+            ending = _take(generation, next(tokens)) if generation.request.max_tokens else "length"
             if ending is None:
-                batch.cache.add([prefill.kept(row)])
+                batch.cache.add(prefill.kept(row))
                 batch.generations.append(generation)
                 generation.notify()
             else:
@@ -237,7 +235,7 @@ class Engine:
 
     def _remove(self, batch: _Batch, row: int) -> Generation:
         generation, cache = batch.generations[row], batch.cache
-        self._waiting.remember_row(generation, cache.kept(row, 0, cache.length(row)))
+        self._waiting.remember_row(generation, cache.kept(row))
         cache.drop(row)
         batch.generations[row] = batch.generations[-1]
         batch.generations.pop()

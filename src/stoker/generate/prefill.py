@@ -16,6 +16,7 @@ from stoker.generate.decoder import Decoder
 from stoker.generate.request import Generation, Token
 from stoker.generate.sampling import alternatives, next_tokens
 
+PASS = 2048  # most tokens in a pass, padding included
 SCORED = 128  # positions of a prompt whose logits are in memory at once
 
 
@@ -28,11 +29,13 @@ class Prompt:
             negative.
         known: keys and values of its first tokens.
         known_tokens: number of these.
+        virtual: number of the virtual tokens.
     """
 
     ids: np.ndarray
     known: Kept | None
     known_tokens: int
+    virtual: int
     generations: list[Generation]
 
     @property
@@ -43,7 +46,7 @@ class Prompt:
     @property
     def scored(self) -> Generation | None:
         """The generation whose prompt is scored; such a prompt has no other."""
-        return self.generations[0] if self.generations and self.generations[0].request.score_prompt else None
+        return self.generations[0] if self.generations and self.generations[0].unscored else None
 
 
 class Prefill:
@@ -52,7 +55,7 @@ class Prefill:
     def __init__(self, adapter: str | None, prompts: list[Prompt], layers: int) -> None:
         self.adapter, self.prompts = adapter, prompts
         self.cache = RowCache(layers)
-        self.cache.open([len(p.ids) for p in prompts], [[p.known] if p.known else [] for p in prompts])
+        self.cache.open([len(p.ids) for p in prompts], [p.known for p in prompts])
         self._ids_BC = np.zeros((len(prompts), max(len(p.ids) for p in prompts)), dtype=np.int64)
         for row, prompt in enumerate(prompts):
             self._ids_BC[row, self._ids_BC.shape[1] - len(prompt.ids) :] = np.maximum(prompt.ids, 0)
@@ -61,6 +64,11 @@ class Prefill:
     def left(self) -> int:
         """Columns to compute."""
         return self._ids_BC.shape[1] - self.cache.end
+
+    @property
+    def drawing(self) -> list[tuple[int, Generation]]:
+        """Those of `rows` that want a token."""
+        return [(row, generation) for row, generation in self.rows if generation.request.max_tokens]
 
     @property
     def rows(self) -> list[tuple[int, Generation]]:
@@ -73,7 +81,7 @@ class Prefill:
         return max(1, self.cache.nbytes // self._ids_BC.size)
 
     def run(self, decoder: Decoder, tokens: int) -> list[Token]:
-        """Computes a piece of about this many tokens; the first token of each generation after the last piece."""
+        """Computes a piece of about this many tokens; after the last piece the first tokens of `drawing`."""
         first = self.cache.end
         width = min(self.left, max(1, tokens // len(self.prompts)))
         ids_BT = torch.from_numpy(self._ids_BC[:, first : first + width]).to(decoder.device.torch)
@@ -83,17 +91,16 @@ class Prefill:
             for row, prompt in enumerate(self.prompts):
                 if prompt.scored is not None:
                     _score(decoder, prompt, self.cache.starts[row], first, hidden_BTD[row])
-            rows = self.rows
-            if not last or not rows:
+            if not last or not self.drawing:
                 return []
-            logits_NV = decoder.logits(hidden_BTD[[row for row, _ in rows], -1])
-            return next_tokens(logits_NV, [generation for _, generation in rows])
+            logits_NV = decoder.logits(hidden_BTD[[row for row, _ in self.drawing], -1])
+            return next_tokens(logits_NV, [generation for _, generation in self.drawing])
 
         return decoder.run(ids_BT, self.cache, read)
 
     def kept(self, row: int) -> Kept:
         """The keys and values of a prompt."""
-        return self.cache.kept(row, 0, len(self.prompts[row].ids))
+        return self.cache.kept(row)
 
 
 def _score(decoder: Decoder, prompt: Prompt, start: int, first: int, hidden_TD: Tensor) -> None:
@@ -105,13 +112,14 @@ def _score(decoder: Decoder, prompt: Prompt, start: int, first: int, hidden_TD: 
     """
     generation = prompt.scored
     assert generation is not None
-    virtual = len(prompt.ids) - len(generation.request.prompt)
-    columns = range(max(first, start + virtual), min(first + len(hidden_TD), start + len(prompt.ids) - 1))
+    ids = np.asarray(generation.request.prompt)
+    start += prompt.virtual  # column of the first token that is not virtual
+    columns = range(max(first, start), min(first + len(hidden_TD), start + len(ids) - 1))
     for begin in range(columns.start, columns.stop, SCORED):
         end = min(begin + SCORED, columns.stop)
         logits_NV = decoder.logits(hidden_TD[begin - first : end - first])
         log_p_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
-        targets_N = torch.from_numpy(prompt.ids[begin - start + 1 : end - start + 1]).to(log_p_NV.device)
+        targets_N = torch.from_numpy(ids[begin - start + 1 : end - start + 1]).to(log_p_NV.device)
         scores = log_p_NV.gather(1, targets_N[:, None]).squeeze(1).tolist()
         others = alternatives(log_p_NV, generation.request.alternatives)
         generation.scored += [Token(*token) for token in zip(targets_N.tolist(), scores, others, strict=True)]

@@ -94,7 +94,7 @@ class Request:
 
     Attributes:
         prompt: token ids.
-        max_tokens: most tokens of the answer, its stop token included.
+        max_tokens: most tokens of the answer, its stop token included; 0 to score the prompt only.
         stop_ids: tokens that end the answer.
         min_tokens: stop tokens are not drawn before this many others.
         alternatives: likeliest tokens that are given with each token of the answer.
@@ -162,6 +162,11 @@ class Generation:
     def so_far(self) -> tuple[int, ...]:
         """Token ids of the prompt and the answer."""
         return (*self.request.prompt, *self.ids)
+
+    @property
+    def unscored(self) -> bool:
+        """Whether the prompt's log-probabilities are still to be computed."""
+        return self.request.score_prompt and not self.tokens
 
     def notify(self) -> None:
         """Calls the listener."""

@@ -8,7 +8,7 @@ Shapes: N tokens, I input width, O output width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -37,14 +37,15 @@ def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
     return product(x.reshape(rows, -1), weight, layer.bias).view(*x.shape[:-1], -1)
 
 
+def plain_linears(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers of a model that are neither quantised nor anything else of their own."""
+    return [layer for layer in model.modules() if type(layer) is nn.Linear]
+
+
 @contextmanager
-def small_products(model: nn.Module) -> Iterator[None]:
-    """Gives the plain linear layers of a model on the CPU this product within the block."""
-    plain = [
-        layer
-        for layer in model.modules()
-        if type(layer) is nn.Linear and "forward" not in vars(layer) and layer.weight.device.type == "cpu"
-    ]
+def small_products(layers: Iterable[nn.Linear]) -> Iterator[None]:
+    """Gives those of the layers that are on the CPU this product within the block."""
+    plain = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.device.type == "cpu"]
     for layer in plain:
         layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
     try:

@@ -10,11 +10,10 @@ import numpy as np
 
 from stoker.generate.cache import Kept
 from stoker.generate.decoder import Decoder
-from stoker.generate.prefill import Prefill, Prompt
+from stoker.generate.prefill import PASS, Prefill, Prompt
 from stoker.generate.prefixes import Prefixes, common_length
 from stoker.generate.request import Generation
 
-MOST = 2048  # tokens of prompts that run together, padding included
 PADDING = 0.4  # most padding among them
 WORTH_SHARING = 32  # tokens of a common beginning that is computed first
 
@@ -111,7 +110,7 @@ class Waiting:
             generation, key = waiting.generation, waiting.ids.tobytes()
             if running + number >= rows or generation.request.adapter != adapter:
                 break
-            if generation.request.score_prompt:
+            if generation.unscored:
                 key += bytes(1 + len(prompts))  # no other shares it
             if key in prompts:
                 prompts[key].generations.append(generation)
@@ -119,7 +118,7 @@ class Waiting:
                 prompt = self._prompt(waiting)
                 widths = [prompt.new, *(p.new for p in prompts.values())]
                 padded = len(widths) * max(widths)
-                if prompts and (padded > MOST or sum(widths) < (1 - PADDING) * padded):
+                if prompts and (padded > PASS or sum(widths) < (1 - PADDING) * padded):
                     break
                 if not fits(generation, running + number):
                     break
@@ -129,9 +128,10 @@ class Waiting:
 
     def _prompt(self, waiting: _Waiting) -> Prompt:
         request = waiting.generation.request
-        known, tokens = self._known(request.adapter, waiting.ids, scored=request.score_prompt)
+        known, tokens = self._known(request.adapter, waiting.ids, scored=waiting.generation.unscored)
         waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
-        return Prompt(waiting.ids, known, tokens, [waiting.generation])
+        virtual = len(self._decoder.virtual_ids(request.adapter))
+        return Prompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 
     def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
         """Keys and values that need no computation, and their number: at least one token has to be computed."""
@@ -145,7 +145,7 @@ class Waiting:
     def _common_beginning(self, adapter: str | None, token_bytes: int) -> Prompt | None:
         """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
         first, *others = self._queue
-        if first.looked_for_others or first.generation.request.score_prompt:
+        if first.looked_for_others or first.generation.unscored:
             return None
         first.looked_for_others = True
         known, tokens = self._known(adapter, first.ids, scored=False)
@@ -153,16 +153,19 @@ class Waiting:
             common_length(first.ids, other.ids)
             for other in others
             if other.generation.request.adapter == adapter
-            and not other.generation.request.score_prompt
+            and not other.generation.unscored
             and not np.array_equal(first.ids, other.ids)
         ]
         length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
         length = min(length, len(first.ids) - 1)
         if length - tokens < WORTH_SHARING or length * token_bytes > self._prefixes.budget // 2:
             return None
-        return Prompt(first.ids[:length], known, tokens, [])
+        return Prompt(first.ids[:length], known, tokens, len(self._decoder.virtual_ids(adapter)), [])
 
     def _ids(self, generation: Generation) -> np.ndarray:
         """See `Prompt.ids`."""
         virtual = self._decoder.virtual_ids(generation.request.adapter)
-        return np.asarray([*virtual, *generation.so_far], dtype=np.int64)
+        ids = generation.so_far
+        if not generation.request.max_tokens:
+            ids = ids[:-1] or ids  # nothing is drawn after the last one
+        return np.asarray([*virtual, *ids], dtype=np.int64)

@@ -63,7 +63,7 @@ class CompletionAnswer:
                 body,
                 self.served,
                 ids,
-                max_tokens=max(1, body.max_tokens),
+                max_tokens=body.max_tokens,
                 alternatives=body.logprobs or 0,
                 score_prompt=body.echo and body.logprobs is not None,
             )
@@ -82,16 +82,13 @@ class CompletionAnswer:
                 self.usage.token_came()
                 choice = self._choices[delta.index]
                 text, tokens, finish = delta.text, list[Token](delta.tokens), delta.finish
-                if body.max_tokens == 0:
-                    text, tokens, finish = "", [], "length" if finish else None
                 if body.echo and not choice.opened:
                     first = [Token(choice.prompt[0], float("nan"))]
                     scored = delta.generation.scored if body.logprobs is not None else []
                     text, tokens = choice.prompt_text + text, [*first, *scored, *tokens]
                 choice.opened = True
                 if finish is not None:
-                    count = len(delta.generation.tokens) if body.max_tokens else 0
-                    self.usage.answer_of(count, delta.generation.shared)
+                    self.usage.answer_of(len(delta.generation.tokens), delta.generation.shared)
                 yield delta.index, text, tokens, finish
         finally:
             answers.close()

@@ -89,7 +89,7 @@ def mean_states(served: Served, rows: Sequence[Sequence[int]]) -> Tensor:
         before = [max(number, 0) for number in decoder.virtual_ids(adapter)]
         ids = [np.asarray([*before, *row], dtype=np.int64) for row in rows]
         cache = RowCache(decoder.layers)
-        cache.open([len(row) for row in ids], [[known] if known else [] for _ in ids])
+        cache.open([len(row) for row in ids], [known] * len(ids))
         width = max(len(row) for row in ids)
         ids_BC = np.zeros((len(ids), width), dtype=np.int64)
         for number, row in enumerate(ids):
