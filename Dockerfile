@@ -15,12 +15,15 @@ RUN pip wheel --no-deps --wheel-dir /wheels /source
 FROM ${BASE}
 ARG EXTRAS=gguf,parquet,zstd,quantise,sentencepiece
 COPY --from=wheel /wheels /wheels
+# A base may mark the system's Python as externally managed, and may have a user 1000 already.
+# The wheel has the version of the source and states those of its dependencies.
+# hadolint ignore=DL3013
 RUN wheel="$(ls /wheels/stoker-*.whl)" \
-    && pip install --no-cache-dir "$wheel[$EXTRAS]" \
-    && useradd --create-home --uid 1000 stoker \
-    && mkdir /work && chown stoker /work
-USER stoker
+    && PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir "${wheel}[${EXTRAS}]" \
+    && useradd --create-home --uid 1000 --non-unique stoker \
+    && mkdir /work && chown 1000 /work
+USER 1000
 WORKDIR /work
-ENV PYTHONUNBUFFERED=1 STOKER_CACHE=/home/stoker/cache
+ENV HOME=/home/stoker PYTHONUNBUFFERED=1 STOKER_CACHE=/home/stoker/cache
 ENTRYPOINT ["stoker"]
 CMD ["--help"]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dockerfile import copied
+
 SOURCE = Path(__file__).parents[1]
 WHEEL = f"stoker-{version('stoker')}-py3-none-any.whl"
 
@@ -35,10 +37,13 @@ def run(*command: object, cwd: Path) -> str:
 def test_the_first_steps_of_the_quickstart_from_the_wheel(tmp_path: Path) -> None:
     # A copy: setuptools would put what earlier builds left in the source's own build/lib into the wheel.
     source = tmp_path / "source"
-    shutil.copytree(SOURCE / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for path in SOURCE.glob("*"):
-        if path.is_file():
-            shutil.copy(path, source)
+    source.mkdir()
+    for name in copied(SOURCE / "Dockerfile"):  # all that the image is built from
+        if (SOURCE / name).is_dir():
+            ignored = shutil.ignore_patterns("*.egg-info", "__pycache__")
+            shutil.copytree(SOURCE / name, source / name, ignore=ignored)
+        else:
+            shutil.copy(SOURCE / name, source)
     venv.create(tmp_path / "empty", with_pip=True)
     folder = tmp_path / "empty" / "bin"
     outside = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
