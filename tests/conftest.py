@@ -9,6 +9,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from replay_in_process import replay_in_process
 from stoker.data.chat_template import BUILT_IN, ChatTemplate
 from stoker.data.tokenise import TextCodec
 from stoker.launch.process_pool import Pool
@@ -39,6 +40,13 @@ def stoker_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def one_thread() -> None:
     """Matrices this small are multiplied faster by one thread than by several that wait for each other."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def in_process_replay() -> Iterator[None]:
+    """Exports are replayed in this process."""
+    with replay_in_process():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stoker.checkpoint import export as exporting
-from stoker.checkpoint import export_check, replay
+from stoker.checkpoint import export_check
 from stoker.checkpoint.export import Export
 from stoker.checkpoint.export_check import Exported, export_run
 from stoker.checkpoint.load_run import open_run
@@ -50,20 +48,8 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(autouse=True)
-def here(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folder, in which a fresh process is this one: starting one takes seconds."""
+def here(base: Path, monkeypatch: pytest.MonkeyPatch, in_process_replay: None) -> None:
     monkeypatch.chdir(base)
-
-    def run(command: list[str], *, input: str, **_: Any) -> Any:
-        if "stoker.checkpoint.replay" not in command:
-            return honest(command, input=input, **_)
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "stdin", io.StringIO(input))
-            replay._main(command[-1:])
-        return type("Done", (), {"returncode": 0})
-
-    honest = replay.subprocess.run
-    monkeypatch.setattr(replay.subprocess, "run", run)
 
 
 def exported(base: Path, wanted: str) -> Exported:

@@ -35,9 +35,9 @@ def base(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
     return base
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize("form", ["adapter", "merged"])
-def test_a_fresh_process_answers_as_the_run(base: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_and_peft_answer_as_the_run(base: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export is replayed by plain transformers and peft before it is called done."""
     monkeypatch.chdir(base)
     assert main(["export", "job", "--format", form, "--to", f"out/{form}"]) == 0

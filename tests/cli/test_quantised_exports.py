@@ -58,7 +58,7 @@ def test_eval_measures_the_merged_model_in_fewer_bits(form: str, capsys: pytest.
     assert held != tuned and held == pytest.approx(tuned, rel=0.1 if form.startswith(("4", "int4")) else 0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_folder_in_fewer_bits_is_what_transformers_loads(
     form: str, base: Path, capsys: pytest.CaptureFixture[str]

@@ -155,7 +155,8 @@ def test_an_adapter_loads_in_plain_peft_to_the_same_logits(base: Path, capsys: p
     assert AutoTokenizer.from_pretrained(base / "out/adapter").chat_template == CHATML
 
 
-@pytest.mark.parametrize("run", ["lora", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("in_process_replay")
+@pytest.mark.parametrize("run", ["lora", "full"])
 def test_merged_weights_load_in_plain_transformers(base: Path, run: str) -> None:
     assert main(["export", run, "--format", "merged", "--to", f"out/merged-{run}"]) == 0
     plain = AutoModelForCausalLM.from_pretrained(base / f"out/merged-{run}").eval()
@@ -171,6 +172,7 @@ def test_a_gguf_is_replayed(base: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert Path(said["written"]).is_file() and "llama.cpp" in said["verified"]
 
 
+@pytest.mark.usefixtures("in_process_replay")
 @pytest.mark.parametrize("form", ["merged", "gguf"])
 def test_an_export_that_answers_otherwise_is_not_called_done(
     base: Path, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -190,6 +192,7 @@ def test_an_export_that_answers_otherwise_is_not_called_done(
     assert (base / f"out/broken-{form}.differs").exists()
 
 
+@pytest.mark.usefixtures("in_process_replay")
 def test_a_stop_token_that_got_lost_is_found(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The head's row of the stop token swapped for another: the logits of one token only."""
     from stoker.checkpoint.export_check import verify

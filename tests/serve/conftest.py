@@ -10,6 +10,7 @@ import pytest
 from serving import InProcess, in_process
 from tokenizers import Tokenizer
 
+from replay_in_process import replay_in_process
 from stoker.cli.main import main
 from stoker.data.chat_template import CHATML
 from tiny_llama import save_tiny_llama
@@ -36,7 +37,8 @@ def home(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path
         patch.chdir(home)
         for name in ("one", "two", "full"):
             assert main(["train", f"{name}.yaml"]) == 0
-        assert main(["export", "two", "--format", "adapter", "--to", "adapter"]) == 0
+        with replay_in_process():
+            assert main(["export", "two", "--format", "adapter", "--to", "adapter"]) == 0
     return home
 
 
