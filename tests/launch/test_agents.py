@@ -100,11 +100,18 @@ def workers() -> list[psutil.Process]:
     return [child for agent in BEGUN for child in psutil.Process(agent.pid).children()]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """The run of the same job that nothing happened to, whose two processes stoker starts itself."""
+    base = tmp_path_factory.mktemp("whole")
+    assert start(base, ["stoker", "train", "job.yaml", "output=whole"], "whole.log").wait() == 0
+    return RunFolder(base / "whole")
+
+
 @pytest.mark.parametrize("rendezvous", ["static", "c10d"])
 def test_a_killed_process_is_noticed_and_the_run_ends_as_if_nothing_had_happened(
-    rendezvous: str, tmp_path: Path
+    rendezvous: str, whole: RunFolder, tmp_path: Path
 ) -> None:
-    assert start(tmp_path, ["stoker", "train", "job.yaml", "output=whole"], "whole.log").wait() == 0
     start_agents(tmp_path, rendezvous)
     for node, at in enumerate((13, 27)):
         wait_for(lambda at=at: steps_done(tmp_path) >= at, tmp_path)  # type: ignore[misc]
@@ -113,7 +120,7 @@ def test_a_killed_process_is_noticed_and_the_run_ends_as_if_nothing_had_happened
         wait_for(lambda done=done: steps_done(tmp_path) > done + 2, tmp_path, NOTICED)  # type: ignore[misc]
     assert [agent.wait(120) for agent in BEGUN] == [0, 0]
 
-    ran, whole = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "whole")
+    ran = RunFolder(tmp_path / "run")
     resumed = [event for event in ran.read_events() if event["event"] == "resumed"]
     assert [event["where"] for event in resumed] == ["memory"] * 2
     losses = [[(line["step"], line["loss"]) for line in folder.read_metrics()] for folder in (ran, whole)]

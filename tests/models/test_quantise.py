@@ -38,12 +38,11 @@ OTHER_WIDTHS: dict[str, dict[str, Any]] = {
 }
 CPU = torch.device("cpu")
 FORMS = ("4bit", "8bit", "int8", "int4")
-OFTEN = (("gpt2", "4bit"), ("bloom", "4bit"), ("glm4", "4bit"), *(("llama", form) for form in FORMS))
 CELLS = [
-    pytest.param(f, form, marks=[] if (f, form) in OFTEN else [pytest.mark.slow])
-    for f in FAMILIES
+    (family, form)
+    for family in FAMILIES
     for form in FORMS
-    if (f, form) not in (("gpt2", "int8"), ("gpt2", "int4"))  # refused, see below
+    if (family, form) not in (("gpt2", "int8"), ("gpt2", "int4"))  # refused, see below
 ]
 
 
