@@ -68,6 +68,9 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
         advice = _advice(source, key) or "mend the rows; `stoker data` names each"
         return [loaded.problem(f"{key}.path", message, advice)]
     problems = []
+    if source.format == "question" and not task_of(loaded.job).prompts:
+        message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
+        problems.append(loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}"))
     if (source.format == "preference") != task_of(loaded.job).pairs:
         kinds = ("pairs, chosen and rejected", "one answer a row")
         rows, wanted = kinds if source.format == "preference" else reversed(kinds)

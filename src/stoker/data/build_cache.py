@@ -36,7 +36,7 @@ Report = Callable[[str, int, int, float | None], None]
 is unknown before the end (compressed files, columns)."""
 
 
-def find_format(source: Source, columns: Mapping[str, str]) -> str:
+def find_format(source: Source, columns: Mapping[str, str], *, questions: bool = False) -> str:
     """The format of a source, from its first sound rows; `UNREADABLE` where every row is broken.
 
     Raises:
@@ -56,7 +56,7 @@ def find_format(source: Source, columns: Mapping[str, str]) -> str:
     if not values:
         return UNREADABLE
     try:
-        return detect(values, columns)
+        return detect(values, columns, questions=questions)
     except UserError as error:
         raise UserError(
             *(replace(problem, message=f"{source.name}: {problem.message}") for problem in error.problems)

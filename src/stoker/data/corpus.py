@@ -167,10 +167,12 @@ def tokenise_source(
 ) -> TokenisedSource:
     """One source as tokens."""
     source = open_source(block, base)
-    found = find_format(source, block.columns) if block.format == "auto" else block.format
+    task = task_of(job)
+    found = find_format(source, block.columns, questions=task.prompts) if block.format == "auto" else block.format
     columns = tuple(sorted(block.columns.items()))
-    settings = RowSettings(found, columns, block.train_on, block.too_long, seq_len, special_tokens_of(block, found))
-    large = source.size_bytes > STREAM_ABOVE and not task_of(job).pairs
+    train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
+    settings = RowSettings(found, columns, train_on, block.too_long, seq_len, special_tokens_of(block, found))
+    large = source.size_bytes > STREAM_ABOVE and not (task.pairs or task.prompts)
     streams = (large if block.stream == "auto" else block.stream) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
         raise UserError(

@@ -14,16 +14,19 @@ from stoker.errors import Problem, UserError
 COMPARED = 1000  # columns that a name is looked for among
 
 
-def detect(rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | None = None) -> str:
+def detect(
+    rows: Sequence[dict[str, Any] | str], columns: Mapping[str, str] | None = None, *, questions: bool = False
+) -> str:
     """The format that most of `rows` have the columns of.
 
     Args:
         columns: the job's `{our name: the file's name}`.
+        questions: whether rows may be prompts without answers.
 
     Raises:
         UserError: no row fits any format; names the columns found and the nearest format.
     """
-    votes = Counter(found for row in rows if (found := format_of(row, columns or {})))
+    votes = Counter(found for row in rows if (found := format_of(row, columns or {}, questions=questions)))
     if votes:
         return votes.most_common(1)[0][0]
     names = list(dict.fromkeys(name for row in rows if isinstance(row, dict) for name in row))

@@ -8,6 +8,7 @@
 | prompt | prompt, completion: each text or a list of messages |
 | text | text |
 | preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools |
+| question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
 Some other names that published data sets use for these columns are accepted (`Format.aliases`).
@@ -93,23 +94,27 @@ def column_of(row: Mapping[str, Any], format: str, columns: Mapping[str, str], o
     return next((name for name in FORMATS[format].aliases.get(ours, ()) if name in row), ours)
 
 
-def format_of(row: dict[str, Any] | str, columns: Mapping[str, str], *, judged: bool = True) -> str | None:
+def format_of(
+    row: dict[str, Any] | str, columns: Mapping[str, str], *, judged: bool = True, questions: bool = False
+) -> str | None:
     """The first format whose needed columns are all there, under our names before aliases.
 
     Args:
         judged: whether a conversation with a verdict beside it is a format of its own.
+        questions: whether a prompt alone makes a row.
     """
     if isinstance(row, str):
         return "text"
     names = {*row, *(ours for ours, theirs in columns.items() if theirs in row)}
-    formats = {name: format.needed for name, format in FORMATS.items() if name != "judged"}
+    formats = {name: format.needed for name, format in FORMATS.items() if name not in ("judged", "question")}
     by_name = [name for name, needed in formats.items() if names.issuperset(needed)]
     by_alias = [
         name
         for name, needed in formats.items()
         if all({ours, *FORMATS[name].aliases.get(ours, ())} & names for ours in needed)
     ]
-    found = next(iter(by_name + by_alias), None)
+    question = ["question"] if questions and names & {"prompt", *FORMATS["question"].aliases["prompt"]} else []
+    found = next(iter(by_name + by_alias + question), None)
     if judged and found in CONVERSATIONS and verdict_of(row.get(columns.get("label", "label"))) is not None:
         return "judged"
     if found not in ("messages", "sharegpt"):
@@ -133,6 +138,10 @@ class _Row:
     def ignored(self) -> list[str]:
         """The columns with content that have not been read."""
         return [name for name, value in self._value.items() if name not in self._read and has_content(value)]
+
+    def use_all(self) -> None:
+        """Counts every column as read: rewards are given all of them."""
+        self._read.update(self._value)
 
     def as_conversation(self) -> Conversation:
         """The row in the format of a conversation that it fits.
@@ -224,6 +233,15 @@ def _prompt(row: _Row) -> Conversation:
     return Conversation(trained(messages), tools_of(row.get("tools")))
 
 
+def _question(row: _Row) -> Conversation:
+    """A prompt without an answer is one with an empty answer."""
+    turns = [*row.system(), *row.turns("prompt", "user")]
+    if turns[-1].role != "assistant":
+        turns.append(Message("assistant", ""))
+    row.use_all()
+    return Conversation(trained(turns), tools_of(row.get("tools")))
+
+
 def _text(row: _Row) -> Text:
     value = row.need("text")
     text = "" if value is None else text_of(value)
@@ -292,6 +310,7 @@ FORMATS: dict[str, Format] = {
         {"instruction": ("question", "query", "prompt"), "input": ("context",), "output": ("response", "answer")},
     ),
     "prompt": Format(_prompt, ("prompt", "completion")),
+    "question": Format(_question, ("prompt",), {"prompt": ("question", "query", "problem")}),
     "text": Format(_text, ("text",), {"text": ("content", "document")}),
     "judged": Format(_judged, ("messages", "label")),
 }

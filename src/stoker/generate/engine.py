@@ -48,7 +48,7 @@ class Engine:
         self.decoder = decoder
         on_gpu = decoder.device.type == "cuda"
         self._rows = rows or (256 if on_gpu else 64)
-        self._memory = memory or _free_memory(decoder.device.torch)
+        self._memory = memory or free_memory(decoder.device.torch)
         self._waiting = Waiting(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
@@ -283,7 +283,7 @@ def _end(generation: Generation, ending: Ending) -> None:
     generation.notify()
 
 
-def _free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.8)
     return int(psutil.virtual_memory().available * SHARE_OF_MEMORY)

@@ -48,9 +48,15 @@ def triangle_of(job: Job) -> BatchTriangle:
         accumulation=_number(train.accumulation),
         data_parallel=data_parallel_of(job),
         seq_len=seq_len_of(job) if task_of(job).text else None,
-        default_batch=task_of(job).batch,
+        default_batch=default_batch(job),
         pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
     )
+
+
+def default_batch(job: Job) -> int:
+    """Samples of a step where no corner of the triangle says."""
+    batch = task_of(job).batch
+    return batch(job) if callable(batch) else batch
 
 
 def _number(corner: int | str) -> int | None:

@@ -104,8 +104,7 @@ def _tuned(job: Job) -> dict[str, Decided]:
         return {"train.lr": lr, "train.weight_decay": Decided(0.0, "virtual tokens are not drawn to zero")}
     if method == "full":
         return {}
-    lr = Decided(2e-4, f"{method} adapters begin at zero and take ten times the rate of full tuning")
-    return {"train.lr": lr, "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning")}
+    return {"train.lr": task_of(job).adapter_lr, "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning")}
 
 
 def _sequences(job: Job) -> dict[str, Decided]:

@@ -79,9 +79,9 @@ class SourceBlock(Block):
         description="a file, glob, folder, hub data set id, or catalogue name; "
         ".jsonl .json .csv .parquet .txt, also .gz .zst",
     )
-    format: Literal["auto", "instruction", "messages", "sharegpt", "prompt", "text", "preference", "judged"] = Field(
-        default="auto", description="what the columns mean; found from the first rows unless given"
-    )
+    format: Literal[
+        "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "judged"
+    ] = Field(default="auto", description="what the columns mean; found from the first rows unless given")
     columns: dict[str, str] = Field(
         default_factory=dict, description="names of your columns, as {instruction: question, output: answer}"
     )

@@ -27,8 +27,10 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
+    from stoker.models.text import TextSide
     from stoker.parallel.mesh import Mesh
     from stoker.train.batch_extras import BatchExtras
+    from stoker.train.language_task import LanguageTask
     from stoker.train.prepare import Prepared
 
 B = TypeVar("B", bound=Block)
@@ -56,7 +58,8 @@ class TaskSpec:
     Attributes:
         name: as ``task:`` names it. A task with a block has it under this name.
         defaults: the values of ``auto`` keys that this task decides, by key, ``data.too_long`` for all sources.
-        batch: default samples per optimizer step.
+        batch: default samples per optimizer step, or what gives it for a job.
+        adapter_lr: default learning rate of adapters, and why.
         block: the keys of its own.
         block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
         reasons, examples: why a key of the block has its default, and a value that it can have; by key.
@@ -66,8 +69,12 @@ class TaskSpec:
         runs_code: whether the job names code to import.
         chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
         pairs: whether a row is two answers, chosen and rejected.
+        prompts: whether rows ask only, as the model's own answers are what it learns from. An answer in a row is what
+            rewards may expect.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
         extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
+        samples: what makes the task's samples, where they are not sequences of the corpus: called as
+            `stoker.train.language_task.LanguageTask` is.
         target: what the loss is the mean over, and the accuracy: ``token`` or ``document``.
         perplexity: whether exp(loss) is one.
         prepare: makes model, data and samples, where `stoker.train.prepare` does not.
@@ -79,7 +86,8 @@ class TaskSpec:
 
     name: str
     defaults: Callable[[Job], dict[str, Decided]]
-    batch: int = DEFAULT_BATCH
+    batch: int | Callable[[Job], int] = DEFAULT_BATCH
+    adapter_lr: Decided = Decided(2e-4, "adapters begin at zero and take ten times the rate of full tuning")
     block: type[Block] | None = None
     block_hint: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -90,8 +98,10 @@ class TaskSpec:
     runs_code: bool = False
     chat: bool = True
     pairs: bool = False
+    prompts: bool = False
     objective: Callable[[ResolvedJob], Objective] | None = None
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
+    samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
     target: str = "token"
     perplexity: bool = True
     prepare: Callable[[LoadedJob, Device, Mesh | None], Prepared] | None = None

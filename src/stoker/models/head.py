@@ -5,7 +5,7 @@ Shapes: N predicted positions, D width, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,11 @@ class Head:
         self.across.maximum(chosen_N)
         return chosen_N
 
+    def tempered(self, temperature: float) -> Head:
+        """The head whose logits are divided by a temperature."""
+        softcap = None if self.softcap is None else self.softcap / temperature
+        return self if temperature == 1 else replace(self, scale=self.scale / temperature, softcap=softcap)
+
     def cross_entropy(self, hidden_ND: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         """(summed cross entropy, float32 scalar with gradient; number of correct predictions, int64 scalar).
 
@@ -83,8 +88,15 @@ class Head:
         return LogitForm(self.scale, self.softcap, self.across)
 
 
+@dataclass(frozen=True)
 class LogitsHead:
-    """The interface of `Head` for a model that computes its own logits."""
+    """The interface of `Head` for a model that computes its own logits; they are divided by ``temperature``."""
+
+    temperature: float = 1.0
+
+    def tempered(self, temperature: float) -> LogitsHead:
+        """As `Head.tempered`."""
+        return LogitsHead(self.temperature * temperature)
 
     def likeliest(self, logits_NV: Tensor) -> Tensor:
         """See `Head.likeliest`."""
@@ -92,13 +104,13 @@ class LogitsHead:
 
     def cross_entropy(self, logits_NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
         """See `Head.cross_entropy`."""
-        logits_NV = _widened(logits_NV)
+        logits_NV = _widened(logits_NV) / self.temperature
         loss = nn.functional.cross_entropy(logits_NV, target_N, reduction="sum")
         return loss, (logits_NV.argmax(-1) == target_N).sum()
 
     def scores(self, logits_NV: Tensor, target_N: Tensor, *, entropy: bool = False) -> TokenScores:
         """See `Head.scores`."""
-        log_p_NV = _widened(logits_NV).log_softmax(-1)
+        log_p_NV = (_widened(logits_NV) / self.temperature).log_softmax(-1)
         entropy_N = torch.special.entr(log_p_NV.exp()).sum(-1) if entropy else None
         return TokenScores(log_p_NV.gather(1, target_N[:, None]).squeeze(1), entropy_N)
 

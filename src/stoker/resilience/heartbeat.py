@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import IO
 
 # In the order in which a process goes through them; those of a step are `STEP`.
-PHASES = ("start", "prepare", "restore", "data", "train", "optimizer", "evaluate", "save", "end")
+PHASES = ("start", "prepare", "restore", "rollouts", "data", "train", "optimizer", "evaluate", "save", "end")
 STEP = ("data", "train", "optimizer")
-FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "evaluate", "save")
+FIELDS = ("beat", "began", "phase", "step", "done", "steps", "own", "slowest", "rollouts", "evaluate", "save")
+LONG = ("rollouts", "evaluate", "save")  # phases between steps, whose longest is remembered
 SIZE = 8 * len(FIELDS)
 RUN_DELAY = Path("/proc/thread-self/schedstat")  # nanoseconds: on a processor, waiting for one; and the turns
 
@@ -37,7 +38,8 @@ class Pulse:
         steps: steps that this process has finished itself.
         own: seconds of its own work in them, without waiting for others.
         slowest: the longest of them, seconds.
-        evaluate, save: the longest evaluation and the longest save, seconds; 0 before the first.
+        evaluate, save, rollouts: the longest evaluation, the longest save and the longest sampling of answers, seconds;
+            0 before the first.
     """
 
     beat: float
@@ -49,6 +51,7 @@ class Pulse:
     slowest: float
     evaluate: float
     save: float
+    rollouts: float = 0.0
 
 
 def heart_file(folder: Path, rank: int) -> Path:
@@ -127,7 +130,7 @@ class Heart:
 
     def _ended(self, now: float, phase: str) -> None:
         """Accounts for the phase that ends now."""
-        if self._phase in ("evaluate", "save"):
+        if self._phase in LONG:
             self._set(self._phase, max(self._get(self._phase), now - self._wall))
         if self._phase == "optimizer":
             self._set("slowest", max(self._get("slowest"), now - self._step_began))
@@ -150,7 +153,7 @@ def _pulse(cells: bytes) -> Pulse | None:
     if not values["beat"]:
         return None
     whole = {name: int(values[name]) for name in ("step", "done", "steps")}
-    rest = {name: values[name] for name in ("beat", "own", "slowest", "evaluate", "save")}
+    rest = {name: values[name] for name in ("beat", "own", "slowest", *LONG)}
     return Pulse(phase=PHASES[int(values["phase"])], **whole, **rest)
 
 

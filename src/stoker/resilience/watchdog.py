@@ -12,7 +12,7 @@ from stoker.resilience.heartbeat import PHASES, Pulse
 TIMES = 10  # as long as the slowest step, before a process counts as hung
 LEAST = 120.0  # seconds; steps differ, and a file system may pause
 FIRST = 600.0  # seconds before the first step: weights are read, kernels compiled
-WAITED_FOR = {"evaluate": 1800.0, "save": 600.0}  # seconds that the first one may take; later ones `TIMES` the longest
+WAITED_FOR = {"rollouts": 1800.0, "evaluate": 1800.0, "save": 600.0}  # the first of them; later `TIMES` the longest
 WINDOW = 20  # steps over which the processes' own times are compared
 EXCESS = 0.005  # seconds a step below which a difference is of no account
 
@@ -54,7 +54,7 @@ def limit(pulse: Pulse, hang: float | Literal["auto"], longest: Mapping[str, flo
     Args:
         hang: the job's `faults.hang`. It is about steps: what comes before the first one, evaluations and saves have
             at least the limits that they have without it.
-        longest: seconds of the longest evaluation and the longest save so far, by phase.
+        longest: seconds of the longest so far of each phase in `WAITED_FOR`.
     """
     rule = max(LEAST, TIMES * pulse.slowest) if hang == "auto" else hang
     if pulse.phase in WAITED_FOR:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from stoker.checkpoint.collective import together
 from stoker.generate.decoder import Decoder
 from stoker.hardware.device import Device
 from stoker.models import packed_attention
@@ -67,6 +68,9 @@ class Engine(Protocol):
 
     def seat(self) -> int:
         """A number that tells processes apart that must draw other random numbers."""
+
+    def gather(self, mine: Callable[[], list[T]]) -> list[T]:
+        """What the data-parallel processes have, one after another, on every process. An error of one is all's."""
 
     def count(self, parts: Sequence[Part]) -> Counts:
         """Adds up what the processes' parts hold."""
@@ -122,6 +126,9 @@ class SingleProcess:
 
     def seat(self) -> int:
         return 0
+
+    def gather(self, mine: Callable[[], list[T]]) -> list[T]:
+        return mine()
 
     def count(self, parts: Sequence[Part]) -> Counts:
         return Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))
@@ -187,6 +194,12 @@ class Distributed:
         alike = mesh.at("tensor") if layout.sequence else 0  # without it, tensor processes drop the same
         place = (mesh.at("pipe") * layout.data + mesh.data_index) * layout.context + mesh.at("context")
         return place * layout.tensor + alike
+
+    def gather(self, mine: Callable[[], list[T]]) -> list[T]:
+        mesh = self._mesh
+        counts = not any(mesh.at(axis) for axis in ("tensor", "context", "pipe"))
+        found = together(lambda: (mesh.data_index, mine()) if counts else None)
+        return [one for _, some in sorted(filter(None, found), key=lambda pair: pair[0]) for one in some]
 
     def count(self, parts: Sequence[Part]) -> Counts:
         mine = Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))

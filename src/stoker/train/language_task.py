@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -19,9 +19,11 @@ from stoker.models.collate import Inputs, nothing
 from stoker.models.language_model import LanguageModel, has_dropout
 from stoker.models.objective import Loss, Measures, Objective, next_token
 from stoker.train.batch_extras import BatchExtras
+from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
 
 HOST = torch.device("cpu")
@@ -101,8 +103,18 @@ class LanguageTask:
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return self._extras.of_passes(parts, engine, passes)
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: Engine, folder: RunFolder) -> None:
         self._extras.begin(self, engine)
+
+    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
+        return ()
+
+    def evaluate(self, engine: Engine) -> Evaluation | None:
+        return evaluate(self, engine)
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {}
 
     def nothing(self) -> Part:
         row = nothing(self.device)

@@ -25,7 +25,7 @@ from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
 from stoker.train.engine import Engine
-from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
 from stoker.train.lr_schedule import Schedule
 from stoker.train.metrics_log import MetricsLog
@@ -118,7 +118,7 @@ class Loop:
         Raises:
             RunFailed: none of the checkpoints can be read, or all have been removed.
         """
-        self.task.begin(self.engine)
+        self.task.begin(self.engine, self.folder)
         if self._restore():
             return self.progress.step
         by_first(lambda: check_none_lost(self.folder, self.store.folder))
@@ -194,6 +194,10 @@ class Loop:
     def _take(self, step: int) -> StepResult:
         span = self._span(self.progress.samples)
         following = self._span(span[1]) if step < self.plan.steps else None
+        self.heart.beat("rollouts", step)
+        for alarm in self.task.reach(*span, step, self.engine):
+            self._event("alarm", step=step, what=alarm)
+            self.display.note(f"step {step}: {alarm}")
         lr = self.schedule.lr(step)
         result = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=self.stop.is_made)
         self._stop = result.asked
@@ -271,7 +275,7 @@ class Loop:
     def _evaluate(self) -> Evaluation | None:
         begin = time.perf_counter()
         self.heart.beat("evaluate", self.progress.step)
-        evaluation = evaluate(self.task, self.engine)
+        evaluation = self.task.evaluate(self.engine)
         if evaluation is None:
             return None
         step = self.progress.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,11 @@ from stoker.data.order import permute, stream_key
 from stoker.errors import UserError
 from stoker.models.objective import Loss, Measures
 from stoker.parallel.batch_norm import uncounted
+from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.task import Part, with_tensors
 
 if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
 
 EVALUATION_SAMPLES = 256  # of a held-out forward pass
@@ -100,8 +102,18 @@ class ModuleTask:
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
         return parts
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: Engine, folder: RunFolder) -> None:
         """Nothing is needed beforehand."""
+
+    def evaluate(self, engine: Engine) -> Evaluation | None:
+        return evaluate(self, engine)
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        return {}
+
+    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
+        return ()
 
     def nothing(self) -> Part:
         return replace(self._part(self.data, np.zeros(1, dtype=np.int64)), targets=0, tokens=0).to(self.device)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +53,9 @@ _CHUNKED = "chunked, trained positions only"
 
 
 def objective_of(job: ResolvedJob) -> Objective:
-    """The objective of a job's task."""
-    objective = task_of(job).objective
-    return objective(job) if objective else next_token
+    """What a run is measured by on rows: its task's objective, or next tokens where it learns from its own answers."""
+    task = task_of(job)
+    return task.objective(job) if task.objective and not task.prompts else next_token
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def prepare(
     with arithmetic_of(device):
         if task.prepare is not None:
             return task.prepare(loaded, device, mesh)
-        objective = objective or objective_of(job)
+        objective = objective or (task.objective(job) if task.objective else next_token)
         return _prepare_language(loaded, device, base, report, mesh, objective)
 
 
@@ -140,8 +141,7 @@ def _prepare_language(
         raise UserError(loaded.problem("tune.new_rows_first", message, hint))
     described = describe_parameters(model)
     balance = _balance(loaded, unwrap(model))
-    spec = task_of(job)
-    extras = spec.extras(loaded, base) if spec.extras else None
+    samples = _samples(replace(loaded, job=job), base, text, objective)
     layout = mesh.layout if mesh else layout_of(job)
     problem = layout_problem(unwrap(model), layout, loaded)
     if problem is not None:
@@ -150,7 +150,7 @@ def _prepare_language(
     if mesh is None:
         fill_whole(allocate(model, device.torch), built.weights)
         language = lay_out_for(unwrap(model), balance)
-        task = LanguageTask(model, language, corpus, device.torch, spec=spec, objective=objective, extras=extras)
+        task = samples(model, language, corpus, device.torch)
         apply_to_blocks(job, unwrap(model), family_of(unwrap(model).config))
     else:
         compiled = job.train.compile
@@ -158,16 +158,7 @@ def _prepare_language(
         spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
         assert spread_out.language is not None
         language = spread_out.language
-        task = LanguageTask(
-            spread_out.model,
-            language,
-            corpus,
-            device.torch,
-            spec=spec,
-            root=spread_out.root,
-            objective=objective,
-            extras=extras,
-        )
+        task = samples(spread_out.model, language, corpus, device.torch, root=spread_out.root)
     facts = {
         "model": f"{job.model.name}: {described}",
         "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
@@ -187,6 +178,14 @@ def _prepare_language(
     return Prepared(
         job, task, device, facts, fingerprints, engine, pieces, aliases, checked, corpus, text, built.new_rows
     )
+
+
+def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:
+    """What makes the task, as its file says."""
+    spec = task_of(loaded.job)
+    make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
+    extras = spec.extras(loaded, base) if spec.extras else None
+    return partial(make, spec=spec, objective=objective, extras=extras)
 
 
 def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:

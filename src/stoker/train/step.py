@@ -130,8 +130,11 @@ class Stepper:
             data_seconds,
             time.perf_counter() - begin,
             {
-                name: value / max(1, counts.targets)
-                for name, value in zip(measures.names if measures else (), found.sums, strict=True)
+                **{
+                    name: value / max(1, counts.targets)
+                    for name, value in zip(measures.names if measures else (), found.sums, strict=True)
+                },
+                **self._task.figures,
             },
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,7 +14,9 @@ from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Loss, Measures
 
 if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.engine import Engine
+    from stoker.train.evaluate import Evaluation
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,13 @@ class Task(Protocol):
     def language(self) -> LanguageModel | None:
         """How rows are laid out; None where they are none."""
 
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Other numbers of a step for the metrics, the same on every process."""
+
+    def evaluate(self, engine: Engine) -> Evaluation | None:
+        """How good the model is on what is held out; None where nothing is."""
+
     def epoch_samples(self, epochs: float) -> int:
         """Samples in a number of epochs."""
 
@@ -85,8 +94,15 @@ class Task(Protocol):
             passes: of the process that has most parts.
         """
 
-    def begin(self, engine: Engine) -> None:
+    def begin(self, engine: Engine, folder: RunFolder) -> None:
         """What is computed from the first weights, before an earlier state is restored; a collective."""
+
+    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
+        """Makes the samples first .. last-1 of a step where they depend on the weights; a collective.
+
+        Returns:
+            What looks wrong in them, for people.
+        """
 
     def nothing(self) -> Part:
         """A part whose loss and gradients are zero, for a process that has fewer parts than others."""

@@ -1,0 +1,78 @@
+"""Which answers a step learns from.
+
+The samples of a run of ``ppo`` or ``grpo`` are answers: those of iteration 0, once for each epoch over them, then those
+of iteration 1, and so on. Which prompt, epoch and answer a number stands for is arithmetic, as elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from stoker.data.order import permute, stream_key
+
+
+@dataclass(frozen=True)
+class IterationPlan:
+    """The numbers of an iteration.
+
+    Attributes:
+        prompts: sampled from in an iteration.
+        answers: to each prompt.
+        epochs: passes over the answers of an iteration.
+        batch: answers of an optimizer step.
+        seed: of the order within an epoch.
+    """
+
+    prompts: int
+    answers: int
+    epochs: int
+    batch: int
+    seed: int
+
+    @property
+    def rollouts(self) -> int:
+        """Answers of an iteration."""
+        return self.prompts * self.answers
+
+    @property
+    def samples(self) -> int:
+        """Samples of an iteration: its answers in every epoch."""
+        return self.rollouts * self.epochs
+
+    def total(self, prompts: int) -> int:
+        """Samples that a number of prompts gives; the last iteration may have fewer."""
+        whole, rest = divmod(prompts, self.prompts)
+        return whole * self.samples + rest * self.answers * self.epochs
+
+    def place(self, sample: int) -> tuple[int, int]:
+        """(iteration, place in it) of a sample."""
+        return divmod(sample, self.samples)
+
+    def order(self, iteration: int, epoch: int, rollouts: int) -> np.ndarray:
+        """The answers of an iteration in the order of an epoch, shape (rollouts,).
+
+        The answers to a prompt stay together where a step takes whole groups, as they share the prompt's forward pass.
+        A single step on all of them needs no other order.
+        """
+        if self.batch >= rollouts:
+            return np.arange(rollouts)
+        unit = self.answers if self.batch % self.answers == 0 else 1
+        units = ceil(rollouts / unit)
+        shuffled = permute(np.arange(units), units, stream_key(self.seed, 11, iteration, epoch))
+        return (shuffled.astype(np.int64)[:, None] * unit + np.arange(unit)).reshape(-1)
+
+    def chosen(self, first: int, last: int, rollouts: int) -> list[int]:
+        """The answers, by number within their iteration, of samples first .. last-1, which lie in one iteration.
+
+        Args:
+            rollouts: answers that the iteration has.
+        """
+        iteration, start = self.place(first)
+        found: list[int] = []
+        for place in range(start, start + last - first):
+            epoch, number = divmod(place, rollouts)
+            found.append(int(self.order(iteration, epoch, rollouts)[number]))
+        return found

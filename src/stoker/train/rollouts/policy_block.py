@@ -1,0 +1,106 @@
+"""The keys that `ppo:` and `grpo:` have in common, and what is wrong with them in a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from stoker.job.block import Auto, Block, PositiveInt, Text
+
+if TYPE_CHECKING:
+    from stoker.errors import Problem
+    from stoker.job.conflict_view import View
+
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class RewardBlock(Block):
+    """A reward and what it counts."""
+
+    name: Text = Field(description="as in the list: numeric, exact, regex:PATTERN, python:MODULE:FUNCTION, ...")
+    weight: float = Field(default=1.0, description="factor in the sum of the rewards")
+
+
+class PolicyBlock(Block):
+    """How a policy answers, and what its answers are worth."""
+
+    rewards: str | Annotated[list[str | RewardBlock], Field(min_length=1)] = Field(
+        description="what an answer is worth: exact, normalised, numeric, regex:PATTERN, json_schema:FILE, rouge, "
+        "chrf, length:TOKENS, python:MODULE:FUNCTION, judge:URL; several are added up"
+    )
+    prompts: PositiveInt = Field(default=8, description="prompts that are answered before a step is taken")
+    max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")
+    temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="of the sampling")
+    epochs: PositiveInt = Field(default=1, description="passes over the answers before new ones are sampled")
+    kl: NonNegative | Auto = Field(default="auto", description="factor of the KL to the model as it was at the start")
+    kl_in: Literal["auto", "loss", "reward"] = Field(
+        default="auto", description="where the KL counts: a term of the loss, or subtracted from each token's reward"
+    )
+    kl_estimator: Literal["k2", "k3", "k3+"] = Field(
+        default="k3+", description="of the KL in the loss; k3+ has k3's value and the gradient of the reverse KL"
+    )
+    clip: NonNegative | Auto = Field(default="auto", description="how far below 1 the probability ratio counts")
+    clip_high: NonNegative | Auto = Field(default="auto", description="how far above 1 it counts")
+    dual_clip: Annotated[float, Field(gt=1)] | None = Field(
+        default=None, description="bound of a bad token's loss, as a multiple of its advantage"
+    )
+    entropy: NonNegative = Field(default=0.0, description="factor of the entropy bonus")
+    missing_end_penalty: NonNegative = Field(
+        default=0.0, description="subtracted from the score of an answer without a stop token"
+    )
+    reward_clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="largest score of an answer, on both sides of 0"
+    )
+
+
+REASONS = {
+    "prompts": "a few prompts a step",
+    "max_tokens": "a short paragraph",
+    "temperature": "answers are drawn from the policy itself",
+    "epochs": "every answer teaches once, by the policy that wrote it",
+    "kl_estimator": "non-negative, and with the right gradient",
+    "dual_clip": "not bounded",
+    "entropy": "no bonus",
+    "missing_end_penalty": "an answer that does not end is scored like any other",
+    "reward_clip": "scores are not clipped",
+}
+EXAMPLES = {
+    "rewards": "[numeric]",
+    "dual_clip": "3.0",
+    "reward_clip": "5.0",
+}
+
+
+def checks(view: View) -> Iterator[Problem]:
+    """What of such a job cannot be."""
+    name = view.task.name
+    if view.value("train.pack") is True:
+        message = f"`task: {name}` samples its answers, so there is nothing to pack beforehand"
+        yield from view.at_each(["train.pack"], message, "remove it: answers are always packed")
+    for axis in ("pipeline", "context"):
+        if view.value(f"parallel.{axis}") > 1:
+            message = f"`task: {name}` samples answers with a cache of keys and values, which {axis} splits"
+            yield from view.at_each([f"parallel.{axis}"], message, "spread it by data, shard or tensor")
+    yield from _numbers(view, name)
+    yield from _reference(view, name)
+
+
+def _numbers(view: View, name: str) -> Iterator[Problem]:
+    prompts, answers = view.value(f"{name}.prompts"), view.value(f"{name}.answers") or 1
+    batch, data = view.value("train.batch"), view.value("parallel.data")
+    if isinstance(batch, int) and prompts * answers % batch:
+        message = f"train.batch is {batch}, which does not divide the {prompts * answers} answers of an iteration"
+        keys = ["train.batch", f"{name}.prompts", f"{name}.answers"]
+        yield from view.at_each(keys, message, f"write a divisor of {prompts} x {answers}")
+    if isinstance(data, int) and prompts % data:
+        message = f"{prompts} prompts cannot be shared by {data} data-parallel processes"
+        yield from view.at_each([f"{name}.prompts", "parallel.data"], message, f"write a multiple of {data}")
+
+
+def _reference(view: View, name: str) -> Iterator[Problem]:
+    method, kl = view.value("tune.method"), view.value(f"{name}.kl")
+    if method in ("prefix", "prompt", "p-tuning") and kl != 0:
+        message = f"`tune: {method}` changes the rows themselves, so there is no reference for a KL"
+        yield from view.at_each([f"{name}.kl", "tune.method"], message, f"write {name}.kl: 0, or take another method")

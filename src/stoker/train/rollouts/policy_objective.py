@@ -1,0 +1,107 @@
+"""The loss of a policy on its answers: the clipped surrogate of PPO and what has been made of it.
+
+Shapes: N answer tokens, R answers. With ratio = exp(log pi - log pi_old), advantage A and KL estimate k to the
+reference, a token's loss is
+
+    -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl * k - entropy * H
+
+(Schulman et al., 2017, eq. 7). What differs between the losses: the ratio may be one of the answer instead of a token
+(GSPO; Zheng et al., 2025, eq. 7), and the sum may weigh tokens or answers alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from stoker.models.collate import Inputs
+from stoker.models.head import Head, LogitsHead
+from stoker.models.objective import Loss, Measures
+
+LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp is finite
+KL = Literal["k1", "k2", "k3", "k3+"]
+
+
+def kl_estimate(log_p_N: Tensor, reference_N: Tensor, kind: KL) -> Tensor:
+    """An estimate of KL(policy, reference) at each token, shape (N,), as a term of a loss.
+
+    Values, with l = log p - log reference (Schulman, 2020): k1 = l, k2 = l^2 / 2, k3 = exp(-l) - 1 + l. As a loss only
+    k2 has the gradient of the reverse KL; k1's is zero in expectation, and k3's is that of the forward KL. ``k3+`` has
+    the value of k3 and the gradient of k2.
+    """
+    log_ratio_N = (log_p_N - reference_N).clamp(-LOG_RATIO, LOG_RATIO)
+    if kind == "k1":
+        return log_ratio_N
+    k2_N = log_ratio_N.square() / 2
+    if kind == "k2":
+        return k2_N
+    k3_N = (-log_ratio_N).expm1() + log_ratio_N
+    return k3_N if kind == "k3" else k3_N.detach() + k2_N - k2_N.detach()
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The loss of a policy.
+
+    Attributes:
+        clip_low, clip_high: how far the ratio counts below and above 1.
+        dual_clip: bound of the loss of a token with a negative advantage, as a multiple of it (Ye et al., 2020);
+            None for none.
+        kl: factor of the KL estimate.
+        estimator: of the KL.
+        entropy: factor of the entropy bonus.
+        temperature: that answers are sampled with.
+        sequence_ratio: whether there is one ratio for an answer.
+        value_clip: how far a value counts from that of the rollout.
+    """
+
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None = None
+    kl: float = 0.0
+    estimator: KL = "k3+"
+    entropy: float = 0.0
+    temperature: float = 1.0
+    sequence_ratio: bool = False
+    measures: Measures = field(default_factory=lambda: Measures("ratio", "approx_kl", "clip_fraction", "loss_kl"))
+
+    def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
+        """See `stoker.models.objective.Objective`. ``inputs.given`` holds, by target, ``old``, ``advantage`` and
+        ``weight``, and ``reference`` where there is a KL term."""
+        scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=self.entropy > 0)
+        log_p_N = scores.log_probability
+        given = inputs.given if inputs.rows else dict.fromkeys(("old", "advantage", "weight", "reference"), log_p_N)
+        old_N, advantage_N, weight_N = given["old"], given["advantage"], given["weight"]
+        log_ratio_N = (log_p_N - old_N).clamp(-LOG_RATIO, LOG_RATIO)
+        used_N = self._of_sequences(log_ratio_N, inputs) if self.sequence_ratio else log_ratio_N
+        ratio_N = used_N.exp()
+        clipped_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        gain_N = torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N)
+        if self.dual_clip is not None:
+            gain_N = torch.where(advantage_N < 0, gain_N.maximum(self.dual_clip * advantage_N), gain_N)
+        loss_N = -gain_N
+        k3_N = log_p_N.detach() * 0
+        if self.kl:
+            loss_N = loss_N + self.kl * kl_estimate(log_p_N, given["reference"], self.estimator)
+            k3_N = kl_estimate(log_p_N.detach(), given["reference"], "k3")
+        if scores.entropy is not None:
+            loss_N = loss_N - self.entropy * scores.entropy
+        binds_N = (gain_N < ratio_N * advantage_N).to(weight_N)
+        self.measures.add(
+            inputs,
+            ratio=(weight_N * ratio_N).sum(),
+            # k3 of the old policy to this one, as log p is sampled from the old one.
+            approx_kl=(weight_N * (log_ratio_N.exp() - 1 - log_ratio_N)).sum(),
+            clip_fraction=(weight_N * binds_N).sum(),
+            loss_kl=(weight_N * k3_N).sum(),
+        )
+        return Loss((weight_N * loss_N).sum(), None)
+
+    def _of_sequences(self, log_ratio_N: Tensor, inputs: Inputs) -> Tensor:
+        """The mean log-ratio of each answer at each of its tokens, shape (N,)."""
+        lengths_R = inputs.sum_by_document(torch.ones_like(log_ratio_N)).clamp(min=1)
+        mean_R = inputs.sum_by_document(log_ratio_N) / lengths_R
+        return mean_R[inputs.documents]

@@ -1,0 +1,273 @@
+"""Samples of a policy: its own answers to the prompts of a corpus, sampled before the steps that learn from them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from stoker.checkpoint.collective import by_first
+from stoker.data.sequences import Document
+from stoker.data.tokenise import TextCodec
+from stoker.models.collate import Inputs, Row
+from stoker.models.language_model import has_dropout
+from stoker.runs.run_folder import RunFolder
+from stoker.train.evaluate import Evaluation
+from stoker.train.language_task import HOST, LanguageTask
+from stoker.train.rollouts.answer_sampling import Prompt, sampled
+from stoker.train.rollouts.iteration_plan import IterationPlan
+from stoker.train.rollouts.policy_settings import PolicySettings
+from stoker.train.rollouts.prompt_rows import PromptRows
+from stoker.train.rollouts.rewards import Answer, Rewards
+from stoker.train.rollouts.rollout import Rollout
+from stoker.train.rollouts.rollout_figures import alarms, figures_of
+from stoker.train.rollouts.rollout_files import Iteration, RolloutFiles
+from stoker.train.rollouts.shaping import add_advantages, groups, penalised, tells_apart
+from stoker.train.rollouts.token_scores import TokenScores, by_rollout, by_target
+from stoker.train.task import Part
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
+
+ROLLOUTS = "rollouts"
+
+
+class PolicyTask(LanguageTask):
+    """Samples are answers; see `stoker.train.rollouts.iteration_plan`."""
+
+    lays_out_ahead = False
+
+    def __init__(
+        self,
+        *arguments: Any,
+        settings: PolicySettings,
+        rewards: Rewards,
+        codec: TextCodec,
+        context: int | None,
+        seed: int,
+        micro_batch: int,
+        **more: Any,
+    ) -> None:
+        """
+        Args:
+            arguments, more: those of `LanguageTask`.
+            context: most tokens of a prompt with its answer.
+            micro_batch: answers of a forward pass.
+        """
+        super().__init__(*arguments, **more)
+        self.settings, self._rewards, self._codec, self._context = settings, rewards, codec, context
+        self._seed, self._micro_batch = seed, micro_batch
+        self._rows = PromptRows(self.corpus)
+        self._files: RolloutFiles | None = None
+        self._iterations: dict[int, Iteration] = {}
+        self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
+        self._figures: Mapping[str, float] = {}
+        self._first_figures: Mapping[str, float] | None = None
+
+    @property
+    def plan(self) -> IterationPlan:
+        return self.settings.plan
+
+    def epoch_samples(self, epochs: float) -> int:
+        self._prompts = self.corpus.sequences.total(epochs)
+        return self.plan.total(self._prompts)
+
+    def begin(self, engine: Engine, folder: RunFolder) -> None:
+        super().begin(engine, folder)
+        self._files = RolloutFiles(folder.path / ROLLOUTS)
+
+    @property
+    def files(self) -> RolloutFiles:
+        assert self._files is not None
+        return self._files
+
+    def reach(self, first: int, last: int, step: int, engine: Engine) -> list[str]:
+        """Samples the answers of the iterations that a step takes part in, where they are not there yet.
+
+        Those of an iteration that the restored state is in the middle of are read from the run's folder.
+
+        Returns:
+            What looks wrong in them.
+        """
+        (begin, place), (end, _) = self.plan.place(first), self.plan.place(last - 1)
+        before = self._iterations
+        self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
+        found: list[str] = []
+        for number in range(begin, end + 1):
+            if number not in self._iterations:
+                inside = number == begin and place > 0
+                iteration = self.files.read(number) if inside else self._sample(number, step, engine)
+                self._iterations[number] = iteration
+                self._figures = iteration.figures
+                if not inside:
+                    found += alarms(iteration.figures, self._figures_at_first(), self.settings)
+            else:
+                self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
+        return found
+
+    def _figures_at_first(self) -> Mapping[str, float]:
+        if self._first_figures is None:
+            self._first_figures = self.files.read(0).figures
+        return self._first_figures
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """Means over the answers of the iteration at hand; seconds only in the step that waited for them."""
+        return self._figures
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        found: list[Rollout] = []
+        while first < last:
+            number, place = self.plan.place(first)
+            end = min(last, first - place + self.plan.samples)
+            rollouts = self._iterations[number].rollouts
+            found += [rollouts[i] for i in self.plan.chosen(first, end, len(rollouts))]
+            first = end
+        return [self._part(inputs, found) for inputs in self._laid_out(found, HOST)]
+
+    def _laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
+        rows = [_row(rollout) for rollout in rollouts]
+        share = not has_dropout(self.language.model)
+        return self.language.lay_out(rows, device, share=share, given={"number": np.arange(len(rows))})
+
+    def _part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
+        rows = [rollouts[i] for i in inputs.given["number"].tolist()]
+        names = ["old", "advantage"]
+        if self.settings.kl and not self.settings.kl_in_reward:
+            names.append("reference")
+        columns = {name: [r.tokens[name] for r in rows] for name in names}
+        columns["weight"] = [np.full_like(r.tokens["old"], self._weight(r)) for r in rows]
+        targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
+        return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
+
+    def _weight(self, rollout: Rollout) -> float:
+        """What each token of an answer counts."""
+        if self.settings.weight == "answer":
+            return 1.0 / len(rollout.answer_ids)
+        return 1.0 / self.settings.max_tokens if self.settings.weight == "longest" else 1.0
+
+    def describe_samples(self, first: int, last: int) -> list[str]:
+        numbers = sorted({self.plan.place(sample)[0] for sample in range(first, last)})
+        kept = [r for number in numbers if number in self._iterations for r in self._iterations[number].rollouts]
+        return list(dict.fromkeys(f"{r.source}:{r.row}" for r in kept))
+
+    def _sample(self, number: int, step: int, engine: Engine) -> Iteration:
+        """The answers of an iteration, with all that the steps on them need; a collective."""
+        began, settings = time.perf_counter(), self.settings
+        first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._next_prompt(number)
+        kept: list[Rollout] = []
+        for rounds_left in reversed(range(settings.dynamic)):
+            wanted = self.plan.prompts - len(kept) // self.plan.answers
+            last = first + wanted if self._prompts is None else min(first + wanted, self._prompts)
+            asked = [(n, self.corpus.sequences[n][0]) for n in range(first, last)]
+            found = self._answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
+            first = last
+            kept += [r for group in groups(found) if not rounds_left or tells_apart(group) for r in group]
+            if len(kept) == self.plan.rollouts or first == self._prompts:
+                break
+        self._score_tokens(kept, engine)
+        add_advantages(kept, settings)
+        figures = {**figures_of(kept), "rollout_seconds": time.perf_counter() - began}
+        iteration = Iteration(number, step, first, tuple(kept), figures)
+        by_first(lambda: self.files.write(iteration))
+        return iteration
+
+    def _next_prompt(self, number: int) -> int:
+        before = self._iterations.get(number - 1)
+        return (before or self.files.read(number - 1)).next_prompt
+
+    def _answers(
+        self, asked: Sequence[tuple[int, Document]], engine: Engine, *, answers: int, temperature: float
+    ) -> list[Rollout]:
+        """Scored answers to prompts, sampled by all processes together; the same list on each."""
+        decoder = engine.decoder(self._context)
+        assert decoder is not None, "the layout has been checked"
+        first, last = engine.share(0, len(asked), self.plan.prompts)
+        mine = asked[first:last]
+        prompts = [Prompt(n, _prompt_ids(d), *self.corpus.sequences.origin(d)) for n, d in mine]
+        rollouts = sampled(
+            decoder,
+            prompts,
+            answers=answers,
+            max_tokens=self.settings.max_tokens,
+            temperature=temperature,
+            stop_ids=self._codec.stop_ids,
+            seed=self._seed,
+        )
+        documents = [document for _, document in mine for _ in range(answers)]
+        return engine.gather(lambda: self._scored(rollouts, documents))
+
+    def _scored(self, rollouts: list[Rollout], documents: Sequence[Document]) -> list[Rollout]:
+        decode = self._codec.tokenizer.decode
+        answers = [
+            Answer(
+                decode(rollout.answer_ids.tolist(), skip_special_tokens=True),
+                self._rows[document],
+                tuple(rollout.prompt_ids.tolist()),
+                tuple(rollout.answer_ids.tolist()),
+                rollout.stopped,
+            )
+            for rollout, document in zip(rollouts, documents, strict=True)
+        ]
+        for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
+            rollout.rewards, rollout.score = parts, score
+            rollout.score = penalised(rollout, self.settings)
+        return rollouts
+
+    def _score_tokens(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
+        """Log-probabilities in the training forward pass, of the policy and of the reference; a collective."""
+        first, last = engine.share(0, len(rollouts), self.plan.rollouts)
+        mine, size = rollouts[first:last], self._micro_batch
+        chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
+        parts = [
+            (chunk, Part(inputs, len(inputs.targets), inputs.tokens))
+            for chunk in chunks
+            for inputs in self._laid_out(chunk, self.device)
+        ]
+        alone = [part for _, part in parts]
+        passes = engine.count(alone).passes
+        reading = TokenScores(self.settings.temperature)
+        scores = engine.read(alone, reading, passes)
+        references = engine.read(alone, reading, passes, tuned=False) if self.settings.kl else scores
+        columns: dict[int, dict[str, np.ndarray]] = {}
+        for (chunk, part), own, reference in zip(parts, scores, references, strict=True):
+            inputs = part.inputs
+            assert isinstance(inputs, Inputs)
+            for number, (old, entropy) in by_rollout(own, inputs).items():
+                columns[id(chunk[number])] = {"old": old, "entropy": entropy}
+            for number, (log_p, _) in by_rollout(reference, inputs).items() if self.settings.kl else ():
+                columns[id(chunk[number])]["reference"] = log_p
+        found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
+        for rollout, values in zip(rollouts, found, strict=True):
+            rollout.tokens |= values
+
+    def evaluate(self, engine: Engine) -> Evaluation | None:
+        """The mean score of the likeliest answers to the held-out prompts; the loss is what is missing of it."""
+        documents = self.corpus.evaluation_documents()
+        if not documents:
+            return None
+        rollouts: list[Rollout] = []
+        for first in range(0, len(documents), self.plan.prompts):
+            asked = list(enumerate(documents[first : first + self.plan.prompts], first))
+            rollouts += self._answers(asked, engine, answers=1, temperature=0.0)
+        score = float(np.mean([rollout.score for rollout in rollouts]))
+        measures = {
+            "score": score,
+            "response_tokens": float(np.mean([len(rollout.answer_ids) for rollout in rollouts])),
+            "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
+        }
+        return Evaluation(-score, None, len(rollouts), "answer", None, measures)
+
+
+def _prompt_ids(document: Document) -> np.ndarray:
+    """What comes before the answer that the row has."""
+    return np.asarray(document.row.ids[: int(document.row.trained.argmax())])
+
+
+def _row(rollout: Rollout) -> Row:
+    ids = np.concatenate((rollout.prompt_ids, rollout.answer_ids))
+    return ids, np.arange(len(ids)) >= len(rollout.prompt_ids)

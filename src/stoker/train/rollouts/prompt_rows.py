@@ -1,0 +1,49 @@
+"""The rows behind a run's prompts: what a reward may compare an answer with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stoker.data import formats
+from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.messages import has_content
+from stoker.data.readers import decode
+from stoker.data.rows import Conversation, Raw, Rejected
+from stoker.data.sequences import Document
+from stoker.scoring.answer_rows import EXPECTED, AnswerRow
+
+
+class PromptRows:
+    """The rows of a corpus by file and number.
+
+    Sources are read once more, as tokens do not hold what a row says beside its prompt; rows stay as bytes until they
+    are asked for.
+    """
+
+    def __init__(self, corpus: Corpus) -> None:
+        self._corpus = corpus
+        self._rows: dict[int, dict[tuple[str, int], Raw]] = {}
+
+    def __getitem__(self, document: Document) -> AnswerRow:
+        sources = (*self._corpus.sources, *self._corpus.evaluation)
+        source = sources[document.source]
+        if document.source not in self._rows:
+            rows = (raw for raw in source.source.rows() if isinstance(raw, Raw))
+            self._rows[document.source] = {(raw.source, raw.row): raw for raw in rows}
+        place = source.cache.origin(document.index)
+        raw = self._rows[document.source][place]
+        value = decode(raw)
+        assert not isinstance(value, Rejected)
+        fields = value if isinstance(value, dict) else {"text": value}
+        return AnswerRow(*place, *_asked_and_expected(source, fields), scorers=(), fields=fields)
+
+
+def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:
+    """The turns that ask, and the expected answer: a column's, else the row's last answer."""
+    example = formats.parse(fields, source.format, source.block.columns)
+    turns = example.messages if isinstance(example, Conversation) else ()
+    asked = tuple({"role": turn.role, "content": turn.content} for turn in turns[:-1])
+    named = next((fields[name] for name in EXPECTED if has_content(fields.get(name))), None)
+    if named is not None or not turns:
+        return asked, named
+    return asked, turns[-1].content or None

@@ -1,0 +1,73 @@
+"""Means over the answers of an iteration, and what in them looks wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from stoker.train.rollouts.policy_settings import PolicySettings
+from stoker.train.rollouts.rollout import Rollout
+from stoker.train.rollouts.shaping import groups, tells_apart
+
+APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
+NEVER_ENDS = 0.05  # share of answers with a stop token below which they are said to have no end
+COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
+
+
+def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """What `metrics.jsonl` says of an iteration: see docs/alignment.md."""
+    every = {name: np.concatenate([r.tokens[name] for r in rollouts]) for name in rollouts[0].tokens}
+    figures = {
+        "score": float(np.mean([r.score for r in rollouts])),
+        "score_deviation": float(np.std([r.score for r in rollouts])),
+        "entropy": float(every["entropy"].mean()),
+        "response_tokens": float(np.mean([len(r.answer_ids) for r in rollouts])),
+        "ended": float(np.mean([r.stopped for r in rollouts])),
+        "logprob_difference": float(np.abs(every["old"] - every["sampled"]).mean()),
+        "informative": float(np.mean([tells_apart(group) for group in groups(rollouts)])),
+    }
+    if "reference" in every:
+        figures["kl"] = float(np.mean([r.kl for r in rollouts]))
+    if "value" in every:
+        variance = float(every["return"].var())
+        residual = float((every["return"] - every["value"]).var())
+        figures["explained_variance"] = 1.0 - residual / variance if variance else 0.0
+    for name in rollouts[0].rewards if len(rollouts[0].rewards) > 1 else ():
+        figures[f"reward/{name}"] = float(np.mean([r.rewards[name] for r in rollouts]))
+    return figures
+
+
+def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> Iterator[str]:
+    """What looks wrong in an iteration, each with its likely cause.
+
+    Args:
+        first: the figures of the run's first iteration.
+    """
+    if figures["logprob_difference"] > APART:
+        yield (
+            f"log-probabilities of the same tokens differ by {figures['logprob_difference']:.3f} between sampling and "
+            "training: low precision, or weights that are not the ones in training"
+        )
+    if figures.get("kl", 0.0) < -1.0:
+        yield (
+            f"the KL to the reference is negative ({figures['kl']:.2f}): it cannot be, so answers are not sampled from "
+            "the policy's own distribution, or the reference is not the model at its start"
+        )
+    if figures["ended"] < NEVER_ENDS:
+        yield (
+            f"{figures['ended']:.0%} of the answers end with a stop token: raise max_tokens, or train the model to "
+            "stop first; a missing_end_penalty teaches it"
+        )
+    if not figures["informative"] and settings.plan.answers > 1:
+        yield (
+            "the answers to each prompt all have the same score, so there is nothing to learn: prompts are too easy or "
+            "too hard, or the reward does not read what is written"
+        )
+    elif figures["score_deviation"] == 0.0 and settings.plan.answers == 1:
+        yield "all answers have the same score: the reward does not read what is written, or is at its bound"
+    length = figures["response_tokens"] / max(1.0, first["response_tokens"])
+    if length < COLLAPSED:
+        yield f"answers are {length:.0%} of their first length: the reward may be largest for short answers"
+    elif length > GROWN:
+        yield f"answers are {length:.1f} times their first length: the reward may grow with length"

@@ -1,0 +1,80 @@
+"""From rewards to advantages, over all answers of an iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from stoker.train.rollouts.advantages import gae, leave_one_out, of_group, to_go, whitened
+from stoker.train.rollouts.policy_settings import PolicySettings
+from stoker.train.rollouts.rollout import Rollout
+
+
+def groups(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    """The answers by prompt; those to one prompt follow each other."""
+    return [list(group) for _, group in groupby(rollouts, key=lambda rollout: rollout.prompt)]
+
+
+def penalised(rollout: Rollout, settings: PolicySettings) -> float:
+    """A score with the penalties for its length and its missing end, clipped."""
+    score = rollout.score
+    if not rollout.stopped:
+        score -= settings.missing_end
+    if settings.overlong:
+        over = len(rollout.answer_ids) - (settings.max_tokens - settings.overlong)
+        score -= min(1.0, max(0.0, over / settings.overlong))
+    if settings.score_clip is not None:
+        score = min(settings.score_clip, max(-settings.score_clip, score))
+    return score
+
+
+def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings) -> None:
+    """Gives every token its ``advantage``, and its ``return`` where there is a critic.
+
+    The answers are those of the whole iteration, of all processes: means and deviations are over them.
+    """
+    if settings.advantage in ("gae", "reward to go"):
+        rewards = _token_rewards(rollouts, settings)
+        for rollout, rewards_A in zip(rollouts, rewards, strict=True):
+            if settings.advantage == "reward to go":
+                rollout.tokens["advantage"] = to_go(rewards_A, settings.gamma)
+                continue
+            advantages_A, returns_A = gae(rewards_A, rollout.tokens["value"], gamma=settings.gamma, lam=settings.lam)
+            rollout.tokens |= {"advantage": advantages_A, "return": returns_A}
+    else:
+        for group in groups(rollouts):
+            for rollout, advantage in zip(group, _of_group(group, settings), strict=True):
+                rollout.tokens["advantage"] = np.full_like(rollout.tokens["old"], advantage)
+    if settings.whiten:
+        advantages = whitened([rollout.tokens["advantage"] for rollout in rollouts], shift=True)
+        for rollout, advantages_A in zip(rollouts, advantages, strict=True):
+            rollout.tokens["advantage"] = advantages_A
+
+
+def _of_group(group: Sequence[Rollout], settings: PolicySettings) -> np.ndarray:
+    """The advantage of each answer to one prompt."""
+    scores_G = np.array([rollout.score for rollout in group])
+    if settings.kl and settings.kl_in_reward:
+        scores_G = scores_G - settings.kl * np.array([rollout.kl for rollout in group])
+    if settings.advantage == "leave one out":
+        return leave_one_out(scores_G)
+    return of_group(scores_G, scaled=settings.advantage == "group")
+
+
+def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings) -> list[np.ndarray]:
+    """The reward of each token: minus the KL estimate k1, and the score at the last one."""
+    rewards = []
+    for rollout in rollouts:
+        rewards_A = np.zeros_like(rollout.tokens["old"])
+        if settings.kl and settings.kl_in_reward:
+            rewards_A -= settings.kl * (rollout.tokens["old"] - rollout.tokens["reference"])
+        rewards_A[-1] += rollout.score
+        rewards.append(rewards_A)
+    return whitened(rewards, shift=False) if settings.whiten_rewards else rewards
+
+
+def tells_apart(group: Sequence[Rollout]) -> bool:
+    """Whether the answers to a prompt differ in score, so that something can be learnt from them."""
+    return len({rollout.score for rollout in group}) > 1

@@ -1,0 +1,51 @@
+"""What the training forward pass says of each token of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.models.collate import Inputs
+from stoker.models.head import Head, LogitsHead
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """A `stoker.models.objective.Reading`: log-probability and entropy of each target, shape (2, N).
+
+    Attributes:
+        temperature: divides the logits.
+    """
+
+    temperature: float
+
+    def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:
+        scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=True)
+        assert scores.entropy is not None
+        return torch.stack((scores.log_probability, scores.entropy))
+
+
+def by_rollout(values_XN: Tensor, inputs: Inputs) -> dict[int, np.ndarray]:
+    """Splits values of targets by answer: (X, answer tokens) by the number that `Inputs.given` has for the row."""
+    numbers, documents = inputs.given["number"].tolist(), inputs.documents
+    values = values_XN.to("cpu")
+    return {number: values[:, (documents == row).to("cpu")].numpy() for row, number in enumerate(numbers)}
+
+
+def by_target(inputs: Inputs, columns: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Tensor]:
+    """The reverse: values of answers, in the order in which `Inputs.targets` has their tokens.
+
+    Args:
+        columns: by name, an array for each row of the inputs, shape (answer tokens,).
+    """
+    documents = inputs.documents.cpu().numpy()
+    order = documents[np.flatnonzero(np.diff(documents, prepend=-1))]  # a row's targets follow each other
+    device = inputs.documents.device
+    return {
+        name: torch.as_tensor(np.concatenate([arrays[row] for row in order]), device=device)
+        for name, arrays in columns.items()
+    }

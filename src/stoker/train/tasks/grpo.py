@@ -1,0 +1,175 @@
+"""``grpo``: a policy learns from the rewards of groups of its own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from stoker.job.block import Auto, NaturalInt, PositiveInt
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks
+
+if TYPE_CHECKING:
+    from stoker.errors import Problem
+    from stoker.job.conflict_view import View
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.resolved import ResolvedJob
+    from stoker.job.schema import Job
+    from stoker.models.objective import Objective
+    from stoker.models.text import TextSide
+    from stoker.train.language_task import LanguageTask
+    from stoker.train.rollouts.policy_settings import Advantage, PolicySettings, Weight
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A loss of ``grpo``: what it does with the scores of a group, and its usual numbers."""
+
+    advantage: Advantage
+    weight: Weight
+    paper: str
+    sequence_ratio: bool = False
+    whiten: bool = False
+    clip: float = 0.2
+    clip_high: float = 0.2
+    kl: float = 0.0
+    kl_in: Literal["loss", "reward"] = "loss"
+    dynamic: int = 1
+
+
+VARIANTS = {
+    "grpo": Variant("group", "answer", "Shao et al., 2024", kl=0.04),
+    "dr_grpo": Variant("group mean", "longest", "Liu et al., 2025"),
+    "dapo": Variant("group", "token", "Yu et al., 2025", clip_high=0.28, dynamic=4),
+    "gspo": Variant("group", "answer", "Zheng et al., 2025", sequence_ratio=True, clip=3e-4, clip_high=4e-4),
+    "rloo": Variant("leave one out", "sum", "Ahmadian et al., 2024", kl=0.05, kl_in="reward"),
+    "reinforce++": Variant("reward to go", "token", "Hu, 2025", whiten=True, kl=0.01, kl_in="reward"),
+}
+
+
+class GrpoBlock(PolicyBlock):
+    """A policy that learns from groups of answers."""
+
+    loss: Literal["grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce++"] = Field(
+        default="grpo", description="what is made of the scores of a group"
+    )
+    answers: PositiveInt = Field(default=8, description="answers to each prompt")
+    dynamic: PositiveInt | Auto = Field(
+        default="auto", description="most times that prompts are drawn to replace those whose answers score alike"
+    )
+    overlong: NaturalInt = Field(default=0, description="tokens before max_tokens over which a penalty grows to 1")
+
+
+def _variant(job: Job) -> tuple[GrpoBlock, Variant]:
+    block = job.grpo if isinstance(job.grpo, GrpoBlock) else GrpoBlock(rewards="exact")  # type: ignore[attr-defined]
+    return block, VARIANTS[block.loss]
+
+
+def _defaults(job: Job) -> dict[str, Decided]:
+    block, variant = _variant(job)
+    why = f"as in {variant.paper}"
+    dynamic = variant.dynamic if job.steps is not None else 1
+    return {
+        "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
+        "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
+        "grpo.kl": Decided(variant.kl, why),
+        "grpo.kl_in": Decided(variant.kl_in, why),
+        "grpo.clip": Decided(variant.clip, why),
+        "grpo.clip_high": Decided(variant.clip_high, why),
+        "grpo.dynamic": Decided(dynamic, why if dynamic > 1 else f"{block.loss} keeps every prompt"),
+    }
+
+
+def _batch(job: Job) -> int:
+    block, _ = _variant(job)
+    return block.prompts * block.answers
+
+
+def _groups(view: View) -> Iterator[Problem]:
+    loss, answers = view.value("grpo.loss"), view.value("grpo.answers")
+    if answers == 1 and loss != "reinforce++":
+        message = f"`loss: {loss}` compares the answers to a prompt, and there is one"
+        yield from view.at_each(["grpo.answers"], message, "write 2 or more, or loss: reinforce++")
+    if view.value("grpo.overlong") >= view.value("grpo.max_tokens"):
+        message = "grpo.overlong is not below grpo.max_tokens"
+        yield from view.at_each(["grpo.overlong", "grpo.max_tokens"], message, "write fewer tokens")
+    if view.given("grpo.dynamic") and view.value("grpo.dynamic") > 1 and view.value("steps") is None:
+        message = "with `grpo.dynamic` it is not known beforehand how many prompts a step takes"
+        yield from view.at_each(["grpo.dynamic", "epochs"], message, "give steps")
+
+
+def settings_of(job: ResolvedJob) -> PolicySettings:
+    """How the policy of a job is trained."""
+    from stoker.train.rollouts.iteration_plan import IterationPlan
+    from stoker.train.rollouts.policy_settings import PolicySettings
+
+    block = block_of_task(job, GrpoBlock)
+    variant = VARIANTS[block.loss]
+    plan = IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)
+    assert block.kl != "auto" and block.dynamic != "auto"
+    return PolicySettings(
+        plan=plan,
+        max_tokens=block.max_tokens,
+        temperature=block.temperature,
+        advantage=variant.advantage,
+        whiten=variant.whiten,
+        weight=variant.weight,
+        kl=block.kl,
+        kl_in_reward=block.kl_in == "reward",
+        missing_end=block.missing_end_penalty,
+        overlong=block.overlong,
+        score_clip=block.reward_clip,
+        dynamic=block.dynamic,
+    )
+
+
+def _objective(job: ResolvedJob) -> Objective:
+    from stoker.train.rollouts.policy_objective import PolicyObjective
+
+    block = block_of_task(job, GrpoBlock)
+    assert block.clip != "auto" and block.clip_high != "auto" and block.kl != "auto"
+    return PolicyObjective(
+        clip_low=block.clip,
+        clip_high=block.clip_high,
+        dual_clip=block.dual_clip,
+        kl=0.0 if block.kl_in == "reward" else block.kl,
+        estimator=block.kl_estimator,
+        entropy=block.entropy,
+        temperature=block.temperature,
+        sequence_ratio=VARIANTS[block.loss].sequence_ratio,
+    )
+
+
+def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
+    from stoker.train.rollouts.open_policy import policy_samples
+
+    block = block_of_task(loaded.job, GrpoBlock)
+    return policy_samples(loaded, base, text, block=block, settings=settings_of(loaded.job))
+
+
+TASK = TaskSpec(
+    name="grpo",
+    defaults=_defaults,
+    adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
+    batch=_batch,
+    block=GrpoBlock,
+    block_hint="write `grpo:` with `rewards`, as {rewards: [numeric]}",
+    reasons={
+        **REASONS,
+        "loss": "the usual one",
+        "answers": "enough to tell good answers from bad",
+        "overlong": "long answers are not penalised",
+    },
+    examples=EXAMPLES,
+    checks=(checks, _groups),
+    prompts=True,
+    objective=_objective,
+    samples=_samples,
+    target="answer",
+    perplexity=False,
+    resident=lambda job: int(job.tune.method == "full" and _variant(job)[0].kl != 0),
+)
