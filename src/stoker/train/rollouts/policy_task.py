@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from peft import PeftModel
+from torch import Tensor
 
 from stoker.checkpoint.collective import by_first
 from stoker.data.sequences import Document
@@ -22,6 +24,7 @@ from stoker.train.rollouts.answer_sampling import Prompt, sampled
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.prompt_rows import PromptRows
+from stoker.train.rollouts.reference_weights import ReferenceWeights
 from stoker.train.rollouts.rewards import Answer, Rewards
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_figures import alarms, figures_of
@@ -63,8 +66,10 @@ class PolicyTask(LanguageTask):
         self._seed, self._micro_batch = seed, micro_batch
         self._rows = PromptRows(self.corpus)
         self._files: RolloutFiles | None = None
+        self._reference: ReferenceWeights | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
+        self._alarmed: set[str] = set()
         self._figures: Mapping[str, float] = {}
         self._first_figures: Mapping[str, float] | None = None
 
@@ -79,6 +84,8 @@ class PolicyTask(LanguageTask):
     def begin(self, engine: Engine, folder: RunFolder) -> None:
         super().begin(engine, folder)
         self._files = RolloutFiles(folder.path / ROLLOUTS)
+        if self.settings.kl and not isinstance(self.model, PeftModel):
+            self._reference = ReferenceWeights(self.model)
 
     @property
     def files(self) -> RolloutFiles:
@@ -104,10 +111,17 @@ class PolicyTask(LanguageTask):
                 self._iterations[number] = iteration
                 self._figures = iteration.figures
                 if not inside:
-                    found += alarms(iteration.figures, self._figures_at_first(), self.settings)
+                    found += self._new_alarms(iteration)
             else:
                 self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
         return found
+
+    def _new_alarms(self, iteration: Iteration) -> list[str]:
+        """What looks wrong and did not in the iteration before."""
+        now = alarms(iteration.figures, self._figures_at_first(), self.settings)
+        new = [text for kind, text in now.items() if kind not in self._alarmed]
+        self._alarmed = set(now)
+        return new
 
     def _figures_at_first(self) -> Mapping[str, float]:
         if self._first_figures is None:
@@ -232,7 +246,7 @@ class PolicyTask(LanguageTask):
         passes = engine.count(alone).passes
         reading = TokenScores(self.settings.temperature)
         scores = engine.read(alone, reading, passes)
-        references = engine.read(alone, reading, passes, tuned=False) if self.settings.kl else scores
+        references = self._reference_scores(alone, engine, passes) if self.settings.kl else scores
         columns: dict[int, dict[str, np.ndarray]] = {}
         for (chunk, part), own, reference in zip(parts, scores, references, strict=True):
             inputs = part.inputs
@@ -244,6 +258,13 @@ class PolicyTask(LanguageTask):
         found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
         for rollout, values in zip(rollouts, found, strict=True):
             rollout.tokens |= values
+
+    def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
+        reading = TokenScores(self.settings.temperature)
+        if self._reference is None:
+            return engine.read(parts, reading, passes, tuned=False)
+        with self._reference.in_place():
+            return engine.read(parts, reading, passes)
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """The mean score of the likeliest answers to the held-out prompts; the loss is what is missing of it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.shaping import groups, tells_apart
 
 APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
+NEGATIVE = -1.0  # nats an answer: less than what chance gives
 NEVER_ENDS = 0.05  # share of answers with a stop token below which they are said to have no end
 COLLAPSED, GROWN = 0.25, 4.0  # of the mean length of the first iteration
 
@@ -38,36 +39,42 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return figures
 
 
-def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> Iterator[str]:
-    """What looks wrong in an iteration, each with its likely cause.
+def alarms(figures: Mapping[str, float], first: Mapping[str, float], settings: PolicySettings) -> dict[str, str]:
+    """What looks wrong in an iteration, each by its kind and with its likely cause.
 
     Args:
         first: the figures of the run's first iteration.
     """
-    if figures["logprob_difference"] > APART:
-        yield (
-            f"log-probabilities of the same tokens differ by {figures['logprob_difference']:.3f} between sampling and "
-            "training: low precision, or weights that are not the ones in training"
-        )
-    if figures.get("kl", 0.0) < -1.0:
-        yield (
-            f"the KL to the reference is negative ({figures['kl']:.2f}): it cannot be, so answers are not sampled from "
-            "the policy's own distribution, or the reference is not the model at its start"
-        )
-    if figures["ended"] < NEVER_ENDS:
-        yield (
-            f"{figures['ended']:.0%} of the answers end with a stop token: raise max_tokens, or train the model to "
-            "stop first; a missing_end_penalty teaches it"
-        )
-    if not figures["informative"] and settings.plan.answers > 1:
-        yield (
-            "the answers to each prompt all have the same score, so there is nothing to learn: prompts are too easy or "
-            "too hard, or the reward does not read what is written"
-        )
-    elif figures["score_deviation"] == 0.0 and settings.plan.answers == 1:
-        yield "all answers have the same score: the reward does not read what is written, or is at its bound"
+    apart, kl, ended = figures["logprob_difference"], figures.get("kl", 0.0), figures["ended"]
     length = figures["response_tokens"] / max(1.0, first["response_tokens"])
-    if length < COLLAPSED:
-        yield f"answers are {length:.0%} of their first length: the reward may be largest for short answers"
-    elif length > GROWN:
-        yield f"answers are {length:.1f} times their first length: the reward may grow with length"
+    checks = {
+        "log-probabilities": (
+            apart > APART,
+            f"log-probabilities of the same tokens differ by {apart:.3f} between sampling and training: low precision, "
+            "or answers from other weights than those in training",
+        ),
+        "negative KL": (
+            kl < NEGATIVE,
+            f"the KL to the reference is negative ({kl:.2f}), which it cannot be: the answers do not come from the "
+            "policy's own distribution, or the reference is not the model at its start",
+        ),
+        "no end": (
+            ended < NEVER_ENDS,
+            f"{ended:.0%} of the answers end with a stop token: raise max_tokens, or train the model to stop first; a "
+            "missing_end_penalty teaches it",
+        ),
+        "no variance": (
+            not figures["informative"] if settings.plan.answers > 1 else not figures["score_deviation"],
+            "answers that are compared all have the same score, so there is nothing to learn: the prompts are too easy "
+            "or too hard, or the reward does not read what is written",
+        ),
+        "short": (
+            length < COLLAPSED,
+            f"answers are {length:.0%} of their first length: the reward may be largest for short answers",
+        ),
+        "long": (
+            length > GROWN,
+            f"answers are {length:.1f} times their first length: the reward may grow with length",
+        ),
+    }
+    return {kind: text for kind, (wrong, text) in checks.items() if wrong}
