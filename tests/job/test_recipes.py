@@ -80,7 +80,7 @@ def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:
     # of another task.
     others = "|".join(key for keys in KEYS.values() for key in keys if key not in KEYS["lora"])
     text = re.sub(rf"^(epochs|    weight|  ({others})):.*\n", "", text, flags=re.MULTILINE)
-    path.write_text(text[: text.index("# the block of task: module")])
+    path.write_text(text[: text.index("# the block of task: ")])
     assert load_job(path).job.checkpoint.to == "checkpoints"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from stoker.job.block import Auto, Block, PositiveInt, Text
+from stoker.job.block import Block, PositiveInt, Text
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -34,15 +34,15 @@ class PolicyBlock(Block):
     max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")
     temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="of the sampling")
     epochs: PositiveInt = Field(default=1, description="passes over the answers before new ones are sampled")
-    kl: NonNegative | Auto = Field(default="auto", description="factor of the KL to the model as it was at the start")
-    kl_in: Literal["auto", "loss", "reward"] = Field(
-        default="auto", description="where the KL counts: a term of the loss, or subtracted from each token's reward"
+    kl: NonNegative | None = Field(default=None, description="factor of the KL to the model as it was at the start")
+    kl_in: Literal["loss", "reward"] | None = Field(
+        default=None, description="where the KL counts: a term of the loss, or subtracted from each token's reward"
     )
     kl_estimator: Literal["k2", "k3", "k3+"] = Field(
         default="k3+", description="of the KL in the loss; k3+ has k3's value and the gradient of the reverse KL"
     )
-    clip: NonNegative | Auto = Field(default="auto", description="how far below 1 the probability ratio counts")
-    clip_high: NonNegative | Auto = Field(default="auto", description="how far above 1 it counts")
+    clip: NonNegative | None = Field(default=None, description="how far below 1 the probability ratio counts")
+    clip_high: NonNegative | None = Field(default=None, description="how far above 1 it counts")
     dual_clip: Annotated[float, Field(gt=1)] | None = Field(
         default=None, description="bound of a bad token's loss, as a multiple of its advantage"
     )
@@ -68,14 +68,17 @@ REASONS = {
 }
 EXAMPLES = {
     "rewards": "[numeric]",
+    "kl": "0.04",
+    "kl_in": "loss",
+    "clip": "0.2",
+    "clip_high": "0.28",
     "dual_clip": "3.0",
     "reward_clip": "5.0",
 }
 
 
-def checks(view: View) -> Iterator[Problem]:
-    """What of such a job cannot be."""
-    name = view.task.name
+def checks(view: View, name: str) -> Iterator[Problem]:
+    """What of a job of such a task cannot be."""
     if view.value("train.pack") is True:
         message = f"`task: {name}` samples its answers, so there is nothing to pack beforehand"
         yield from view.at_each(["train.pack"], message, "remove it: answers are always packed")

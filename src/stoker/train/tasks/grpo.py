@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from stoker.job.block import Auto, NaturalInt, PositiveInt
+from stoker.job.block import NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
 from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks
 
@@ -58,8 +58,8 @@ class GrpoBlock(PolicyBlock):
         default="grpo", description="what is made of the scores of a group"
     )
     answers: PositiveInt = Field(default=8, description="answers to each prompt")
-    dynamic: PositiveInt | Auto = Field(
-        default="auto", description="most times that prompts are drawn to replace those whose answers score alike"
+    dynamic: PositiveInt | None = Field(
+        default=None, description="most times that prompts are drawn to replace those whose answers score alike"
     )
     overlong: NaturalInt = Field(default=0, description="tokens before max_tokens over which a penalty grows to 1")
 
@@ -89,7 +89,10 @@ def _batch(job: Job) -> int:
     return block.prompts * block.answers
 
 
-def _groups(view: View) -> Iterator[Problem]:
+def _checks(view: View) -> Iterator[Problem]:
+    if view.value("task") != "grpo":
+        return
+    yield from checks(view, "grpo")
     loss, answers = view.value("grpo.loss"), view.value("grpo.answers")
     if answers == 1 and loss != "reinforce++":
         message = f"`loss: {loss}` compares the answers to a prompt, and there is one"
@@ -110,7 +113,7 @@ def settings_of(job: ResolvedJob) -> PolicySettings:
     block = block_of_task(job, GrpoBlock)
     variant = VARIANTS[block.loss]
     plan = IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)
-    assert block.kl != "auto" and block.dynamic != "auto"
+    assert block.kl is not None and block.dynamic is not None
     return PolicySettings(
         plan=plan,
         max_tokens=block.max_tokens,
@@ -131,7 +134,7 @@ def _objective(job: ResolvedJob) -> Objective:
     from stoker.train.rollouts.policy_objective import PolicyObjective
 
     block = block_of_task(job, GrpoBlock)
-    assert block.clip != "auto" and block.clip_high != "auto" and block.kl != "auto"
+    assert block.clip is not None and block.clip_high is not None and block.kl is not None
     return PolicyObjective(
         clip_low=block.clip,
         clip_high=block.clip_high,
@@ -164,8 +167,8 @@ TASK = TaskSpec(
         "answers": "enough to tell good answers from bad",
         "overlong": "long answers are not penalised",
     },
-    examples=EXAMPLES,
-    checks=(checks, _groups),
+    examples={**EXAMPLES, "dynamic": "4"},
+    checks=(_checks,),
     prompts=True,
     objective=_objective,
     samples=_samples,
