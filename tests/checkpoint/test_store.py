@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from states import assert_saved, state, visible
 
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.planners import ChunkSaver
+from stoker.checkpoint.dcp_planners import ChunkSaver
 from stoker.checkpoint.state import DamagedError, State
 from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from stoker.checkpoint.index import read_index
+from stoker.checkpoint.dcp_metadata import read_index
 from stoker.checkpoint.storage import LocalStorage, read_state, write_state
 from stoker.cli.main import main
 from stoker.errors import UserError

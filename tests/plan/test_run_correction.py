@@ -19,7 +19,7 @@ from stoker.plan.planned_job import shape_of_name
 from stoker.plan.run_correction import lesson_of
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.step_time import step_time
-from stoker.runs.comparison import Predicted, PredictionRecord
+from stoker.runs.plan_comparison import Predicted, PredictionRecord
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
 
 SLOWER, FULLER = 1.5, 1.3

@@ -13,10 +13,10 @@ from stoker.job.load_job import check_document
 from stoker.job.yaml_document import parse_document
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes, job_yaml
 from stoker.plan.search import search, settings
+from stoker.plan.search_space import EVERYTHING, trainable
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
-from stoker.plan.space import EVERYTHING, trainable
 from stoker.plan.trainable_params import Adapters
 
 HEAD = "task: pretrain\nmodel: gpt2\ndata: none.jsonl\nsteps: 10\n"

@@ -29,7 +29,7 @@ from torch.serialization import skip_data
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout, DcpFilePart
-from stoker.checkpoint.planners import ChunkSaver
+from stoker.checkpoint.dcp_planners import ChunkSaver
 
 ALIGNED = 64  # bytes: every tensor of the staged data begins at a multiple, as vector instructions like it
 SPARE = 0.8  # of the memory that is free, what copies may take

@@ -30,8 +30,8 @@ from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
-from stoker.checkpoint.index import RestrictedReader
-from stoker.checkpoint.planners import ChunkLoader
+from stoker.checkpoint.dcp_metadata import RestrictedReader
+from stoker.checkpoint.dcp_planners import ChunkLoader
 from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
 from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of

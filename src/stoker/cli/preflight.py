@@ -12,7 +12,7 @@ from stoker.job.load_job import JobError, ReadJob, place
 from stoker.job.schema import SourceBlock
 from stoker.job.text_conflicts import WITHOUT_ARGUMENTS
 from stoker.job.trust import code_problems
-from stoker.runs.output import is_of_run
+from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
     from stoker.launch.cluster_env import RankInfo
@@ -60,7 +60,7 @@ def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:
-    from stoker.runs.output import output_problem
+    from stoker.runs.output_folder import output_problem
 
     output = loaded.job.output
     found = output_problem(Path.cwd() / output) if output is not None else None
@@ -118,7 +118,7 @@ def _template_problems(loaded: ReadJob, key: str, block: SourceBlock, base: Path
 
 def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
     from stoker.models.context_length import context_problem, stated_context
-    from stoker.models.dense import router_problem
+    from stoker.models.router_check import router_problem
 
     assert loaded.job.model is not None
     context = stated_context(loaded.job.model, base)
@@ -127,7 +127,7 @@ def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
-    from stoker.runs.output import unwritable
+    from stoker.runs.output_folder import unwritable
 
     to = loaded.job.checkpoint.to
     if to is None:

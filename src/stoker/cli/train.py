@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:
-        from stoker.runs.output import is_run
+        from stoker.runs.output_folder import is_run
         from stoker.runs.run_folder import put_aside
 
         if is_run(spec.output):
@@ -127,7 +127,7 @@ def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
 
 
 def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
-    from stoker.runs.comparison import read_comparison
+    from stoker.runs.plan_comparison import read_comparison
     from stoker.runs.run_folder import RunFolder
 
     comparison = read_comparison(RunFolder(output))

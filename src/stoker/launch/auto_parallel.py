@@ -23,8 +23,8 @@ from stoker.job.yaml_document import Mark
 from stoker.launch.cluster_env import RankInfo
 from stoker.plan.planned_job import parallel_block, setting_of_job, software_of_job, work_of
 from stoker.plan.search import KEPT, LayoutPlan, SearchResult, search
+from stoker.plan.search_space import Space
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.space import Space
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,10 +11,10 @@ from stoker.hardware.cluster import Cluster
 from stoker.job.batch_solver import divisors
 from stoker.job.layout import SHARDS, ContextBy, Layout, Recompute, ScheduleName, Shard
 from stoker.plan.memory import Memory, peak_memory, room
+from stoker.plan.search_space import EVERYTHING, Space
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.software import STOKER, Software
-from stoker.plan.space import EVERYTHING, Space
 from stoker.plan.speed import Speed, speed_of
 from stoker.plan.step_time import PassTimes, StepTime, step_time
 

@@ -28,7 +28,7 @@ from filelock import FileLock, Timeout
 
 from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import no_link, read_file, replace_file
-from stoker.runs.output import LOCK, output_problem
+from stoker.runs.output_folder import LOCK, output_problem
 
 PATIENCE = 0.5  # seconds; listing the runs holds the lock for an instant
 
@@ -166,7 +166,7 @@ class RunFolder:
         self._replace(self.environment, json.dumps(environment, indent=2, ensure_ascii=False) + "\n")
 
     def write_plan(self, values: dict[str, Any]) -> None:
-        """Writes ``plan.json``; see `stoker.runs.comparison`."""
+        """Writes ``plan.json``; see `stoker.runs.plan_comparison`."""
         self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def _replace(self, path: Path, text: str) -> None:

@@ -25,7 +25,6 @@ from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta
-from stoker.models.dense import no_routers
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
 from stoker.models.language_model import lay_out_for
@@ -34,6 +33,7 @@ from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
 from stoker.models.resize_embeddings import NewRows
 from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
+from stoker.models.router_check import no_routers
 from stoker.models.text import TextSide, open_text_side
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.compile import compile_blocks

@@ -31,7 +31,7 @@ from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
-from stoker.train.prediction import compared, predicted_of
+from stoker.train.plan_prediction import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
 from stoker.train.resume import check_same_job

@@ -10,7 +10,7 @@ from stoker.job.layout import SHARDS, Offload, Recompute
 from stoker.plan.answer.explain import near
 from stoker.plan.answer.time_breakdown import causes_of
 from stoker.plan.search import LayoutPlan, SearchResult, search
-from stoker.plan.space import Space
+from stoker.plan.search_space import Space
 
 GIB = 2**30
 TIE = 0.005  # of a step: predictions do not distinguish closer plans

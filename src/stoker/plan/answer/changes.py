@@ -10,9 +10,9 @@ from stoker.hardware.cluster import Cluster
 from stoker.hardware.devices import CATALOGUE
 from stoker.plan.answer.setting_to_yaml import cluster_words, fuller_nodes
 from stoker.plan.search import LayoutPlan, search
+from stoker.plan.search_space import Space
 from stoker.plan.setting import TrainingWork, Tuning
 from stoker.plan.software import STOKER, Software
-from stoker.plan.space import Space
 
 MOST_NODES = 4096  # beyond that nobody is helped
 ALL_COUNTS = 64  # nodes up to which every number is tried: those that do not divide the batch may not fit

@@ -23,8 +23,8 @@ from stoker.plan.answer.time_breakdown import (
 )
 from stoker.plan.memory import peak_memory, room
 from stoker.plan.search import LayoutPlan, search
+from stoker.plan.search_space import Space, trainable
 from stoker.plan.setting import Setting, TrainingWork
-from stoker.plan.space import Space, trainable
 from stoker.plan.step_time import step_time
 
 MEMORY = "memory"

@@ -7,9 +7,9 @@ import pytest
 from stoker.hardware.cluster_file import load_cluster
 from stoker.models.families import FAMILIES
 from stoker.plan.search import search
+from stoker.plan.search_space import SPLIT, WHOLE, splits
 from stoker.plan.setting import TrainingWork
 from stoker.plan.shapes.model_names import shape_named
-from stoker.plan.space import SPLIT, WHOLE, splits
 
 
 def test_the_families_are_those_whose_facts_are_known() -> None:

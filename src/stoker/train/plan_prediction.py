@@ -27,7 +27,7 @@ from stoker.plan.planned_job import setting_of_job, work_of_shape
 from stoker.plan.setting import Setting
 from stoker.plan.shapes.shape_of_config import shape_of_config
 from stoker.plan.step_time import step_time
-from stoker.runs.comparison import Predicted, PredictionRecord, measured_of
+from stoker.runs.plan_comparison import Predicted, PredictionRecord, measured_of
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import Prepared
 

@@ -12,8 +12,8 @@ from running import run, stop_at, watching
 
 from stoker.cli.main import main
 from stoker.job.job_to_yaml import scalar
-from stoker.runs.comparison import read_comparison
-from stoker.train import prediction
+from stoker.runs.plan_comparison import read_comparison
+from stoker.train import plan_prediction
 from stoker.train.task import Part
 
 
@@ -23,11 +23,11 @@ def test_a_run_is_predicted_and_measured(base: Path, sft: dict[str, Any]) -> Non
     def count(first: int, last: int, parts: list[Part]) -> None:
         positions.append(sum(part.inputs.ids.numel() for part in parts))
 
-    ran = run(base, {**sft, "steps": prediction.MICRO_BATCHES}, before=watching(count))
+    ran = run(base, {**sft, "steps": plan_prediction.MICRO_BATCHES}, before=watching(count))
     found = read_comparison(ran.folder)
     assert found is not None and found.predicted is not None and found.measured is not None
     lines = ran.folder.read_metrics()
-    assert found.measured.steps == prediction.MICRO_BATCHES - 2  # without the first two
+    assert found.measured.steps == plan_prediction.MICRO_BATCHES - 2  # without the first two
     assert found.measured.seconds == median(line["seconds"] for line in lines[2:])
     assert found.measured.memory / 2**30 == pytest.approx(lines[-1]["memory_gib"], rel=0.05)
     said, audit = found.predicted, ran.prepared.audit
@@ -66,7 +66,7 @@ def test_a_planner_that_fails_does_not_fail_the_run(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("float division by zero")
 
-    monkeypatch.setattr(prediction, "step_time", broken)
+    monkeypatch.setattr(plan_prediction, "step_time", broken)
     ran = run(base, {**sft, "steps": 2})
     assert ran.outcome.state == "done"
     found = read_comparison(ran.folder)
