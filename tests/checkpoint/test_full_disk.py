@@ -12,9 +12,10 @@ import pytest
 from states import assert_saved, state
 
 from stoker.checkpoint.disk_space import SPARE, make_room
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.checkpoint.storage import Keep, LocalStorage
+from stoker.checkpoint.storage import LocalStorage
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed
 from stoker.runs.run_folder import RunFolder

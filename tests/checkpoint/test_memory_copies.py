@@ -19,11 +19,11 @@ from stoker.checkpoint.collective import rank
 from stoker.checkpoint.copy_interval import Cadence
 from stoker.checkpoint.gather import gather_whole
 from stoker.checkpoint.memory_restore import remembered
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import State
-from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.launch.process_pool import Pool
 from stoker.runs.shm_folder import shared_folder, shared_memory

@@ -15,10 +15,11 @@ import pytest
 import torch
 from states import assert_saved, state, visible, wait_for_end, wait_for_writers
 
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Saved
-from stoker.checkpoint.storage import Keep, attempt_name
+from stoker.checkpoint.storage import attempt_name
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.runs.shm_folder import PREFIX
@@ -155,7 +156,7 @@ sys.path.insert(0, sys.argv[2])
 from states import state
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.snapshots import Snapshots
-from stoker.checkpoint.storage import Keep
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.store import Store
 saver = Saver(Store(Path(sys.argv[1])), Snapshots())
 for step in range(1, 10_000):

@@ -16,9 +16,9 @@ from torch.distributed.fsdp import fully_shard
 
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.gather import gather_whole
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import held_gradients, held_weights
 from stoker.checkpoint.state import DamagedError, State
-from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
 from stoker.job.layout import Layout

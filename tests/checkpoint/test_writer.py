@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
-from stoker.checkpoint.storage import Keep, LocalStorage
+from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.storage import LocalStorage
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest, Written
 
 Process = subprocess.Popen[bytes]

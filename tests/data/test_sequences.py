@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.data import pack, sequences
+from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, weighted
 from stoker.data.row_batch import Columns
-from stoker.data.sequences import GrowingSource, Selection, Sequences, hold_out
+from stoker.data.sequences import GrowingSource, Selection, Sequences
 from stoker.data.token_cache import ShardWriter, TokenCache, write_json
 from stoker.data.tokenise import EncodedBatch
 

@@ -6,7 +6,8 @@ import errno
 import os
 from dataclasses import replace
 
-from stoker.checkpoint.storage import Keep, Storage
+from stoker.checkpoint.retention import Keep
+from stoker.checkpoint.storage import Storage
 
 SPARE = 1 << 20  # bytes that are left free for metrics and events while a checkpoint is written
 

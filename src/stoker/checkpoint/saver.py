@@ -15,10 +15,10 @@ from stoker.checkpoint.dcp_errors import FULL, os_error
 from stoker.checkpoint.disk_space import make_room
 from stoker.checkpoint.memory_restore import forget_after, remembered
 from stoker.checkpoint.restore_newest import restore_newest
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
-from stoker.checkpoint.storage import Keep
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
 

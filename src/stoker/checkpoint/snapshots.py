@@ -20,10 +20,11 @@ from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import by_first, rank, together
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.pending import Pending
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.save_plan import Agreement, agree, unchanged
 from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
-from stoker.checkpoint.storage import Keep, storage_of
+from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
 from stoker.runs.shm_folder import PREFIX, SharedFolder, has_folder, shared_folder
 

@@ -30,26 +30,6 @@ SUM = "sha256"  # the key of the checksum of ``state.json``
 WITHOUT_SUM = {"step", "progress", "scaler", "files"}  # the keys of one that was written before it had a checksum
 
 
-@dataclass(frozen=True)
-class Keep:
-    """Which checkpoints are kept.
-
-    Attributes:
-        newest: how many of the newest are kept.
-        every: also those of steps that this number divides.
-        best: also the one of this step.
-    """
-
-    newest: int
-    every: int | None = None
-    best: int | None = None
-
-    def doomed(self, steps: list[int]) -> list[int]:
-        """Those of ``steps``, ascending, that are not kept."""
-        older = steps[: len(steps) - self.newest] if self.newest < len(steps) else []
-        return [s for s in older if s != self.best and not (self.every and s % self.every == 0)]
-
-
 class Storage(Protocol):
     """A place for checkpoints. An `attempt` is a checkpoint that is not whole yet."""
 
@@ -234,12 +214,6 @@ class LocalStorage:
 
     def _attempt(self, attempt: str) -> Path:
         return self.folder / f".partial-{attempt}"
-
-
-def retain(storage: Storage, keep: Keep) -> None:
-    """Deletes the checkpoints that are not kept."""
-    for step in keep.doomed(storage.steps()):
-        storage.delete(step)
 
 
 def write_state(values: Mapping[str, Any]) -> bytes:

@@ -32,9 +32,10 @@ from stoker.checkpoint.dcp_errors import FULL, innermost, os_error
 from stoker.checkpoint.dcp_file_layout import DcpFilePart
 from stoker.checkpoint.dcp_metadata import RestrictedReader
 from stoker.checkpoint.dcp_planners import ChunkLoader
+from stoker.checkpoint.retention import Keep, retain
 from stoker.checkpoint.save_plan import Agreement, agree
 from stoker.checkpoint.state import DamagedError, Places, Saved, SaveOutcome, State
-from stoker.checkpoint.storage import Keep, Storage, name_of, read_state, retain, storage_of
+from stoker.checkpoint.storage import Storage, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 

@@ -25,7 +25,8 @@ from typing import Any
 
 from stoker.checkpoint.dcp_file_layout import DcpFileLayout
 from stoker.checkpoint.dcp_file_layout import DcpFilePart as Span
-from stoker.checkpoint.storage import METADATA, POLL, Keep, Storage, retain, storage_of, write_state
+from stoker.checkpoint.retention import Keep, retain
+from stoker.checkpoint.storage import METADATA, POLL, Storage, storage_of, write_state
 from stoker.errors import RunFailed
 
 ORPHANED = 30.0  # seconds that the parts of other processes get to arrive when this one's process is gone

@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
+from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
-from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length, hold_out
+from stoker.data.sequences import Document, GrowingSource, Selection, Sequences, by_length
 from stoker.data.sources import Source, open_source
 from stoker.data.token_cache import TokenCache
 from stoker.data.tokenise import RowSettings, TextCodec

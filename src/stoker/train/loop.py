@@ -12,10 +12,10 @@ import torch
 from torch.optim import Optimizer
 
 from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
 from stoker.checkpoint.state import State, Where
-from stoker.checkpoint.storage import Keep
 from stoker.errors import RunFailed
 from stoker.hardware.device import Device
 from stoker.job.schema import FaultsBlock
