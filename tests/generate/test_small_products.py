@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
-from stoker.generate.small_products import MOST, plain_linears, product, small_products
+from stoker.generate.small_products import MOST, PACKED, BlockedWeights, plain_linears, product, small_products
 
 
 @pytest.mark.parametrize("rows", range(1, MOST + 1))
@@ -38,3 +40,23 @@ def test_a_layer_whose_forward_was_replaced_keeps_it() -> None:
     with small_products([layer]):
         assert layer.forward is replaced
     assert layer.forward is replaced
+
+
+def test_frozen_layers_keep_blocked_weights_from_a_few_tokens_on() -> None:
+    model = nn.Sequential(nn.Linear(24, 20), nn.Linear(20, 8, bias=False)).eval()
+    blocked = BlockedWeights(model)  # type: ignore[arg-type]
+    with torch.inference_mode(), small_products(model, blocked):  # type: ignore[arg-type]
+        for rows in (1, 2, PACKED, 5, MOST, MOST + 1, 70):
+            x = torch.randn(rows, 24)
+            expected = model[1].weight @ (model[0].weight @ x.T + model[0].bias[:, None])
+            torch.testing.assert_close(model(x), expected.T, rtol=1e-5, atol=1e-6)
+            assert len(blocked._held) == (2 if rows >= PACKED else 0)
+
+
+def test_blocked_weights_need_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(24, 20)
+    free = SimpleNamespace(available=3 * layer.weight.nbytes)
+    monkeypatch.setattr("stoker.generate.small_products.psutil.virtual_memory", lambda: free)
+    assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is None
+    free.available = 4 * layer.weight.nbytes
+    assert BlockedWeights([layer]).product(layer, torch.randn(4, 24)) is not None

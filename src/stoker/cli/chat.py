@@ -38,11 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt, or hold a conversation."""
+    from stoker.cli.report import patient_threads, quiet_libraries
+
+    patient_threads()
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")
     sampling = _sampling(arguments)
-    from stoker.cli.report import quiet_libraries
-
     quiet_libraries()
     from stoker.generate.open_model import open_model
 

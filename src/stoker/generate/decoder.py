@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from stoker.errors import UserError
 from stoker.generate.cache import Kept, RowCache
 from stoker.generate.request import BASE
-from stoker.generate.small_products import plain_linears, small_products
+from stoker.generate.small_products import BlockedWeights, plain_linears, small_products
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.language_model import LanguageModel, lay_out_for
@@ -45,6 +45,7 @@ class Decoder:
         others: for processes whose passes need each other: says whether this one has a pass to run, and gives whether
             any has. None where passes are independent.
         release: frees the weights that stay gathered after a pass.
+        blocked: copies of weights that never change, in a faster layout.
     """
 
     model: nn.Module
@@ -54,6 +55,7 @@ class Decoder:
     within: Callable[[Callable[[], Any]], Any] = _directly
     others: Callable[[bool], bool] | None = None
     release: Callable[[], None] | None = None
+    blocked: BlockedWeights | None = None
 
     @property
     def layers(self) -> int:
@@ -96,7 +98,7 @@ class Decoder:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(arithmetic_of(self.device))
             stack.enter_context(self.device.autocast())
-            stack.enter_context(small_products(self._linears))
+            stack.enter_context(small_products(self._linears, self.blocked))
             if training:
                 self.model.eval()
             try:
@@ -198,10 +200,15 @@ class Decoder:
         return found.logits if self.language.head is None else found.last_hidden_state
 
 
-def decoder_of(model: nn.Module, device: Device, *, context: int | None = None) -> Decoder:
-    """The decoder of a model that is in memory."""
+def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, frozen: bool = False) -> Decoder:
+    """The decoder of a model that is in memory.
+
+    Args:
+        frozen: whether its weights never change.
+    """
+    blocked = BlockedWeights(plain_linears(model)) if frozen and device.type == "cpu" else None
     with arithmetic_of(device), device.autocast():
-        return Decoder(model, lay_out_for(unwrap(model)), device, context)
+        return Decoder(model, lay_out_for(unwrap(model)), device, context, blocked=blocked)
 
 
 @contextmanager

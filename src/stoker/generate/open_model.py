@@ -103,7 +103,7 @@ def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel
     source = tuned.job.data[0]
     return OpenModel(
         name=tuned.folder.path.name,
-        decoder=decoder_of(tuned.model, tuned.device, context=tuned.text.context),
+        decoder=decoder_of(tuned.model, tuned.device, context=tuned.text.context, frozen=True),
         codec=tuned.text.codec.for_source(source, base),
         chats=task_of(tuned.job).chat or tuned.text.own_template,
         special_tokens=special_tokens_of(source, source.format),
@@ -131,7 +131,7 @@ def _of_files(name: str, base: Path, trusted: Sequence[str]) -> OpenModel:
     _, own = chat_template(tokenizer)
     return OpenModel(
         name=Path(name).name,
-        decoder=decoder_of(blank.model.eval(), device, context=context_of(source, block)),
+        decoder=decoder_of(blank.model.eval(), device, context=context_of(source, block), frozen=True),
         codec=codec_of(tokenizer, served_stop_ids(tokenizer, source, block)),
         chats=own,
     )

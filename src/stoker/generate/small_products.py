@@ -1,7 +1,8 @@
 """Linear layers of a few tokens on the CPU, at the speed at which memory gives their weights.
 
-For a few rows torch's ``x W^T`` reads W at a third of that speed (float32, MKL, AVX-512); ``(W x^T)^T`` with the rows
-filled up to a power of two reads it in full: docs/log.md, 2026-11-22. The sums are the same up to rounding.
+For one or two rows torch's ``x W^T`` reads W at a third of that speed (float32, MKL, AVX-512); ``(W x^T)^T`` with the
+rows filled up to a power of two reads it in full. For more rows a copy of W in oneDNN's blocked layout is twice as fast
+as either: docs/log.md, 2026-11-22. The sums are the same up to rounding.
 
 Shapes: N tokens, I input width, O output width.
 """
@@ -12,11 +13,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST = 16  # tokens; with more, torch's own order is as fast
+PACKED = 3  # tokens from which a blocked weight is faster
+SHARE_OF_MEMORY = 0.25  # of what is free, for blocked weights
+
+
+class BlockedWeights:
+    """Copies of a frozen model's weights in oneDNN's blocked layout, made when a layer first has a few tokens."""
+
+    def __init__(self, layers: Iterable[nn.Linear]) -> None:
+        needed = sum(layer.weight.nbytes for layer in layers)
+        known = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+        self._enough = known and needed <= psutil.virtual_memory().available * SHARE_OF_MEMORY
+        self._held: dict[nn.Linear, Tensor] = {}
+
+    def product(self, layer: nn.Linear, x_NI: Tensor) -> Tensor | None:
+        """``x W^T + b``, shape (N, O); None where this layer has no copy."""
+        held = self._held.get(layer)
+        if held is None:
+            if not self._enough or x_NI.shape[0] > MOST:
+                return None
+            held = self._held[layer] = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), MOST)
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, held, layer.bias, "none", [], "")
+        return found
 
 
 def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -24,17 +48,22 @@ def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Te
     rows = x_NI.shape[0]
     filled = max(2, 1 << (rows - 1).bit_length())
     if filled != rows:
-        x_NI = F.pad(x_NI, (0, 0, 0, filled - rows))
+        x_NI = torch.cat((x_NI, x_NI[: filled - rows]))
     y_NO = torch.mm(weight_OI, x_NI.t()).t()[:rows].contiguous()
     return y_NO if bias_O is None else y_NO.add_(bias_O)
 
 
-def _forward(layer: nn.Linear, x: Tensor) -> Tensor:
+def _forward(layer: nn.Linear, blocked: BlockedWeights | None, x: Tensor) -> Tensor:
     rows, weight = x.numel() // x.shape[-1], layer.weight
     plain = type(weight) in (Tensor, nn.Parameter)  # a quantised one has a type of its own
-    if not plain or not 0 < rows <= MOST or x.dtype != torch.float32 or weight.dtype != torch.float32:
-        return F.linear(x, weight, layer.bias)
-    return product(x.reshape(rows, -1), weight, layer.bias).view(*x.shape[:-1], -1)
+    if plain and rows and x.dtype == weight.dtype == torch.float32:
+        x_NI = x.reshape(rows, -1)
+        found = blocked.product(layer, x_NI) if blocked is not None and rows >= PACKED else None
+        if found is None and rows <= MOST:
+            found = product(x_NI, weight, layer.bias)
+        if found is not None:
+            return found.view(*x.shape[:-1], -1)
+    return F.linear(x, weight, layer.bias)
 
 
 def plain_linears(model: nn.Module) -> list[nn.Linear]:
@@ -43,11 +72,15 @@ def plain_linears(model: nn.Module) -> list[nn.Linear]:
 
 
 @contextmanager
-def small_products(layers: Iterable[nn.Linear]) -> Iterator[None]:
-    """Gives those of the layers that are on the CPU this product within the block."""
+def small_products(layers: Iterable[nn.Linear], blocked: BlockedWeights | None = None) -> Iterator[None]:
+    """Gives those of the layers that are on the CPU this product within the block.
+
+    Args:
+        blocked: where the layers' weights do not change.
+    """
     plain = [layer for layer in layers if "forward" not in vars(layer) and layer.weight.device.type == "cpu"]
     for layer in plain:
-        layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+        layer.forward = partial(_forward, layer, blocked)  # type: ignore[method-assign]
     try:
         yield
     finally:
