@@ -45,7 +45,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_the_rate_of_products_agrees_with_a_direct_timing() -> None:
     # What else runs here may slow either down; a formula that is wrong would disagree every time.
-    ratios = [_measured_by_direct() for _ in range(3)]
+    ratios = [_measured_by_direct()]
     while not any(1 / 1.5 < ratio < 1.5 for ratio in ratios) and len(ratios) < 12:
         ratios.append(_measured_by_direct())
     assert any(1 / 1.5 < ratio < 1.5 for ratio in ratios), ratios
