@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from stoker.data import formats
@@ -10,6 +11,7 @@ from stoker.data.messages import has_content
 from stoker.data.readers import decode
 from stoker.data.rows import Conversation, Raw, Rejected
 from stoker.data.sequences import Document
+from stoker.errors import RunFailed
 from stoker.scoring.answer_rows import EXPECTED, AnswerRow
 
 
@@ -30,12 +32,24 @@ class PromptRows:
         if document.source not in self._rows:
             rows = (raw for raw in source.source.rows() if isinstance(raw, Raw))
             self._rows[document.source] = {(raw.source, raw.row): raw for raw in rows}
-        place = source.cache.origin(document.index)
-        raw = self._rows[document.source][place]
+        file, number = source.cache.origin(document.index)
+        raw = self._found(self._rows[document.source], file, number)
         value = decode(raw)
         assert not isinstance(value, Rejected)
         fields = value if isinstance(value, dict) else {"text": value}
-        return AnswerRow(*place, *_asked_and_expected(source, fields), scorers=(), fields=fields)
+        return AnswerRow(raw.source, raw.row, *_asked_and_expected(source, fields), scorers=(), fields=fields)
+
+
+    @staticmethod
+    def _found(rows: dict[tuple[str, int], Raw], file: str, number: int) -> Raw:
+        """A row by the file that it had when its tokens were made: equal content in another folder has the same."""
+        exact = rows.get((file, number))
+        if exact is not None:
+            return exact
+        here = [raw for (name, row), raw in rows.items() if row == number and Path(name).name == Path(file).name]
+        if len(here) != 1:
+            raise RunFailed(f"row {number} of {file} is not in the data any more, or in several files of its name")
+        return here[0]
 
 
 def _asked_and_expected(source: TokenisedSource, fields: dict[str, Any]) -> tuple[tuple[dict[str, Any], ...], Any]:

@@ -1,0 +1,161 @@
+"""The policy's loss against its formula and against finite differences, on a small vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stoker.models.collate import Inputs, nothing, pack
+from stoker.models.head import Head, LogitsHead
+from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate
+from stoker.train.rollouts.token_scores import TokenScores, by_rollout, by_target
+
+CPU = torch.device("cpu")
+WIDTH, VOCABULARY = 6, 11
+
+
+@pytest.fixture(autouse=True)
+def double() -> Any:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def rows_of(lengths: list[int]) -> Inputs:
+    """Answers of these lengths to prompts of two tokens."""
+    random = np.random.default_rng(0)
+    rows = [(random.integers(0, VOCABULARY, 2 + n).astype(np.uint32), np.arange(2 + n) >= 2) for n in lengths]
+    return pack(rows, CPU, share=False)
+
+
+def given(inputs: Inputs, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    n = len(inputs.targets)
+    names = {"old": -2.0, "advantage": 0.0, "reference": -2.0}
+    return {
+        **{name: at + torch.randn(n, generator=generator) for name, at in names.items()},
+        "weight": torch.rand(n, generator=generator),
+    }
+
+
+def setup(lengths: list[int]) -> tuple[Tensor, Inputs, Head]:
+    torch.manual_seed(1)
+    inputs = rows_of(lengths)
+    hidden = torch.randn(len(inputs.targets), WIDTH, requires_grad=True)
+    return hidden, replace(inputs, given=given(inputs)), Head(nn.Linear(WIDTH, VOCABULARY, bias=False))
+
+
+def plainly(hidden: Tensor, inputs: Inputs, head: Head, objective: PolicyObjective) -> Tensor:
+    """The loss, token by token, from full logits."""
+    log_p = (head.linear(hidden) / objective.temperature).log_softmax(-1)
+    total = torch.zeros(())
+    known = inputs.given
+    documents = inputs.documents.tolist()
+    ratios = log_p[range(len(documents)), inputs.targets] - known["old"]
+    for i, document in enumerate(documents):
+        log_ratio = ratios[i]
+        if objective.sequence_ratio:
+            log_ratio = torch.stack([ratios[j] for j, d in enumerate(documents) if d == document]).mean()
+        ratio, advantage = log_ratio.exp(), known["advantage"][i]
+        low, high = 1 - objective.clip_low, 1 + objective.clip_high
+        gain = torch.min(ratio * advantage, ratio.clamp(low, high) * advantage)
+        if objective.dual_clip is not None and advantage < 0:
+            gain = torch.max(gain, objective.dual_clip * advantage)
+        loss = -gain
+        if objective.kl:
+            difference = log_p[i, inputs.targets[i]] - known["reference"][i]
+            loss = loss + objective.kl * (torch.exp(-difference) - 1 + difference)
+        loss = loss - objective.entropy * -(log_p[i].exp() * log_p[i]).sum()
+        total = total + known["weight"][i] * loss
+    return total
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"clip_low": 0.2, "clip_high": 0.2},
+        {"clip_low": 0.2, "clip_high": 0.28, "kl": 0.1, "estimator": "k3"},
+        {"clip_low": 0.1, "clip_high": 0.3, "dual_clip": 1.5, "entropy": 0.05, "temperature": 0.7},
+        {"clip_low": 0.2, "clip_high": 0.4, "sequence_ratio": True, "entropy": 0.1},
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_formula(settings: dict[str, Any]) -> None:
+    hidden, inputs, head = setup([3, 5, 1])
+    objective = PolicyObjective(**settings)
+    loss = objective(hidden, inputs, head).total
+    expected = plainly(hidden, inputs, head, objective)
+    torch.testing.assert_close(loss, expected)
+    wanted = torch.autograd.grad(expected, (hidden, head.linear.weight))
+    for found, right in zip(torch.autograd.grad(loss, (hidden, head.linear.weight)), wanted, strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_a_model_with_logits_of_its_own_has_the_same_loss() -> None:
+    hidden, inputs, head = setup([3, 5])
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, temperature=0.6, entropy=0.1)
+    ours = objective(hidden, inputs, head).total
+    torch.testing.assert_close(objective(head.linear(hidden), inputs, LogitsHead()).total, ours)
+
+
+def test_before_the_first_step_the_ratio_is_one() -> None:
+    hidden, inputs, head = setup([4, 2])
+    scores = TokenScores(0.8)(hidden.detach(), inputs, head)
+    even = torch.full_like(scores[0], 1.0 / len(scores[0]))
+    inputs = replace(inputs, given={**inputs.given, "old": scores[0], "weight": even})
+    objective = PolicyObjective(clip_low=0.2, clip_high=0.2, temperature=0.8)
+    objective(hidden, inputs, head)
+    measured = dict(zip(objective.measures.names, objective.measures.take(torch.zeros(())).tolist(), strict=True))
+    assert measured == pytest.approx({"ratio": 1.0, "approx_kl": 0.0, "clip_fraction": 0.0, "loss_kl": 0.0}, abs=1e-12)
+
+
+def test_a_process_without_answers_has_a_loss_of_zero_with_gradients() -> None:
+    head = Head(nn.Linear(WIDTH, VOCABULARY, bias=False))
+    hidden = torch.randn(0, WIDTH, requires_grad=True)
+    loss = PolicyObjective(clip_low=0.2, clip_high=0.2, kl=0.1)(hidden, nothing(CPU), head).total
+    loss.backward()
+    assert loss.item() == 0.0 and hidden.grad is not None
+
+
+def bandit_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    p = logits.softmax(-1)
+    return (p * (logits.log_softmax(-1) - reference.log_softmax(-1))).sum()
+
+
+@pytest.mark.parametrize(("estimator", "right"), [("k2", True), ("k3+", True), ("k3", False), ("k1", False)])
+def test_the_gradient_of_the_kl_on_a_bandit_of_five_arms(estimator: Any, right: bool) -> None:
+    """In expectation over the arms, against finite differences of the reverse KL itself."""
+    torch.manual_seed(3)
+    logits, reference = torch.randn(5, requires_grad=True), torch.randn(5)
+    log_p = logits.log_softmax(-1)
+    estimates = kl_estimate(log_p, reference.log_softmax(-1), estimator)
+    (log_p.detach().exp() * estimates).sum().backward()  # arms are sampled, so their weights have no gradient
+    differences = torch.zeros(5)
+    for i in range(5):
+        step = torch.zeros(5)
+        step[i] = 1e-6
+        with torch.no_grad():
+            differences[i] = (bandit_kl(logits + step, reference) - bandit_kl(logits - step, reference)) / 2e-6
+    assert logits.grad is not None
+    assert torch.allclose(logits.grad, differences, atol=1e-6) == right
+    if estimator in ("k3", "k3+", "k1"):  # whose value is right
+        value = (log_p.exp() * estimates).sum()
+        torch.testing.assert_close(value, bandit_kl(logits, reference))
+
+
+def test_values_of_targets_go_to_their_answers_and_back() -> None:
+    beginning = np.arange(10, dtype=np.uint32)
+    rows = [
+        (np.append(beginning, tail).astype(np.uint32), np.arange(10 + len(tail)) >= 10)
+        for tail in ([1, 2, 3], [4], [5, 6])
+    ]
+    inputs = pack([(np.array([9, 9, 7], np.uint32), np.array([False, False, True])), *rows], CPU, share=True)
+    inputs = replace(inputs, given={"number": torch.arange(4)})
+    values = by_rollout(inputs.targets[None].double(), inputs)
+    assert {number: found[0].tolist() for number, found in values.items()} == {0: [7], 1: [1, 2, 3], 2: [4], 3: [5, 6]}
+    columns = [values[number][0] for number in range(4)]
+    assert by_target(inputs, {"again": columns})["again"].tolist() == inputs.targets.tolist()

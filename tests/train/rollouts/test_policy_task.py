@@ -1,0 +1,131 @@
+"""Jobs of ``grpo`` from sampling to learning: what is kept, what a restart does, what is learnt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running import Ran, run, write_job
+
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
+from stoker.train.rollouts.policy_task import ROLLOUTS
+from stoker.train.rollouts.rollout_files import RolloutFiles
+
+
+def files_of(ran: Ran) -> RolloutFiles:
+    return RolloutFiles(ran.folder.path / ROLLOUTS)
+
+
+def test_answers_are_kept_with_all_that_is_known_of_them(job: dict[str, Any], base: Path) -> None:
+    ran = run(base, {**job, "evaluate": {"fraction": 0.2, "every": 3}})
+    files = files_of(ran)
+    assert files.numbers() == [0, 1] and [files.read(n).step for n in (0, 1)] == [1, 5]
+    iteration = files.read(1)
+    assert [r.prompt for r in iteration.rollouts] == [p for p in range(4, 8) for _ in range(4)]
+    for rollout in iteration.rollouts:
+        assert {len(values) for values in rollout.tokens.values()} == {len(rollout.answer_ids)}
+        assert rollout.tokens.keys() == {"sampled", "old", "entropy", "reference", "advantage"}
+        np.testing.assert_allclose(rollout.tokens["sampled"], rollout.tokens["old"], atol=1e-5)
+        assert rollout.rewards == {"python:letter:e": rollout.score} and 0 <= rollout.score <= 1
+    first = files.read(0)
+    for rollout in first.rollouts:  # the reference is the model as it was
+        np.testing.assert_allclose(rollout.tokens["reference"], rollout.tokens["old"], atol=1e-6)
+    assert any(np.abs(r.tokens["reference"] - r.tokens["old"]).max() > 1e-4 for r in iteration.rollouts)
+    assert files.at_step(4).number == 0 and files.at_step(5).number == 1  # type: ignore[union-attr]
+    lines = ran.folder.read_metrics()
+    assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["approx_kl"] == pytest.approx(0.0, abs=1e-8)
+    assert lines[1]["ratio"] != 1.0
+    names = {"score", "kl", "entropy", "approx_kl", "clip_fraction", "ratio", "response_tokens", "ended"}
+    assert names | {"logprob_difference", "rollout_seconds"} <= lines[0].keys()
+    assert lines[0]["rollout_seconds"] > 0 == lines[1]["rollout_seconds"]
+    held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
+    assert [event["loss"] for event in held_out] == [-event["score"] for event in held_out] and len(held_out) == 3
+
+
+def test_a_run_that_stops_within_an_iteration_goes_on_to_the_bit(job: dict[str, Any], base: Path) -> None:
+    whole = run(base, {**job, "output": "whole"})
+    stopped = run(base, {**job, "output": "parts", "steps": 3})
+    before = files_of(stopped).read(0)
+    rest = run(base, {**job, "output": "parts"})
+    assert rest.losses == whole.losses
+    for name, tensor in whole.last_state().tensors.items():
+        assert (tensor == rest.last_state().tensors[name]).all(), name
+    after, expected = files_of(rest), files_of(whole)
+    assert all(
+        (a.answer_ids == b.answer_ids).all() for a, b in zip(before.rollouts, after.read(0).rollouts, strict=True)
+    )
+    for a, b in zip(after.read(1).rollouts, expected.read(1).rollouts, strict=True):
+        assert (a.answer_ids == b.answer_ids).all() and (a.tokens["old"] == b.tokens["old"]).all()
+
+
+def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Path) -> None:
+    del job["steps"]
+    grpo = {**job["grpo"], "prompts": 5, "answers": 2, "epochs": 1}
+    ran = run(base, {**job, "epochs": 1, "grpo": grpo, "train": {**job["train"], "batch": 10}})
+    iterations = [files_of(ran).read(n) for n in files_of(ran).numbers()]
+    assert [len(it.rollouts) for it in iterations] == [10, 10, 10, 10, 8]
+    rows = [r.row for it in iterations for r in it.rollouts]
+    assert sorted(rows) == sorted([*range(1, 25)] * 2) and ran.outcome.step == 5
+
+
+def test_prompts_whose_answers_all_score_alike_are_replaced(job: dict[str, Any], base: Path) -> None:
+    (base / "some.py").write_text(
+        "def some(answer, expected, row):\n    return float(len(answer) % 2) if int(expected) % 2 else 0.5\n"
+    )
+    grpo = {**job["grpo"], "rewards": "python:some:some", "loss": "dapo", "dynamic": 6, "epochs": 1}
+    ran = run(base, {**job, "steps": 2, "grpo": grpo, "train": {**job["train"], "batch": 16}})
+    first, second = files_of(ran).read(0), files_of(ran).read(1)
+    assert first.next_prompt > 4 and second.rollouts[0].prompt >= first.next_prompt
+    kept = [r for r in first.rollouts if r.row % 2 == 0]  # rows count from 1, so these expect an odd number
+    assert len(first.rollouts) == 16 and len(kept) >= 12
+
+
+OFTEN = ("grpo",)
+SELDOM = [pytest.param(loss, marks=pytest.mark.slow) for loss in ("dr_grpo", "dapo", "gspo", "rloo", "reinforce++")]
+
+
+@pytest.mark.parametrize("loss", [*OFTEN, *SELDOM])
+def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, loss: str) -> None:
+    train = {**job["train"], "batch": 64, "lr": 1e-2}
+    grpo = {**job["grpo"], "loss": loss, "kl": 0.0, "answers": 16, "epochs": 1}
+    ran = run(base, {**job, "steps": 50, "grpo": grpo, "train": train, "checkpoint": {"every": 50, "memory": 0}})
+    scores = [line["score"] for line in ran.folder.read_metrics()]
+    assert np.mean(scores[:3]) < 0.2
+    assert np.mean(scores[-5:]) > 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"grpo": {"rewards": "lenght:4", "max_tokens": 8}}, "no scorer 'lenght'"),
+        ({"grpo": {"rewards": ["exact"], "max_tokens": 100000}}, "leave no room for a prompt"),
+        ({"grpo": {"rewards": "exact", "answers": 1}}, "compares the answers to a prompt, and there is one"),
+        ({"grpo": {"rewards": "exact", "prompts": 3}}, "does not divide the 24 answers"),
+        ({"parallel": {"pipeline": 2}}, "cache of keys and values, which pipeline splits"),
+        ({"tune": {"method": "prompt", "tokens": 4}}, "so there is no reference for a KL"),
+        ({"grpo": None}, "needs the block `grpo`"),
+    ],
+)
+def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: dict[str, Any], message: str) -> None:
+    changed = {key: value for key, value in {**job, **change}.items() if value is not None}
+    changed["train"] = {**changed["train"], "batch": 16}
+    with pytest.raises(UserError, match=message):
+        run(base, changed)
+
+
+def test_a_row_without_an_expected_answer_is_named(job: dict[str, Any], base: Path) -> None:
+    (base / "asked.jsonl").write_text('{"prompt": "one"}\n' * 8)
+    with pytest.raises(UserError, match="compares with an expected answer, and this row has none"):
+        run(base, {**job, "grpo": {**job["grpo"], "rewards": "numeric"}})
+
+
+def test_prompts_are_no_rows_for_other_tasks(base: Path, sft: dict[str, Any]) -> None:
+    (base / "asked.jsonl").write_text('{"prompt": "one"}\n' * 8)
+    data = [{"path": "asked.jsonl", "format": "question"}]
+    loaded = load_job(write_job(base, {**sft, "data": data}))
+    assert loaded.job.data[0].format == "question"
+    with pytest.raises(UserError, match="its rows are prompts without answers; task sft trains on answers"):
+        run(base, {**sft, "data": data})
