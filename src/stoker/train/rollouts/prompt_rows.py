@@ -39,7 +39,6 @@ class PromptRows:
         fields = value if isinstance(value, dict) else {"text": value}
         return AnswerRow(raw.source, raw.row, *_asked_and_expected(source, fields), scorers=(), fields=fields)
 
-
     @staticmethod
     def _found(rows: dict[tuple[str, int], Raw], file: str, number: int) -> Raw:
         """A row by the file that it had when its tokens were made: equal content in another folder has the same."""
