@@ -10,6 +10,7 @@ import pytest
 from evaluation_rows import QUESTIONS, write_lines
 
 from stoker.cli.main import main
+from stoker.scoring.judge import Judge
 
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -30,6 +31,41 @@ def test_the_run_that_knows_the_answers_wins(here: Path, capsys: pytest.CaptureF
     assert rows[0]["answer"] == QUESTIONS[0][1] != rows[0]["against"]["answer"]
     assert main(["eval", "good", "--against", "bad", *words]) == 0
     assert "good wins 12 rows, loses 0, ties 0" in capsys.readouterr().out
+
+
+def test_a_judge_compares_the_answers_of_two_runs(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def knows(_: Judge, question: str, a: str, b: str) -> str:
+        asked.append((a, b))
+        right = dict(QUESTIONS)[question.removeprefix("user: ")]
+        return "A" if a == right else "B" if b == right else "TIE"
+
+    monkeypatch.setattr(Judge, "_ask", knows)
+    rows = write_lines(tmp_path / "asked.jsonl", [{"prompt": q} for q, _ in QUESTIONS])  # no expected answers
+    name = "judge:http://127.0.0.1:1/v1,mine"
+    words = ["--answers", str(rows), "--score", name, "--max-tokens", "20"]
+    count = len(QUESTIONS)
+    found = evaluated(capsys, "good", "--against", "bad", *words)
+    assert [figure["value"] for figure in found["figures"]] == [1, 0, 1]
+    assert found["details"][name]["wins"] == count and found["details"]["judge"]["win"] == count
+    assert len(asked) == 2 * count and asked[0] == asked[1][::-1]
+    found = evaluated(capsys, "bad", "--against", "good", *words)
+    assert [figure["value"] for figure in found["figures"]] == [0, 1, -1]
+    asked.clear()
+    found = evaluated(capsys, "good", "--against", "good", *words)
+    assert found["details"][name]["ties"] == count and not asked
+
+
+def test_two_checkpoints_of_a_run_are_compared_by_their_steps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["good", "--against", "good", "--against-at", "32", "--answers", "asked.jsonl", "--score", "chrf"]
+    found = evaluated(capsys, *words)
+    assert [figure["of"] for figure in found["figures"]] == ["good step 40", "good step 32", "less good step 32"]
+    assert found["asked"]["against_at"] == "32"
+    assert main(["eval", "good", "--against-at", "32"]) == 2
+    assert "--against-at is a checkpoint of --against" in capsys.readouterr().err
 
 
 def test_a_run_against_itself_ties(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,6 +66,9 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--against", metavar="RUN", help="another run on the same rows: of DATA by their loss, of --answers by scores"
     )
+    group.add_argument(
+        "--against-at", default="last", metavar="CHECKPOINT", help="the other run's: last, best, or a step"
+    )
     group.add_argument("--chat", action="store_true", help="the tasks' prompts go through the model's chat template")
     group.add_argument("--limit", type=int, metavar="N", help="the first N rows only, or N of each task")
     group.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
@@ -126,6 +129,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         raise UserError(Problem("--prompts compares templates over rows", "give --answers FILE, and no --against"))
     if arguments.best is not None and arguments.prompts is None:
         raise UserError("--best writes the best template of --prompts FILE")
+    if arguments.against is None and arguments.against_at != "last":
+        raise UserError("--against-at is a checkpoint of --against RUN")
     if arguments.against is not None and tasks:
         raise UserError("--against compares rows: give it DATA or --answers; run --tasks on each of the two")
     if arguments.against is not None and (arguments.compare or arguments.quantise):

@@ -10,7 +10,7 @@ from typing import Any
 from stoker.cli.eval_answers import model_of, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, keep_and_print
 from stoker.cli.trust_options import trusted
-from stoker.evaluate.against import Compared, compare_answers, compare_losses
+from stoker.evaluate.against import Compared, compare_answers, compare_losses, judge_between
 from stoker.evaluate.scored_answers import answer, details, figures
 from stoker.generate.open_model import open_model
 
@@ -23,29 +23,31 @@ def run_against(arguments: argparse.Namespace) -> int:
 
 
 def _answers(arguments: argparse.Namespace) -> int:
-    questions = questions_of(arguments)
+    questions = questions_of(arguments).of_two_models()
     settings = settings_of(arguments)
     model = model_of(arguments)
     ours = answer(model, questions, settings)
-    other = open_model(arguments.against, Path.cwd(), trusted=trusted(arguments))
-    theirs = answer(other, questions, settings)
+    other = open_model(arguments.against, Path.cwd(), at=arguments.against_at, trusted=trusted(arguments))
+    ours, theirs = judge_between(ours, answer(other, questions, settings), questions)
     names = list(questions.scorers)
+    labels = _labels((model.name, model.step), (other.name, other.step), arguments.against)
     compared = compare_answers(ours, theirs, names, seed=arguments.seed)
-    against = f"less {other.name}"
+    against = f"less {labels[1]}"
     found = evaluation(
         "against",
         model,
         data=questions.as_json(),
-        asked={"score": list(questions.chosen), "against": arguments.against, **settings.as_json()},
+        asked={"score": list(questions.chosen), **_asked(arguments), **settings.as_json()},
         figures=[
-            *figures(ours, names, of=model.name),
-            *figures(theirs, names, of=other.name if other.name != model.name else arguments.against),
+            *figures(ours, names, of=labels[0]),
+            *figures(theirs, names, of=labels[1]),
             *(each.figure(against) for each in compared),
         ],
         details=details(ours, questions) | {each.name: each.as_json() for each in compared},
     )
     rows = [a.as_json() | {"against": b.as_json()} for a, b in zip(ours, theirs, strict=True)]
-    notes = _notes(compared, model.name)
+    notes = _notes(compared, labels[0])
+    notes += [f"{name}: compares the two answers to each row" for name in sorted(questions.between)]
     for each in compared:
         for number in each.rows:
             a, b = ours[number], theirs[number]
@@ -63,7 +65,7 @@ def _losses(arguments: argparse.Namespace) -> int:
 
     base = Path.cwd()
     first = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
-    second = open_run(arguments.against, base, trusted=trusted(arguments))
+    second = open_run(arguments.against, base, at=arguments.against_at, trusted=trusted(arguments))
     with TokeniseReport() as report:
         rows = rows_of(first, arguments.data, arguments.format, base, report)
         if arguments.data is not None:
@@ -80,14 +82,14 @@ def _losses(arguments: argparse.Namespace) -> int:
         raise UserError("the two runs have no row in common: every row is dropped for one of them")
     unit, units = units_of(ours, theirs)
     found = compare_losses([r.loss for r in ours], [r.loss for r in theirs], units, seed=arguments.seed)
-    names = first.folder.path.name, second.folder.path.name
+    names = _labels((first.folder.path.name, first.step), (second.folder.path.name, second.step), arguments.against)
     total = sum(units)
     name = f"loss a {unit}"
     means = [sum(r.loss for r in each) / total for each in (ours, theirs)]
     figure = found.figure(f"less {names[1]}")
     result = _kept(
         arguments,
-        (names[0], first.step),
+        (first.folder.path.name, first.step),
         figures=[
             *(Figure(of, name, mean, rows=len(ours)) for of, mean in zip(names, means, strict=True)),
             Figure(figure.of, name, figure.value, None, figure.rows, figure.low, figure.high),
@@ -121,8 +123,21 @@ def _kept(
     if arguments.data is not None:
         source = open_source(SourceBlock(path=arguments.data), Path.cwd())
         data |= {"path": arguments.data, "fingerprint": source.fingerprint()}
-    asked = {"against": arguments.against, "seed": arguments.seed}
+    asked = {**_asked(arguments), "seed": arguments.seed}
     return KeptEvaluation("against", time.time(), run[0], run[1], data, asked, tuple(figures), details)
+
+
+def _asked(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"against": arguments.against, "against_at": arguments.against_at}
+
+
+def _labels(first: tuple[str, int | None], second: tuple[str, int | None], path: str) -> tuple[str, str]:
+    """Names of two models; with their steps, or the path of the second, where they have the same."""
+    if first[0] != second[0]:
+        return first[0], second[0]
+    if first[1] == second[1]:
+        return first[0], path
+    return f"{first[0]} step {first[1]}", f"{second[0]} step {second[1]}"
 
 
 def _notes(compared: Sequence[Compared], name: str) -> list[str]:

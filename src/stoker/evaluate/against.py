@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stoker.evaluate.intervals import Difference, paired_difference
-from stoker.evaluate.scored_answers import ScoredAnswer
+from stoker.evaluate.scored_answers import Questions, ScoredAnswer
 from stoker.runs.evaluations import Figure
+from stoker.scoring.judge import Verdict
+from stoker.scoring.scorers import Score, question_of
 
 MOST_DIFFERENT = 5  # rows that are shown
 
@@ -36,6 +38,23 @@ class Compared:
         """Wins, losses and ties of the first model."""
         found = self.difference
         return {"wins": found.wins, "losses": found.losses, "ties": found.ties, "most_different": list(self.rows)}
+
+
+def judge_between(
+    first: Sequence[ScoredAnswer], second: Sequence[ScoredAnswer], questions: Questions
+) -> tuple[list[ScoredAnswer], list[ScoredAnswer]]:
+    """Both models' answers with what the judges say of each pair: 1 and 0 for a win, 0.5 for a tie."""
+    judged = [_judged(a, b, questions) for a, b in zip(first, second, strict=True)]
+    return [a for a, _ in judged], [b for _, b in judged]
+
+
+def _judged(a: ScoredAnswer, b: ScoredAnswer, questions: Questions) -> tuple[ScoredAnswer, ScoredAnswer]:
+    ours, theirs = dict(a.scores), dict(b.scores)
+    for name, judge in questions.judges_for(a.row).items():
+        verdict = Verdict("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
+        ours[name] = Score(verdict.score, verdict.name)
+        theirs[name] = Score(1 - verdict.score, verdict.turned)
+    return replace(a, scores=ours), replace(b, scores=theirs)
 
 
 def compare_answers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from stoker.evaluate.intervals import Mean, mean_of
 from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
 from stoker.scoring.answer_rows import AnswerRow, AnswerRows
+from stoker.scoring.judge import Judge
 from stoker.scoring.scorers import FOREIGN, Score, Scorer, scorers_of
 
 
@@ -51,16 +52,27 @@ class Questions:
     Attributes:
         scorers: by name; those of the command line first.
         chosen: names of those of the command line, for rows that name none.
+        between: names of the judges that compare two models' answers, and score none by itself.
     """
 
     rows: AnswerRows
     scorers: Mapping[str, Scorer]
     chosen: tuple[str, ...]
+    between: frozenset[str] = frozenset()
 
     def names_for(self, row: AnswerRow) -> tuple[str, ...]:
         """The scorers of a row, those left out that need an expected answer which it lacks."""
-        names = row.scorers or self.chosen
+        names = [name for name in row.scorers or self.chosen if name not in self.between]
         return tuple(name for name in names if row.expected is not None or not self.scorers[name].needs_expected)
+
+    def judges_for(self, row: AnswerRow) -> dict[str, Judge]:
+        """The judges that compare two answers to a row."""
+        found = {name: self.scorers[name].judge for name in row.scorers or self.chosen if name in self.between}
+        return {name: judge for name, judge in found.items() if judge is not None}
+
+    def of_two_models(self) -> Questions:
+        """The same questions, with judges that compare the answers of two models."""
+        return replace(self, between=frozenset(name for name, scorer in self.scorers.items() if scorer.judge))
 
     @property
     def without_expected(self) -> int:

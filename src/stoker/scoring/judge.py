@@ -56,6 +56,11 @@ class Verdict:
     def score(self) -> float:
         return {"win": 1.0, "loss": 0.0}.get(self.name, 0.5)
 
+    @property
+    def turned(self) -> str:
+        """What it says of the second answer."""
+        return {"win": "loss", "loss": "win"}.get(self.name, self.name)
+
 
 @dataclass(frozen=True)
 class Judge:

@@ -63,11 +63,13 @@ class Scorer:
 
     Attributes:
         needs_expected: rows without an expected answer have no score.
+        judge: compares two answers as well; None for scorers that cannot.
     """
 
     name: str
     score: Function
     needs_expected: bool = True
+    judge: Judge | None = None
 
 
 def scorer_of(name: str, base: Path) -> Scorer:
@@ -271,13 +273,18 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
 
 
 def _judge(name: str, argument: str, base: Path) -> Scorer:
-    return Scorer(name, partial(_judged, open_judge(argument)))
+    judge = open_judge(argument)
+    return Scorer(name, partial(_judged, judge), judge=judge)
 
 
 def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
-    question = "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in row.turns)
-    verdict = judge.compare(question, answer, row.accepted[0])
+    verdict = judge.compare(question_of(row), answer, row.accepted[0])
     return Score(verdict.score, verdict.name)
+
+
+def question_of(row: AnswerRow) -> str:
+    """A row's conversation, as judges read it."""
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in row.turns)
 
 
 MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
