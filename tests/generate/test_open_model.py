@@ -31,6 +31,7 @@ def test_plain_text_follows_what_the_tokenizer_puts_before_documents(tokenizer: 
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     opened = open_model(str(tmp_path), tmp_path)
     plain = tokenizer.encode("The wind is cold.", add_special_tokens=False).ids
+    assert opened.decoder.blocked is not None  # its weights never change
     assert opened.text_ids("The wind is cold.") == [before, *plain]
     turns = ({"role": "user", "content": "The wind is cold."},)
     row = AnswerRow("rows.jsonl", 1, turns, None, (), {})
