@@ -11,6 +11,7 @@ from families import SHAPES, VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
 from stoker.generate.engine import Engine
+from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
 from stoker.hardware.device import Device
 
@@ -172,6 +173,23 @@ def test_a_prompt_is_scored_without_a_step_up_to_the_context_and_one_token_more(
     assert got == pytest.approx([float(expected[place, token]) for place, token in enumerate(long[1:])], abs=1e-10)
     with pytest.raises(UserError, match="the prompt is 66 tokens"):
         engine.submit(Request((*long, 1), 0, score_prompt=True))
+
+
+def test_what_comes_before_the_scored_tokens_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("llama")
+    (context, one, two) = prompts((45, 3, 5))
+    computed: list[int] = []
+    run = Prefill.run
+    monkeypatch.setattr(Prefill, "run", lambda self, *given: computed.append(self.left) or run(self, *given))
+    endings = (one, two, one[:1], two[:1])
+    asked = [Request((*context, *after), 0, score_prompt=True, score_from=45) for after in endings]
+    generations = engine.run(asked)
+    assert sum(computed) < 45 + 4 * 6  # without sharing at least four times 45
+    for generation, after in zip(generations, endings, strict=True):
+        expected = log_probabilities(engine, (*context, *after))[44:]
+        assert [token.id for token in generation.scored] == list(after)
+        got = [token.log_probability for token in generation.scored]
+        assert got == pytest.approx([float(expected[n, token]) for n, token in enumerate(after)], abs=1e-10)
 
 
 def test_a_stop_token_ends_an_answer_and_no_other() -> None:

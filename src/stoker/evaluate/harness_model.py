@@ -82,16 +82,16 @@ class HarnessModel(TemplateLM):
         found: list[tuple[float, bool]] = []
         for first in range(0, len(requests), AT_ONCE):
             part = [(context, after) for _, context, after in requests[first : first + AT_ONCE]]
-            asked = [
-                Request(tuple([*context, *after][-self.max_length - 1 :]), 0, alternatives=1, score_prompt=True)
-                for context, after in part
-            ]
-            generations = self._engine.run(asked)
+            generations = self._engine.run([self._scoring(context, after) for context, after in part])
             for generation, (_context, after) in zip(generations, part, strict=True):
                 scored = generation.scored[-len(after) :] if after else []
                 greedy = all(token.alternatives[0][0] == token.id for token in scored)
                 found.append((sum(token.log_probability for token in scored), greedy))
         return found
+
+    def _scoring(self, context: list[int], after: list[int]) -> Request:
+        ids = tuple([*context, *after][-self.max_length - 1 :])
+        return Request(ids, 0, alternatives=1, score_prompt=True, score_from=max(1, len(ids) - len(after)))
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         totals = []

@@ -114,7 +114,8 @@ def _score(decoder: Decoder, prompt: Prompt, start: int, first: int, hidden_TD: 
     assert generation is not None
     ids = np.asarray(generation.request.prompt)
     start += prompt.virtual  # column of the first token that is not virtual
-    columns = range(max(first, start), min(first + len(hidden_TD), start + len(ids) - 1))
+    begins, ends = start + generation.request.score_from - 1, start + len(ids) - 1
+    columns = range(max(first, begins), min(first + len(hidden_TD), ends))
     for begin in range(columns.start, columns.stop, SCORED):
         end = min(begin + SCORED, columns.stop)
         logits_NV = decoder.logits(hidden_TD[begin - first : end - first])

@@ -100,6 +100,7 @@ class Request:
         alternatives: likeliest tokens that are given with each token of the answer.
         adapter: name of the adapter to use; None for the model as it is, `BASE` for it without its tuning.
         score_prompt: whether the prompt's own tokens are given with their log-probabilities.
+        score_from: place of the first token that is; keys and values before it may come from other requests.
         remember: whether the keys and values are kept for later requests that begin alike.
         constraint: what the answer must look like.
     """
@@ -112,6 +113,7 @@ class Request:
     alternatives: int = 0
     adapter: str | None = None
     score_prompt: bool = False
+    score_from: int = 1
     remember: bool = False
     constraint: Constraint | None = None
 
@@ -135,7 +137,7 @@ class Generation:
 
     Attributes:
         listener: called in the engine's thread after every token, and once more at the end.
-        scored: the prompt's tokens from the second on, where `Request.score_prompt` asked for them.
+        scored: the prompt's tokens from `Request.score_from` on, where `Request.score_prompt` asked for them.
         ended: None while it is not.
         shared: tokens of the prompt whose keys and values came from an earlier request.
     """

@@ -128,36 +128,42 @@ class Waiting:
 
     def _prompt(self, waiting: _Waiting) -> Prompt:
         request = waiting.generation.request
-        known, tokens = self._known(request.adapter, waiting.ids, scored=waiting.generation.unscored)
+        known, tokens = self._known(request.adapter, waiting.ids[: self._reusable(waiting)])
         waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
         virtual = len(self._decoder.virtual_ids(request.adapter))
         return Prompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 
-    def _known(self, adapter: str | None, ids: np.ndarray, *, scored: bool) -> tuple[Kept | None, int]:
-        """Keys and values that need no computation, and their number: at least one token has to be computed."""
+    def _reusable(self, waiting: _Waiting) -> int:
+        """Tokens that need not be computed where their keys and values are known: one has to be, and what is scored."""
+        request, most = waiting.generation.request, len(waiting.ids) - 1
+        if not waiting.generation.unscored:
+            return most
+        return min(most, len(self._decoder.virtual_ids(request.adapter)) + request.score_from - 1)
+
+    def _known(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept | None, int]:
+        """Keys and values of the first of these tokens, and their number."""
         if adapter not in self._virtual:
             self._virtual[adapter] = self._decoder.virtual_keys_values(adapter)
         known = self._virtual[adapter]
         tokens = known[0][0].shape[1] if known else 0
-        found = None if scored else self._prefixes.longest(adapter, ids[:-1])
+        found = self._prefixes.longest(adapter, ids)
         return found if found is not None and found[1] > tokens else (known, tokens)
 
     def _common_beginning(self, adapter: str | None, token_bytes: int) -> Prompt | None:
         """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
         first, *others = self._queue
-        if first.looked_for_others or first.generation.unscored:
+        if first.looked_for_others:
             return None
         first.looked_for_others = True
-        known, tokens = self._known(adapter, first.ids, scored=False)
+        ids = first.ids[: self._reusable(first)]
+        known, tokens = self._known(adapter, ids)
         shared = [
-            common_length(first.ids, other.ids)
+            common_length(ids, other.ids[: self._reusable(other)])
             for other in others
             if other.generation.request.adapter == adapter
-            and not other.generation.unscored
-            and not np.array_equal(first.ids, other.ids)
+            and (first.generation.unscored or not np.array_equal(first.ids, other.ids))  # such ones are one prompt
         ]
         length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
-        length = min(length, len(first.ids) - 1)
         if length - tokens < WORTH_SHARING or length * token_bytes > self._prefixes.budget // 2:
             return None
         return Prompt(first.ids[:length], known, tokens, len(self._decoder.virtual_ids(adapter)), [])
