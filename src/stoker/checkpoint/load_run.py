@@ -15,9 +15,11 @@ from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
 from stoker.job.trust import code_problems
 from stoker.models.adapters import keep_originals
 from stoker.models.build_model import build_model
+from stoker.models.critic import remove_critic
 from stoker.models.quantise import device_for
 from stoker.models.text import TextSide, open_text_side
 from stoker.parallel.float64_mode import arithmetic_of
@@ -111,4 +113,6 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
     restore_weights(model, store.load(step))
+    if task_of(job).critic:
+        remove_critic(model)
     return TunedRun(folder, loaded, step, model.eval(), text, device, base)

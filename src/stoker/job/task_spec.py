@@ -72,6 +72,7 @@ class TaskSpec:
         prompts: whether rows ask only, as the model's own answers are what it learns from. An answer in a row is what
             rewards may expect.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
+        critic: whether a critic is trained beside the model; see `stoker.models.critic`.
         extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
         samples: what makes the task's samples, where they are not sequences of the corpus: called as
             `stoker.train.language_task.LanguageTask` is.
@@ -100,6 +101,7 @@ class TaskSpec:
     pairs: bool = False
     prompts: bool = False
     objective: Callable[[ResolvedJob], Objective] | None = None
+    critic: bool = False
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
     target: str = "token"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from peft.tuners.tuners_utils import BaseTuner
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -101,16 +102,20 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
         return
     originals: dict[str, torch.Tensor] = getattr(model, "originals", {})
     assert originals or not trained_whole(model), "the weights before tuning were not kept"
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+    before = [layer._disable_adapters for layer in layers]
     base = unwrap(model)
     shared = {id(p): p for p in map(base.get_parameter, originals)}
     tuned = {key: p.data for key, p in shared.items()}
     try:
         for name, original in originals.items():
             base.get_parameter(name).data = original
-        # peft reads the active adapter's configuration, and there is none once the last adapter was deleted.
-        with model.disable_adapter() if model.peft_config else nullcontext():
-            yield
+        for layer in layers:  # peft's own switch changes which parameters are trained, too
+            layer._disable_adapters = True
+        yield
     finally:
+        for layer, disabled in zip(layers, before, strict=True):
+            layer._disable_adapters = disabled
         for key, p in shared.items():
             p.data = tuned[key]
 

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from stoker.errors import Problem, UserError
 from stoker.hardware.device import Device
 from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
 from stoker.job.tune_keys import ADAPTERS
 from stoker.models.adapters import add_adapter
+from stoker.models.critic import add_critic
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
@@ -74,9 +76,11 @@ def build_meta(
     drawn: Drawn = {}
     if job.tune.method in ADAPTERS:
         model = add_adapter(blank.model, job.tune)
-        fuse_lora(model)
     elif frozen:
         drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
+    if task_of(job).critic:
+        drawn |= add_critic(model, job.seed)
+    fuse_lora(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     transposed = frozenset(
         f"{name}.base_layer.weight"

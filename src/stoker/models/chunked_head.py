@@ -32,6 +32,9 @@ class VocabularySplit(Protocol):
     def total(self, x: Tensor) -> None:
         """The sum over the processes, in place."""
 
+    def add(self, x: Tensor) -> Tensor:
+        """The sum over the processes, with its gradient."""
+
     def gather(self, logits_NV: Tensor) -> Tensor:
         """The logits of the whole vocabulary, from those of this process' part."""
 

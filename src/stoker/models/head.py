@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from stoker.models.chunked_head import CrossEntropy, LogitForm, Scores, VocabularySplit, transform
 
+VALUE_HEAD = "value_head"  # the module of a model that has a critic; see `stoker.models.critic`
+
 
 @dataclass(frozen=True)
 class TokenScores:

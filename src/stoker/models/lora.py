@@ -57,8 +57,8 @@ class _FusedLora(torch.autograd.Function):
         return grad_x, None, None, torch.mm(back_NR.T, x_NI), torch.mm(grad_NO.T, narrow_NR), None
 
 
-def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    base = layer.base_layer
+def _forward(layer: Any, names: frozenset[str], x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    base, active = layer.base_layer, layer.active_adapters
     unpack = unpacker(base)
     plain = (
         "forward" not in vars(base)  # else a layout has replaced it
@@ -66,13 +66,15 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
         and not layer.merged
         and not arguments
         and not options
-        and layer.active_adapters == [name]
+        and len(active) == 1
+        and active[0] in names
         and not torch.is_autocast_enabled(x.device.type)
     )
     # bitsandbytes rounds activations to 8 bits for inference, and so does every program that loads the adapter.
     infers = unpack is not None and not layer.training
     if not plain or infers:
         return type(layer).forward(layer, x, *arguments, **options)
+    name = active[0]
     y = _FusedLora.apply(
         x.reshape(-1, x.shape[-1]),
         base.weight if unpack is None else unpack,
@@ -87,8 +89,8 @@ def _forward(layer: Any, name: str, x: Tensor, *arguments: Any, **options: Any) 
 def fuse_lora(model: nn.Module) -> int:
     """Gives every plain LoRA layer of a model the fused pass; returns their number.
 
-    A plain layer has one adapter, no dropout, no DoRA, and a floating-point linear layer or a quantised one that
-    computes in the adapter's type as its base. All others keep peft's own.
+    A plain layer has adapters without dropout and DoRA, one of them active at a time, and a floating-point linear layer
+    or a quantised one that computes in the adapter's type as its base. All others keep peft's own.
     """
     fused = 0
     for layer in model.modules():
@@ -97,14 +99,15 @@ def fuse_lora(model: nn.Module) -> int:
         unpack = unpacker(layer.base_layer)
         if unpack is None and (type(layer) is not LoraLinear or type(layer.base_layer) is not nn.Linear):
             continue
-        names = list(layer.lora_A)
-        if len(names) != 1 or any(layer.use_dora.values()) or layer.fan_in_fan_out:
-            continue
-        name = names[0]
         held = layer.base_layer.weight.dtype if unpack is None else unpack().dtype
-        same = held == layer.lora_A[name].weight.dtype
-        if not same or not isinstance(layer.lora_dropout[name], nn.Identity) or layer.lora_bias.get(name, False):
-            continue
-        layer.forward = partial(_forward, layer, name)
-        fused += 1
+        names = frozenset(name for name in layer.lora_A if _is_plain(layer, name, held))
+        if names and not layer.fan_in_fan_out:
+            layer.forward = partial(_forward, layer, names)
+            fused += 1
     return fused
+
+
+def _is_plain(layer: Any, name: str, held: torch.dtype) -> bool:
+    same = held == layer.lora_A[name].weight.dtype
+    drops = not isinstance(layer.lora_dropout[name], nn.Identity)
+    return same and not drops and not layer.use_dora.get(name, False) and not layer.lora_bias.get(name, False)

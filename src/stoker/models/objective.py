@@ -60,13 +60,14 @@ class Measures:
         self._sums = torch.zeros(len(names))
 
     def add(self, inputs: Inputs, **values: Tensor) -> None:
-        """Adds to every sum.
+        """Adds to the sums.
 
         Args:
             inputs: of the pass.
-            values: 0-d, by name, the same on all processes that share the row.
+            values: 0-d, by name, the same on all processes that share the row; of the others nothing is added.
         """
-        now = torch.stack([inputs.counted_once(values[name].detach()) for name in self.names])
+        none = next(iter(values.values())).detach() * 0
+        now = torch.stack([inputs.counted_once(values.get(name, none).detach()) for name in self.names])
         wide = torch.float32 if now.device.type == "mps" else torch.float64
         self._sums = self._sums.to(now.device, wide) + now
 

@@ -21,7 +21,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.build_model import Built
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
-from stoker.models.head import Head, head_of
+from stoker.models.head import VALUE_HEAD, Head, head_of
 from stoker.models.language_model import LanguageModel
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import can_be_cut, packed_parameters
@@ -75,6 +75,7 @@ def spread(
     balance: RouterBalance | None = None,
     compiled: bool,
     compute: torch.dtype | None,
+    apart: bool = False,
 ) -> ParallelModel:
     """Parallelizes a language model over the processes of a mesh; a collective.
 
@@ -83,6 +84,7 @@ def spread(
         balance: the auxiliary loss of the routers, in one process.
         compiled: whether blocks are compiled.
         compute: type of matrix products under autocast, if any.
+        apart: whether the passes of a step have different parameters, as those of a policy and its critic.
     """
     layout, family = mesh.layout, family_of(unwrap(built.model).config)
     balance = replace(balance, copies=layout.tensor) if balance is not None else None
@@ -116,9 +118,11 @@ def spread(
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
-    if layout.shard == "none" and mesh.groups["batch"] is not None:
+    copies = layout.shard == "none" and mesh.groups["batch"] is not None
+    if copies and not apart:
         root = replicate(root, mesh)
-    return ParallelModel(model, language, root, None, pieces, {}, Gradients(trained, mesh, reduce_batch=False))
+    gradients = Gradients(trained, mesh, reduce_batch=copies and apart)
+    return ParallelModel(model, language, root, None, pieces, {}, gradients)
 
 
 def _pipelined(
@@ -206,7 +210,8 @@ def _partial(model: nn.Module, placed: Placed, prefix: str, layout: Layout) -> s
     these are all whole ones, as each process applies them to its own tokens."""
     if layout.sequence:
         return {name for name, _ in model.named_parameters() if name.removeprefix(prefix) not in placed.pieces}
-    return {f"{prefix}{name}" for name in placed.partial}
+    critic = {name for name, _ in model.named_parameters() if name.startswith(f"{prefix}{VALUE_HEAD}.")}
+    return {f"{prefix}{name}" for name in placed.partial} | critic  # one of the tensor processes computes it
 
 
 def _apply_to_blocks(inner: nn.Module, family: Family | None, layout: Layout, *, compiled: bool) -> None:

@@ -37,6 +37,10 @@ class VocabularyGroup:
         """The sum over the processes, in place."""
         dist.all_reduce(x, group=self.group)
 
+    def add(self, x: Tensor) -> Tensor:
+        """The sum over the processes, with its gradient."""
+        return sum_from(x, self.group)
+
     def gather(self, logits_NV: Tensor) -> Tensor:
         """The logits of the whole vocabulary, from those of each process' part."""
         own = logits_NV.new_full((logits_NV.shape[0], self.widest), -torch.inf)

@@ -272,10 +272,9 @@ class Distributed:
     @torch.no_grad()
     def read(self, parts: Sequence[Part], reading: Reading, passes: int, *, tuned: bool = True) -> list[Tensor]:
         padded = [*parts, *[self._task.nothing()] * (passes - len(parts))]
-        self._let_go()  # peft marks what is trained when an adapter is switched on: of the shards, not of whole weights
         with _evaluating(self._task.model, tuned=tuned), self._device.autocast():
             found = [self._read(part.inputs, reading) for part in self._laid_out(padded)]  # type: ignore[arg-type]
-            self._let_go()
+        self._let_go()
         return [read for read in found if read is not None][: len(parts)]
 
     def _read(self, inputs: Inputs, reading: Reading) -> Tensor | None:

@@ -155,7 +155,9 @@ def _prepare_language(
     else:
         compiled = job.train.compile
         compute = device.autocast_dtype
-        spread_out = spread(built, mesh, objective, balance=balance, compiled=compiled, compute=compute)
+        spread_out = spread(
+            built, mesh, objective, balance=balance, compiled=compiled, compute=compute, apart=task_of(job).critic
+        )
         assert spread_out.language is not None
         language = spread_out.language
         task = samples(spread_out.model, language, corpus, device.torch, root=spread_out.root)

@@ -59,10 +59,14 @@ def test_a_policy_under_a_layout_is_that_of_one_process(
     monkeypatch.syspath_prepend(str(base))
     trained(str(base), "alone", LORA if "LoRA" in name else ())
     pool.run(trained, str(base), "spread", overrides, world=world, timeout=250)
+    check_alike(base, STEPS, ("loss", "score", "kl", "ratio", "approx_kl", "clip_fraction", "grad_norm"))
 
+
+def check_alike(base: Path, steps: int, keys: tuple[str, ...]) -> None:
+    """Checks that the runs ``alone`` and ``spread`` have the same answers, metrics and weights."""
     alone, spread = (RolloutFiles(base / run / ROLLOUTS) for run in ("alone", "spread"))
     assert alone.numbers() == spread.numbers() == [0, 1]
-    for number in (0, 1):
+    for number in alone.numbers():
         for a, b in zip(alone.read(number).rollouts, spread.read(number).rollouts, strict=True):
             assert (a.prompt, a.sample, a.row, a.score) == (b.prompt, b.sample, b.row, b.score)
             assert a.answer_ids.tolist() == b.answer_ids.tolist()
@@ -70,11 +74,11 @@ def test_a_policy_under_a_layout_is_that_of_one_process(
             for column, values in a.tokens.items():
                 np.testing.assert_allclose(b.tokens[column], values, atol=1e-8, err_msg=column)
     one, many = (RunFolder(base / run) for run in ("alone", "spread"))
-    for key in ("loss", "score", "kl", "ratio", "approx_kl", "clip_fraction", "grad_norm"):
+    for key in keys:
         expected = [line[key] for line in one.read_metrics()]
         assert [line[key] for line in many.read_metrics()] == pytest.approx(expected, abs=1e-8), key
     held_out = [[e["score"] for e in f.read_events() if e["event"] == "evaluated"] for f in (one, many)]
     assert held_out[0] == pytest.approx(held_out[1])
-    expected, found = (Store(folder.checkpoints).load(STEPS) for folder in (one, many))
+    expected, found = (Store(folder.checkpoints).load(steps) for folder in (one, many))
     for key, tensor in expected.tensors.items():
         torch.testing.assert_close(found.tensors[key], tensor, rtol=0, atol=1e-7, msg=key)

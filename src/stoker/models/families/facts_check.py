@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from stoker.models.families.facts import Family, Region, find, regions_of
+from stoker.models.head import VALUE_HEAD
 
 
 def placement_problem(model: nn.Module, family: Family) -> str | None:
@@ -20,7 +21,13 @@ def placement_problem(model: nn.Module, family: Family) -> str | None:
     if blocks is None:
         return f"{family.name}: there are no blocks at {family.blocks}"
     head = model.get_output_embeddings()  # type: ignore[operator]
-    named = {family.embedding, *family.first, *family.last, *(n for n, m in model.named_modules() if m is head)}
+    named = {
+        family.embedding,
+        *family.first,
+        *family.last,
+        VALUE_HEAD,
+        *(n for n, m in model.named_modules() if m is head),
+    }
     for index, block in blocks.named_children():
         regions = regions_of(block, family)
         if not regions:

@@ -55,7 +55,7 @@ class PolicyObjective:
         entropy: factor of the entropy bonus.
         temperature: that answers are sampled with.
         sequence_ratio: whether there is one ratio for an answer.
-        value_clip: how far a value counts from that of the rollout.
+        critic: whether a critic's loss is measured beside this one.
     """
 
     clip_low: float
@@ -66,7 +66,12 @@ class PolicyObjective:
     entropy: float = 0.0
     temperature: float = 1.0
     sequence_ratio: bool = False
-    measures: Measures = field(default_factory=lambda: Measures("ratio", "approx_kl", "clip_fraction", "loss_kl"))
+    critic: bool = False
+    measures: Measures = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = ("ratio", "approx_kl", "clip_fraction", "loss_kl", *(["value_loss"] if self.critic else []))
+        object.__setattr__(self, "measures", Measures(*names))
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
         """See `stoker.models.objective.Objective`. ``inputs.given`` holds, by target, ``old``, ``advantage`` and

@@ -32,6 +32,10 @@ class PolicySettings:
             (DAPO, section 3.2); 1 for no replacing.
         gamma, lam: discount, and lambda of GAE.
         whiten_rewards: whether rewards are divided by their standard deviation first.
+        critic_warmup: iterations in which only the critic learns.
+        kl_target: the KL of an answer that ``kl`` is moved towards (Ziegler et al., 2019, section 2.2); None for a
+            fixed ``kl``.
+        kl_horizon: answers over which it moves by as much as it is off.
     """
 
     plan: IterationPlan
@@ -49,3 +53,11 @@ class PolicySettings:
     gamma: float = 1.0
     lam: float = 0.95
     whiten_rewards: bool = False
+    critic_warmup: int = 0
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
+
+    @property
+    def critic(self) -> bool:
+        """Whether there is one."""
+        return self.advantage == "gae"

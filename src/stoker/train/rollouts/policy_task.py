@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from stoker.checkpoint.collective import by_first
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
 from stoker.models.collate import Inputs, Row
+from stoker.models.critic import as_critic
 from stoker.models.language_model import has_dropout
 from stoker.runs.run_folder import RunFolder
 from stoker.train.evaluate import Evaluation
 from stoker.train.language_task import HOST, LanguageTask
+from stoker.train.rollouts.actor_critic import RETURN, ActorCritic, ValueReading
 from stoker.train.rollouts.answer_sampling import Prompt, sampled
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
 ROLLOUTS = "rollouts"
+CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
 class PolicyTask(LanguageTask):
@@ -62,6 +66,9 @@ class PolicyTask(LanguageTask):
             micro_batch: answers of a forward pass.
         """
         super().__init__(*arguments, **more)
+        objective = more.get("objective")
+        if isinstance(objective, ActorCritic):
+            objective.model = self.language.model
         self.settings, self._rewards, self._codec, self._context = settings, rewards, codec, context
         self._seed, self._micro_batch = seed, micro_batch
         self._rows = PromptRows(self.corpus)
@@ -134,6 +141,7 @@ class PolicyTask(LanguageTask):
         return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
+        """The policy's passes, and after them the critic's."""
         found: list[Rollout] = []
         while first < last:
             number, place = self.plan.place(first)
@@ -141,7 +149,27 @@ class PolicyTask(LanguageTask):
             rollouts = self._iterations[number].rollouts
             found += [rollouts[i] for i in self.plan.chosen(first, end, len(rollouts))]
             first = end
-        return [self._part(inputs, found) for inputs in self._laid_out(found, HOST)]
+        laid_out = self._laid_out(found, HOST)
+        policy = [self._part(inputs, found) for inputs in laid_out]
+        return policy + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
+
+    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
+        """As many passes of either kind as the other processes have: where weights are sharded, these match."""
+        if not self.settings.critic:
+            return parts
+        critic = [part for part in parts if _is_of_critic(part)]
+        policy = [part for part in parts if not _is_of_critic(part)]
+        empty = self.nothing()
+        no_values = {name: torch.zeros(0, device=self.device) for name in CRITIC_COLUMNS}
+        assert isinstance(empty.inputs, Inputs)
+        no_critic = replace(empty, inputs=replace(empty.inputs, given=no_values))
+        missing = passes // 2 - len(policy)
+        return [*policy, *[empty] * missing, *critic, *[no_critic] * missing]
+
+    @contextmanager
+    def around(self, part: Part) -> Iterator[None]:
+        with super().around(part), as_critic(self.model) if _is_of_critic(part) else nullcontext():
+            yield
 
     def _laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
         rows = [_row(rollout) for rollout in rollouts]
@@ -154,15 +182,22 @@ class PolicyTask(LanguageTask):
         if self.settings.kl and not self.settings.kl_in_reward:
             names.append("reference")
         columns = {name: [r.tokens[name] for r in rows] for name in names}
-        columns["weight"] = [np.full_like(r.tokens["old"], self._weight(r)) for r in rows]
+        columns["weight"] = self._weights(rows)
         targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
         return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
 
-    def _weight(self, rollout: Rollout) -> float:
-        """What each token of an answer counts."""
-        if self.settings.weight == "answer":
-            return 1.0 / len(rollout.answer_ids)
-        return 1.0 / self.settings.max_tokens if self.settings.weight == "longest" else 1.0
+    def _critic_part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
+        """The same answers for the critic; its loss is over the policy's targets, so it has none of its own."""
+        rows = [rollouts[i] for i in inputs.given["number"].tolist()]
+        columns = {name: [r.tokens[name] for r in rows] for name in ("value", RETURN)}
+        columns["weight"] = self._weights(rows)
+        return Part(replace(inputs, given=by_target(inputs, columns)), targets=0, tokens=inputs.tokens)
+
+    def _weights(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+        """What each token of answers counts."""
+        of = {"answer": lambda r: len(r.answer_ids), "longest": lambda _: self.settings.max_tokens}
+        tokens = of.get(self.settings.weight, lambda _: 1)
+        return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         numbers = sorted({self.plan.place(sample)[0] for sample in range(first, last)})
@@ -172,7 +207,7 @@ class PolicyTask(LanguageTask):
     def _sample(self, number: int, step: int, engine: Engine) -> Iteration:
         """The answers of an iteration, with all that the steps on them need; a collective."""
         began, settings = time.perf_counter(), self.settings
-        first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._next_prompt(number)
+        first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number).next_prompt
         kept: list[Rollout] = []
         for rounds_left in reversed(range(settings.dynamic)):
             wanted = self.plan.prompts - len(kept) // self.plan.answers
@@ -184,15 +219,29 @@ class PolicyTask(LanguageTask):
             if len(kept) == self.plan.rollouts or first == self._prompts:
                 break
         self._score_tokens(kept, engine)
-        add_advantages(kept, settings)
+        kl = self._kl_factor(number)
+        add_advantages(kept, settings, kl)
+        if number < settings.critic_warmup:
+            for rollout in kept:
+                rollout.tokens["advantage"] *= 0
         figures = {**figures_of(kept), "rollout_seconds": time.perf_counter() - began}
+        if settings.kl_target is not None:
+            figures["kl_factor"] = kl
         iteration = Iteration(number, step, first, tuple(kept), figures)
         by_first(lambda: self.files.write(iteration))
         return iteration
 
-    def _next_prompt(self, number: int) -> int:
-        before = self._iterations.get(number - 1)
-        return (before or self.files.read(number - 1)).next_prompt
+    def _before(self, number: int) -> Iteration:
+        return self._iterations.get(number - 1) or self.files.read(number - 1)
+
+    def _kl_factor(self, number: int) -> float:
+        """The factor of the KL in an iteration: it follows from that of the iteration before and its KL."""
+        settings = self.settings
+        if settings.kl_target is None or not number:
+            return settings.kl
+        before = self._before(number)
+        off = min(0.2, max(-0.2, before.figures["kl"] / settings.kl_target - 1))
+        return before.figures["kl_factor"] * (1 + off * len(before.rollouts) / settings.kl_horizon)
 
     def _answers(
         self, asked: Sequence[tuple[int, Document]], engine: Engine, *, answers: int, temperature: float
@@ -247,14 +296,20 @@ class PolicyTask(LanguageTask):
         reading = TokenScores(self.settings.temperature)
         scores = engine.read(alone, reading, passes)
         references = self._reference_scores(alone, engine, passes) if self.settings.kl else scores
+        estimates: Sequence[Tensor] = scores
+        if self.settings.critic:
+            with as_critic(self.model):
+                estimates = engine.read(alone, ValueReading(self.language.model), passes)
         columns: dict[int, dict[str, np.ndarray]] = {}
-        for (chunk, part), own, reference in zip(parts, scores, references, strict=True):
+        for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
             inputs = part.inputs
             assert isinstance(inputs, Inputs)
             for number, (old, entropy) in by_rollout(own, inputs).items():
                 columns[id(chunk[number])] = {"old": old, "entropy": entropy}
             for number, (log_p, _) in by_rollout(reference, inputs).items() if self.settings.kl else ():
                 columns[id(chunk[number])]["reference"] = log_p
+            for number, (value,) in by_rollout(estimate, inputs).items() if self.settings.critic else ():
+                columns[id(chunk[number])]["value"] = value
         found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
         for rollout, values in zip(rollouts, found, strict=True):
             rollout.tokens |= values
@@ -282,6 +337,10 @@ class PolicyTask(LanguageTask):
             "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
         }
         return Evaluation(-score, None, len(rollouts), "answer", None, measures)
+
+
+def _is_of_critic(part: Part) -> bool:
+    return isinstance(part.inputs, Inputs) and RETURN in part.inputs.given
 
 
 def _prompt_ids(document: Document) -> np.ndarray:

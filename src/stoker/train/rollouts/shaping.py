@@ -30,13 +30,18 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
     return score
 
 
-def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings) -> None:
+def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> None:
     """Gives every token its ``advantage``, and its ``return`` where there is a critic.
 
     The answers are those of the whole iteration, of all processes: means and deviations are over them.
+
+    Args:
+        kl: factor of the KL in this iteration.
     """
+    if not settings.kl_in_reward:
+        kl = 0.0
     if settings.advantage in ("gae", "reward to go"):
-        rewards = _token_rewards(rollouts, settings)
+        rewards = _token_rewards(rollouts, settings, kl)
         for rollout, rewards_A in zip(rollouts, rewards, strict=True):
             if settings.advantage == "reward to go":
                 rollout.tokens["advantage"] = to_go(rewards_A, settings.gamma)
@@ -45,7 +50,7 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings) -> Non
             rollout.tokens |= {"advantage": advantages_A, "return": returns_A}
     else:
         for group in groups(rollouts):
-            for rollout, advantage in zip(group, _of_group(group, settings), strict=True):
+            for rollout, advantage in zip(group, _of_group(group, settings, kl), strict=True):
                 rollout.tokens["advantage"] = np.full_like(rollout.tokens["old"], advantage)
     if settings.whiten:
         advantages = whitened([rollout.tokens["advantage"] for rollout in rollouts], shift=True)
@@ -53,23 +58,23 @@ def add_advantages(rollouts: Sequence[Rollout], settings: PolicySettings) -> Non
             rollout.tokens["advantage"] = advantages_A
 
 
-def _of_group(group: Sequence[Rollout], settings: PolicySettings) -> np.ndarray:
+def _of_group(group: Sequence[Rollout], settings: PolicySettings, kl: float) -> np.ndarray:
     """The advantage of each answer to one prompt."""
     scores_G = np.array([rollout.score for rollout in group])
-    if settings.kl and settings.kl_in_reward:
-        scores_G = scores_G - settings.kl * np.array([rollout.kl for rollout in group])
+    if kl:
+        scores_G = scores_G - kl * np.array([rollout.kl for rollout in group])
     if settings.advantage == "leave one out":
         return leave_one_out(scores_G)
     return of_group(scores_G, scaled=settings.advantage == "group")
 
 
-def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings) -> list[np.ndarray]:
+def _token_rewards(rollouts: Sequence[Rollout], settings: PolicySettings, kl: float) -> list[np.ndarray]:
     """The reward of each token: minus the KL estimate k1, and the score at the last one."""
     rewards = []
     for rollout in rollouts:
         rewards_A = np.zeros_like(rollout.tokens["old"])
-        if settings.kl and settings.kl_in_reward:
-            rewards_A -= settings.kl * (rollout.tokens["old"] - rollout.tokens["reference"])
+        if kl:
+            rewards_A -= kl * (rollout.tokens["old"] - rollout.tokens["reference"])
         rewards_A[-1] += rollout.score
         rewards.append(rewards_A)
     return whitened(rewards, shift=False) if settings.whiten_rewards else rewards

@@ -1,0 +1,88 @@
+"""A critic beside a policy: what an answer will be worth, estimated at each of its tokens.
+
+It shares the policy's base: with LoRA it has an adapter of its own, else the policy's own body, and above its last
+hidden states a linear layer with one output. Shapes: N positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+
+import torch
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from stoker.models.adapters import unwrap
+from stoker.models.head import VALUE_HEAD, Head, LogitsHead
+from stoker.models.init_weights import drawn_for
+from stoker.models.meta_model import META
+from stoker.models.virtual_tokens import Drawn
+
+CRITIC = "critic"
+"""The name of its adapter."""
+
+
+def add_critic(model: nn.Module, seed: int) -> Drawn:
+    """Adds a critic, on the meta device; gives the first values of what adapters do not have.
+
+    The layer's weights are drawn with a deviation of 1/sqrt(D + 1) (Huang et al., 2024, "The N+ Details", 11).
+    """
+    base = unwrap(model)
+    if isinstance(model, PeftModel):
+        with torch.device(META):  # peft moves an adapter beside its base only where it is the first
+            model.add_adapter(CRITIC, deepcopy(model.peft_config["default"]))
+        for name, parameter in model.named_parameters():
+            if f".{CRITIC}." in name or name.endswith(f".{CRITIC}"):
+                parameter.requires_grad_(True)
+    width = int(base.config.get_text_config().hidden_size)
+    head = nn.Linear(width, 1, device=META)
+    setattr(base, VALUE_HEAD, head)
+    name = next(name for name, module in model.named_modules() if module is head)
+    return {f"{name}.weight": partial(_draw, width, seed), f"{name}.bias": partial(torch.zeros, 1)}
+
+
+def remove_critic(model: nn.Module) -> None:
+    """Leaves the policy alone."""
+    if isinstance(model, PeftModel):
+        model.delete_adapter(CRITIC)
+    delattr(unwrap(model), VALUE_HEAD)
+
+
+def _draw(width: int, seed: int) -> Tensor:
+    with drawn_for(seed, CRITIC):
+        return torch.randn(1, width) / (width + 1) ** 0.5
+
+
+@contextmanager
+def as_critic(model: nn.Module) -> Iterator[None]:
+    """The model computes with the critic's adapter within the block; which parameters are trained stays as it is."""
+    layers = [layer for layer in model.modules() if isinstance(layer, BaseTunerLayer)]
+    before = [layer._active_adapter for layer in layers]
+    try:
+        for layer in layers:
+            layer._active_adapter = [CRITIC]
+        yield
+    finally:
+        for layer, active in zip(layers, before, strict=True):
+            layer._active_adapter = active
+
+
+def values(hidden_ND: Tensor, model: nn.Module, head: Head | LogitsHead) -> Tensor:
+    """The value at each position, in float32 at least, shape (N,).
+
+    Where tensor processes share the vocabulary, the gradient of the hidden states is summed over them, so one of them
+    computes.
+    """
+    layer = unwrap(model).get_submodule(VALUE_HEAD)
+    assert isinstance(layer, nn.Linear)
+    kept = torch.promote_types(hidden_ND.dtype, torch.float32)
+    values_N = linear(hidden_ND.to(kept), layer.weight.to(kept), layer.bias.to(kept)).squeeze(-1)
+    across = head.across if isinstance(head, Head) else None
+    if across is None:
+        return values_N
+    return across.add(values_N if across.start == 0 else values_N * 0)

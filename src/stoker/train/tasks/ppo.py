@@ -1,0 +1,169 @@
+"""``ppo``: a policy learns from rewards, with a critic that estimates what its answers will be worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from stoker.job.block import Fraction, NaturalInt, PositiveInt
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks
+
+if TYPE_CHECKING:
+    from stoker.errors import Problem
+    from stoker.job.conflict_view import View
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.resolved import ResolvedJob
+    from stoker.job.schema import Job
+    from stoker.models.objective import Objective
+    from stoker.models.text import TextSide
+    from stoker.train.language_task import LanguageTask
+    from stoker.train.rollouts.policy_settings import PolicySettings
+
+
+class PpoBlock(PolicyBlock):
+    """A policy and its critic (Schulman et al., 2017)."""
+
+    prompts: PositiveInt = Field(default=32, description="prompts that are answered before a step is taken")
+    answers: PositiveInt = Field(default=1, description="answers to each prompt")
+    epochs: PositiveInt = Field(default=4, description="passes over the answers before new ones are sampled")
+    gamma: Fraction = Field(default=1.0, description="discount of later rewards")
+    lam: Fraction = Field(default=0.95, description="lambda of the advantage estimate: 1 has no bias, 0 least variance")
+    value_clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=0.2, description="how far a value counts from that of the rollout; null for any"
+    )
+    value_weight: Annotated[float, Field(gt=0)] = Field(default=0.1, description="factor of the critic's loss")
+    critic_warmup: NaturalInt = Field(default=0, description="rounds of answers that only the critic learns from")
+    whiten: bool = Field(default=True, description="whiten advantages over all answers")
+    whiten_rewards: bool = Field(default=False, description="divide rewards by their standard deviation")
+    kl_target: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="KL of an answer, nats, that the factor is moved towards; else it is fixed"
+    )
+    kl_horizon: PositiveInt = Field(default=10_000, description="answers over which the factor adapts")
+
+
+def _block(job: Job) -> PpoBlock:
+    return job.ppo if isinstance(job.ppo, PpoBlock) else PpoBlock(rewards="exact")  # type: ignore[attr-defined]
+
+
+def _defaults(job: Job) -> dict[str, Decided]:
+    kl = 0.15 if _block(job).kl_target is not None else 0.05
+    return {
+        "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
+        "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
+        "ppo.kl": Decided(kl, "as in Ziegler et al., 2019, at its start" if kl == 0.15 else "as in Huang et al., 2024"),
+        "ppo.kl_in": Decided("reward", "the critic sees what it costs to leave the reference"),
+        "ppo.clip": Decided(0.2, "as in Schulman et al., 2017"),
+        "ppo.clip_high": Decided(0.2, "as in Schulman et al., 2017"),
+    }
+
+
+def _batch(job: Job) -> int:
+    block = _block(job)
+    return block.prompts * block.answers
+
+
+def _checks(view: View) -> Iterator[Problem]:
+    if view.value("task") != "ppo":
+        return
+    yield from checks(view, "ppo")
+    method = view.value("tune.method")
+    if method in ("prefix", "prompt", "p-tuning"):
+        message = f"`tune: {method}` leaves the model as it is, so there is nothing that a critic could be trained in"
+        yield from view.at_each(["tune.method"], message, "write full, lora or qlora")
+    if view.value("ppo.kl_target") is not None and view.value("ppo.kl_in") == "loss":
+        message = "an adaptive KL is one in the reward"
+        yield from view.at_each(["ppo.kl_target", "ppo.kl_in"], message, "write kl_in: reward")
+    if view.value("ppo.kl_target") is not None and view.value("ppo.kl") == 0:
+        message = "a factor of 0 cannot be moved"
+        yield from view.at_each(["ppo.kl_target", "ppo.kl"], message, "write kl: 0.15")
+
+
+def settings_of(job: ResolvedJob) -> PolicySettings:
+    """How the policy of a job is trained."""
+    from stoker.train.rollouts.iteration_plan import IterationPlan
+    from stoker.train.rollouts.policy_settings import PolicySettings
+
+    block = block_of_task(job, PpoBlock)
+    assert block.kl is not None
+    return PolicySettings(
+        plan=IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed),
+        max_tokens=block.max_tokens,
+        temperature=block.temperature,
+        advantage="gae",
+        whiten=block.whiten,
+        weight="token",
+        kl=block.kl,
+        kl_in_reward=block.kl_in == "reward",
+        missing_end=block.missing_end_penalty,
+        score_clip=block.reward_clip,
+        gamma=block.gamma,
+        lam=block.lam,
+        whiten_rewards=block.whiten_rewards,
+        critic_warmup=block.critic_warmup,
+        kl_target=block.kl_target,
+        kl_horizon=block.kl_horizon,
+    )
+
+
+def _objective(job: ResolvedJob) -> Objective:
+    from stoker.train.rollouts.actor_critic import ActorCritic
+    from stoker.train.rollouts.policy_objective import PolicyObjective
+
+    block = block_of_task(job, PpoBlock)
+    assert block.clip is not None and block.clip_high is not None and block.kl is not None
+    policy = PolicyObjective(
+        clip_low=block.clip,
+        clip_high=block.clip_high,
+        dual_clip=block.dual_clip,
+        kl=0.0 if block.kl_in == "reward" else block.kl,
+        estimator=block.kl_estimator,
+        entropy=block.entropy,
+        temperature=block.temperature,
+        critic=True,
+    )
+    return ActorCritic(policy, block.value_clip, block.value_weight)
+
+
+def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., LanguageTask]:
+    from stoker.train.rollouts.open_policy import policy_samples
+
+    block = block_of_task(loaded.job, PpoBlock)
+    return policy_samples(loaded, base, text, block=block, settings=settings_of(loaded.job))
+
+
+TASK = TaskSpec(
+    name="ppo",
+    defaults=_defaults,
+    adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
+    batch=_batch,
+    block=PpoBlock,
+    block_hint="write `ppo:` with `rewards`, as {rewards: [numeric]}",
+    reasons={
+        **REASONS,
+        "prompts": "enough for a mean over answers",
+        "answers": "the critic is compared with, not other answers",
+        "epochs": "as in Ouyang et al., 2022",
+        "gamma": "a reward at the end counts for every token",
+        "lam": "as in Schulman et al., 2017",
+        "value_clip": "the critic moves no faster than the policy",
+        "value_weight": "as in Huang et al., 2024",
+        "critic_warmup": "both learn from the start",
+        "whiten": "steps do not depend on the scale of rewards",
+        "whiten_rewards": "the scale of rewards is kept",
+        "kl_target": "a fixed factor",
+        "kl_horizon": "as in Ziegler et al., 2019",
+    },
+    examples={**EXAMPLES, "value_clip": "0.2", "kl_target": "6.0"},
+    checks=(_checks,),
+    prompts=True,
+    critic=True,
+    objective=_objective,
+    samples=_samples,
+    target="answer",
+    perplexity=False,
+    resident=lambda job: int(job.tune.method == "full" and _block(job).kl != 0),
+)

@@ -1,0 +1,145 @@
+"""Jobs of ``ppo``: a critic beside the policy, in one process and under layouts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running import run, write_job
+from test_policy_layouts import check_alike, trained
+
+from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.launch.process_pool import Pool
+from stoker.train.rollouts.advantages import gae, whitened
+from stoker.train.rollouts.policy_task import ROLLOUTS
+from stoker.train.rollouts.rollout_files import RolloutFiles
+
+LORA = {"method": "lora", "rank": 4}
+
+
+@pytest.fixture
+def ppo(job: dict[str, Any]) -> dict[str, Any]:
+    """The same prompts and reward for a policy with a critic."""
+    ppo = {"rewards": "python:letter:e", "prompts": 8, "max_tokens": 8, "epochs": 2, "kl": 0.05}
+    return {**{key: value for key, value in job.items() if key != "grpo"}, "task": "ppo", "ppo": ppo}
+
+
+@pytest.mark.parametrize("tune", ["full", LORA], ids=["full", "lora"])
+def test_values_and_advantages_are_those_of_the_definitions(ppo: dict[str, Any], base: Path, tune: Any) -> None:
+    ran = run(base, {**ppo, "tune": tune, "ppo": {**ppo["ppo"], "gamma": 0.9, "lam": 0.8, "kl_in": "reward"}})
+    files = RolloutFiles(ran.folder.path / ROLLOUTS)
+    assert len(files.numbers()) == 3
+    for number in files.numbers():
+        rollouts = files.read(number).rollouts
+        expected = []
+        for r in rollouts:
+            rewards = -0.05 * (r.tokens["old"] - r.tokens["reference"])
+            rewards[-1] += r.score
+            advantages, returns = gae(rewards, r.tokens["value"], gamma=0.9, lam=0.8)
+            np.testing.assert_allclose(r.tokens["return"], returns, atol=1e-6)
+            expected.append(advantages)
+        for r, advantages in zip(rollouts, whitened(expected, shift=True), strict=True):
+            np.testing.assert_allclose(r.tokens["advantage"], advantages, atol=1e-5)
+    lines = ran.folder.read_metrics()
+    assert lines[0]["ratio"] == pytest.approx(1.0, abs=1e-5) and lines[0]["kl"] == pytest.approx(0.0, abs=1e-4)
+    assert {"value_loss", "explained_variance"} <= lines[0].keys() and all(line["value_loss"] > 0 for line in lines)
+
+
+@pytest.mark.slow
+def test_ppo_learns_to_write_a_letter(ppo: dict[str, Any], base: Path) -> None:
+    train = {**ppo["train"], "batch": 64, "lr": 1e-2}
+    block = {**ppo["ppo"], "prompts": 64, "epochs": 2, "kl": 0.0}
+    job = {**ppo, "steps": 80, "ppo": block, "train": train, "checkpoint": {"every": 80, "memory": 0}}
+    lines = run(base, job).folder.read_metrics()
+    scores = [line["score"] for line in lines]
+    assert np.mean(scores[:3]) < 0.2
+    assert np.mean(scores[-5:]) > 0.95
+    assert lines[-1]["value_loss"] < lines[1]["value_loss"]
+
+
+def test_a_run_with_a_critic_goes_on_to_the_bit(ppo: dict[str, Any], base: Path) -> None:
+    job = {**ppo, "tune": LORA, "train": {**ppo["train"], "batch": 4}}
+    whole = run(base, {**job, "output": "whole"})
+    run(base, {**job, "output": "parts", "steps": 3})
+    rest = run(base, {**job, "output": "parts"})
+    assert rest.losses == whole.losses
+    expected = whole.last_state().tensors
+    assert {name for name in expected if "critic" in name} and {name for name in expected if "value_head" in name}
+    for name, tensor in rest.last_state().tensors.items():
+        assert (tensor == expected[name]).all(), name
+
+
+def test_the_policy_alone_is_evaluated_and_exported(
+    ppo: dict[str, Any],
+    base: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    in_process_replay: None,
+) -> None:
+    run(base, {**ppo, "tune": LORA, "steps": 2})
+    monkeypatch.chdir(base)
+    assert main(["eval", "run", "rows.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["loss"] > 0
+    assert main(["export", "run", "--format", "merged", "--to", "merged"]) == 0
+    assert main(["export", "run", "--format", "adapter", "--to", "adapter"]) == 0
+    assert not (base / "adapter" / "critic").exists()
+    from safetensors import safe_open
+
+    for path in (base / "merged" / "model.safetensors", base / "adapter" / "adapter_model.safetensors"):
+        with safe_open(path, "np") as tensors:
+            assert not [name for name in tensors.keys() if "critic" in name or "value_head" in name]  # noqa: SIM118
+
+
+def test_the_factor_of_the_kl_moves_towards_its_target(ppo: dict[str, Any], base: Path) -> None:
+    block = {**ppo["ppo"], "kl": 0.1, "kl_target": 100.0, "kl_horizon": 80, "epochs": 1}
+    ran = run(base, {**ppo, "steps": 3, "ppo": block})
+    factors = [line["kl_factor"] for line in ran.folder.read_metrics()]
+    assert factors == pytest.approx([0.1, 0.1 * 0.98, 0.1 * 0.98**2])  # the KL is below: a fifth of 8 / 80 each time
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tune": {"method": "prompt", "tokens": 4}}, "nothing that a critic could be trained in"),
+        ({"ppo": {"rewards": "exact", "kl_target": 6.0, "kl_in": "loss"}}, "an adaptive KL is one in the reward"),
+        ({"ppo": {"rewards": "exact", "prompts": 3}}, "does not divide the 3 answers"),
+    ],
+)
+def test_wrong_jobs_say_what_is_wrong(ppo: dict[str, Any], base: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        run(base, {**ppo, **change})
+
+
+FULL: tuple[str, ...] = ()
+ADAPTERS = ("tune.method=lora", "tune.rank=4")
+LAYOUTS = {
+    "DDP, LoRA": (2, ("parallel.data=2",), ADAPTERS),
+    "zero3 + tensor, LoRA": (4, ("parallel.data=2", "parallel.shard=zero3", "parallel.tensor=2"), ADAPTERS),
+    "DDP": (2, ("parallel.data=2",), FULL),
+    "zero2": (2, ("parallel.data=2", "parallel.shard=zero2"), FULL),
+    "zero3, LoRA": (2, ("parallel.data=2", "parallel.shard=zero3"), ADAPTERS),
+    "tensor + sequence": (2, ("parallel.tensor=2", "parallel.sequence=true"), FULL),
+    "tensor": (2, ("parallel.tensor=2", "parallel.sequence=false"), FULL),
+}
+OFTEN = ("zero3 + tensor, LoRA",)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS]
+)
+def test_a_policy_and_its_critic_under_a_layout_are_those_of_one_process(
+    name: str, ppo: dict[str, Any], base: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, overrides, tune = LAYOUTS[name]
+    train = {**ppo["train"], "precision": "fp64", "micro_batch": 2}
+    write_job(base, {**ppo, "steps": 3, "train": train, "ppo": {**ppo["ppo"], "epochs": 2}})
+    monkeypatch.syspath_prepend(str(base))
+    trained(str(base), "alone", tune)
+    pool.run(trained, str(base), "spread", (*overrides, *tune), world=world, timeout=250)
+    check_alike(
+        base, 3, ("loss", "score", "kl", "ratio", "clip_fraction", "value_loss", "explained_variance", "grad_norm")
+    )
