@@ -23,6 +23,7 @@ VERBS = {
     "train": "train, or resume an earlier run of the same job",
     "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
     "runs": "list the runs, and what their time went into",
+    "rollouts": "show the answers that a step of ppo or grpo learnt from",
     "eval": "measure a run on data",
     "chat": "talk to a run",
     "serve": "answer requests of OpenAI's API with runs, exported folders or GGUF files",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from stoker.generate.request import Ending
+if TYPE_CHECKING:
+    from stoker.generate.request import Ending
 
 
 @dataclass
@@ -52,3 +54,8 @@ class Rollout:
         """The log-ratio to the reference, summed over the tokens (estimator k1); None without a reference."""
         reference = self.tokens.get("reference")
         return None if reference is None else float((self.tokens["old"] - reference).sum())
+
+    def token_values(self) -> dict[str, np.ndarray]:
+        """The values of the tokens by name, and ``kl``, the log-ratio to the reference, where there is one."""
+        reference = self.tokens.get("reference")
+        return self.tokens if reference is None else {**self.tokens, "kl": self.tokens["old"] - reference}

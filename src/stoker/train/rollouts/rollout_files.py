@@ -7,15 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stoker.errors import RunFailed
-from stoker.files import replace_file
+from stoker.files import read_file, replace_file
 from stoker.train.rollouts.rollout import Rollout
 
 FORMAT = 1
+ROLLOUTS = "rollouts"  # the folder's name in a run
+LARGEST = 8 << 30  # bytes of an iteration in memory; a larger file is not one of these
 
 
 @dataclass(frozen=True)
@@ -87,33 +90,19 @@ class RolloutFiles:
         """
         path = self._path(number)
         try:
-            with np.load(path, allow_pickle=False) as found:
+            with BytesIO(read_file(path)) as file, np.load(file, allow_pickle=False) as found:
+                if sum(member.file_size for member in found.zip.infolist()) > LARGEST:
+                    raise ValueError(f"it unpacks to more than {LARGEST >> 30} GiB")
                 arrays: dict[str, np.ndarray] = {name: found[name] for name in found.files}
-            about: dict[str, Any] = json.loads(arrays.pop("about").tobytes())
+            return _iteration(_About.model_validate(json.loads(arrays.pop("about").tobytes())), arrays)
         except FileNotFoundError as error:
             raise RunFailed(f"{path} is gone: the answers that this step learns from") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise RunFailed(f"{path} cannot be read ({place}: {first['msg']})") from error
         except Exception as error:  # a damaged archive raises of every kind
             raise RunFailed(f"{path} cannot be read ({type(error).__name__}: {error})") from error
-        prompts = np.split(arrays.pop("prompts"), arrays.pop("prompt_lengths").cumsum()[:-1])
-        ends = arrays.pop("answer_lengths").cumsum()[:-1]
-        answers = np.split(arrays.pop("answers"), ends)
-        tokens = {name.removeprefix("tokens/"): np.split(values, ends) for name, values in arrays.items()}
-        rollouts = [
-            Rollout(
-                each["prompt"],
-                each["sample"],
-                each["source"],
-                each["row"],
-                prompts[i],
-                answers[i],
-                each["ended"],
-                each["rewards"],
-                each["score"],
-                {name: values[i] for name, values in tokens.items()},
-            )
-            for i, each in enumerate(about["rollouts"])
-        ]
-        return Iteration(about["number"], about["step"], about["next_prompt"], tuple(rollouts), about["figures"])
 
     def numbers(self) -> list[int]:
         """The iterations that are there, in order."""
@@ -132,3 +121,67 @@ class RolloutFiles:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08d}.npz"
+
+
+class _AboutRollout(BaseModel):
+    """What is kept of a rollout beside its arrays."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: int
+    sample: int
+    source: str
+    row: int
+    ended: Literal["stop", "length", "cancelled", "failed"]
+    rewards: dict[str, float]
+    score: float
+
+
+class _About(BaseModel):
+    """What is kept of an iteration beside its arrays."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1]
+    number: int
+    step: int
+    next_prompt: int
+    figures: dict[str, float]
+    rollouts: list[_AboutRollout] = Field(min_length=1)
+
+
+def _iteration(about: _About, arrays: dict[str, np.ndarray]) -> Iteration:
+    """The iteration of a file.
+
+    Raises:
+        ValueError, KeyError: an array is missing, or has another type or length than the others say.
+    """
+    prompts = _split(arrays.pop("prompts"), lengths := arrays.pop("prompt_lengths"), np.unsignedinteger)
+    ends = arrays.pop("answer_lengths")
+    answers = _split(arrays.pop("answers"), ends, np.unsignedinteger)
+    if not len(about.rollouts) == len(lengths) == len(ends):
+        raise ValueError(f"{len(about.rollouts)} answers have {len(lengths)} prompts and {len(ends)} lengths")
+    tokens = {name.removeprefix("tokens/"): _split(values, ends, np.floating) for name, values in arrays.items()}
+    rollouts = tuple(
+        Rollout(
+            each.prompt,
+            each.sample,
+            each.source,
+            each.row,
+            prompts[i],
+            answers[i],
+            each.ended,
+            each.rewards,
+            each.score,
+            {name: values[i] for name, values in tokens.items()},
+        )
+        for i, each in enumerate(about.rollouts)
+    )
+    return Iteration(about.number, about.step, about.next_prompt, rollouts, about.figures)
+
+
+def _split(values: np.ndarray, lengths: np.ndarray, kind: type[np.generic]) -> list[np.ndarray]:
+    whole = lengths.ndim == 1 and np.issubdtype(lengths.dtype, np.integer) and (lengths >= 0).all()
+    if not whole or values.shape != (int(lengths.sum()),) or not np.issubdtype(values.dtype, kind):
+        raise ValueError(f"an array of {values.dtype} {values.shape} does not fit the lengths of the answers")
+    return np.split(values, lengths.cumsum()[:-1])

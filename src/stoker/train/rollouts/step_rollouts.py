@@ -1,0 +1,74 @@
+"""Which answers of a run's folder a step learnt from, found without its model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import TASKS
+from stoker.runs.run_folder import RunFolder
+from stoker.train.rollouts.iteration_plan import IterationPlan
+from stoker.train.rollouts.rollout import Rollout
+from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """The answers that a step learnt from, in the order in which they were sampled.
+
+    Attributes:
+        iterations: those that they are of, the first ones first.
+    """
+
+    step: int
+    iterations: tuple[Iteration, ...]
+    rollouts: tuple[Rollout, ...]
+
+
+def rollouts_of_step(folder: RunFolder, job: ResolvedJob, step: int | None = None) -> StepRollouts:
+    """The answers of a step.
+
+    Args:
+        step: the last one by default.
+
+    Raises:
+        UserError: the run is none of a policy, or has no such step.
+        RunFailed: the file of the answers is gone or damaged.
+    """
+    if not TASKS[job.task].prompts:
+        policies = " and ".join(f"`task: {name}`" for name, task in TASKS.items() if task.prompts)
+        raise UserError(f"{folder.path} trained by `task: {job.task}`; {policies} sample answers")
+    consumed = _consumed(folder)
+    if not consumed:
+        raise UserError(f"{folder.path} has not taken a step yet")
+    number = max(consumed) if step is None else step
+    if number not in consumed:
+        raise UserError(f"{folder.path} has no step {number}; it has {min(consumed)} to {max(consumed)}")
+    files, plan = RolloutFiles(folder.path / ROLLOUTS), _plan(job)
+    first, last = consumed.get(number - 1, 0), consumed[number]
+    iterations, found = [], []
+    while first < last:
+        index, place = plan.place(first)
+        end = min(last, first - place + plan.samples)
+        iteration = files.read(index)
+        iterations.append(iteration)
+        found += [iteration.rollouts[i] for i in sorted(plan.chosen(first, end, len(iteration.rollouts)))]
+        first = end
+    return StepRollouts(number, tuple(iterations), tuple(found))
+
+
+def _consumed(folder: RunFolder) -> dict[int, int]:
+    """The samples that a run has consumed after each of its steps."""
+    lines = folder.read_metrics()
+    return {line["step"]: line["samples"] for line in lines if _whole(line.get("step")) and _whole(line.get("samples"))}
+
+
+def _whole(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _plan(job: ResolvedJob) -> IterationPlan:
+    block: Any = getattr(job, job.task)
+    return IterationPlan(block.prompts, block.answers, block.epochs, job.train.batch, job.seed)
