@@ -107,7 +107,7 @@ def test_examples_are_values_that_the_schema_takes() -> None:
         (("data", 0), "file", ("data", 0, "path"), True),
         (("tune",), "r", ("tune", "rank"), True),
         ((), "template", ("data", "template"), False),
-        (("train",), "beta", None, False),
+        (("train",), "beta", ("dpo", "beta"), True),
         (("parallel",), "tensor_model_parallel_size", ("parallel", "tensor"), True),
         ((), "cp_size", ("parallel", "context"), True),
         (("train",), "shard", ("parallel", "shard"), True),

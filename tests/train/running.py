@@ -81,7 +81,7 @@ def run(base: Path, job: dict[str, Any], *overrides: str, before: Callable[[Prep
 class Marked(Part):
     """A part that knows the samples of its micro-batch."""
 
-    samples: tuple[int, int]
+    samples: tuple[int, int] = (0, 0)
 
 
 def watching(see: Callable[[int, int, list[Part]], None]) -> Callable[[Prepared], None]:

@@ -27,7 +27,7 @@ def adapted(**changes: Any) -> torch.nn.Module:
 
 
 def block(**changes: object) -> TrainBlock:
-    return TrainBlock.model_validate({"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95, **changes})
+    return TrainBlock.model_validate({"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95, "eps": 1e-8, **changes})
 
 
 def rates(optimizer: torch.optim.Optimizer) -> dict[int, float]:

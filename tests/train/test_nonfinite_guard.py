@@ -15,7 +15,7 @@ from stoker.train.engine import SingleProcess
 from stoker.train.optimizer import build_optimizer
 from stoker.train.step import Guard, StepNumbers
 
-BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "min_lr": 0.0}
+BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-8, "min_lr": 0.0}
 
 
 class Trained:

@@ -14,7 +14,7 @@ from stoker.train.optimizer import build_optimizer, empty_moments, held_moments
 
 
 def block(**changes: object) -> TrainBlock:
-    return TrainBlock.model_validate({"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95, **changes})
+    return TrainBlock.model_validate({"lr": 1e-2, "weight_decay": 0.1, "beta2": 0.95, "eps": 1e-8, **changes})
 
 
 def network() -> nn.Module:

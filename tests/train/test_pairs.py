@@ -35,7 +35,9 @@ def preference(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Lo
 @pytest.fixture
 def pairs(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A job of such a task."""
-    task = replace(TASKS["sft"], pairs=True, target="pair", perplexity=False, objective=lambda _: preference)
+    task = replace(
+        TASKS["sft"], rows=lambda _: "pairs", target="pair", perplexity=False, objective=lambda _: preference
+    )
     monkeypatch.setitem(TASKS, "sft", task)
     words = ["sea", "wind", "poem", "capital"]
     with (base / "pairs.jsonl").open("w") as file:

@@ -83,7 +83,7 @@ def test_documents_are_as_uneven_as_they_come(task: str, tmp_path: Path) -> None
 def test_rows_of_pairs_make_the_samples_of_an_epoch(
     packed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(TASKS, "sft", replace(TASKS["sft"], pairs=True))
+    monkeypatch.setitem(TASKS, "sft", replace(TASKS["sft"], rows=lambda _: "pairs"))
     twin, cell = twin_of(tmp_path), Cell("", {}, accumulation=16, train={"pack": packed})
     loaded = load_job(twin.job_file(cell))
     text = open_text_side(loaded, tmp_path)

@@ -24,6 +24,7 @@ from stoker.checkpoint.gguf_layout import gguf_problem
 from stoker.checkpoint.gguf_writer import write_gguf
 from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name, write_card
+from stoker.checkpoint.score_export import as_classifier, check_classifier, padding_of
 from stoker.data.tokenise import TextCodec
 from stoker.errors import RunFailed, UserError
 from stoker.job.resolved import ResolvedJob
@@ -100,6 +101,10 @@ def check_export(tuned: TunedRun, export: Export) -> None:
             "the base is quantised, and merging into it would round the tuning away: write --format adapter"
         )
     model = unwrap(tuned.model)
+    if task_of(tuned.job).head == "score":
+        check_classifier(model)
+        if export.quantise:
+            raise UserError(f"--quantise {export.quantise}: reward models are exported in fp32, bf16 or fp16")
     # A model from scratch has never been saved, so its configuration does not name its class yet.
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     if export.format == "gguf" and (problem := gguf_problem(config)):
@@ -125,7 +130,8 @@ def write_export(tuned: TunedRun, export: Export, base: Path, verify: Callable[[
     partial.mkdir()
     try:
         try:
-            written = _WRITERS[export.format](tuned, export, base, partial)
+            write = _classifier if task_of(tuned.job).head == "score" else _WRITERS[export.format]
+            written = write(tuned, export, base, partial)
         except OSError as error:
             raise RunFailed(f"the export could not be written to {export.to}: {error.strerror or error}") from error
         try:
@@ -185,6 +191,18 @@ def _merged(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
     with nullcontext() if export.quantise else held_as(model, DTYPES[export.weights]):
         model.save_pretrained(folder)
     served_tokenizer(tuned).save_pretrained(folder)
+    write_card(tuned, export.format, base, folder)
+    return folder
+
+
+def _classifier(tuned: TunedRun, export: Export, base: Path, folder: Path) -> Path:
+    pad_id = padding_of(tuned)
+    model = as_classifier(merged_model(tuned.model), pad_id=pad_id)
+    with held_as(model, DTYPES[export.weights]):
+        model.save_pretrained(folder)
+    tokenizer = served_tokenizer(tuned)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad_id)
+    tokenizer.save_pretrained(folder)
     write_card(tuned, export.format, base, folder)
     return folder
 

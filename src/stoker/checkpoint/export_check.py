@@ -29,9 +29,12 @@ from stoker.checkpoint.load_run import TunedRun
 from stoker.checkpoint.model_card import public_name
 from stoker.checkpoint.reference_answers import ReferenceAnswers, take_reference
 from stoker.checkpoint.replay import ReplayAnswer, answer, answer_afresh, next_logits
+from stoker.checkpoint.score_export import TOLERANCE, furthest, replay_scores, replayed_rows, scores_alone
 from stoker.checkpoint.text_check import check_stops, check_texts, left_out, texts_of_gguf
 from stoker.checkpoint.weights_check import check_quantised_weights, stored_in_folder, stored_in_gguf, take_stored
 from stoker.errors import RunFailed
+from stoker.job.task_spec import task_of
+from stoker.models.adapters import unwrap
 from stoker.models.quantise import quantised_copy
 
 FLOAT32 = 1e-3  # largest difference of logits by the order of summation, relative to their standard deviation
@@ -99,6 +102,8 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
     check_export(tuned, export)
     if export.quantise:
         check_quantisable(tuned, export.quantise)
+    if task_of(tuned.job).head == "score":
+        return _export_scores(tuned, export, base)
     reference = take_reference(tuned, base)
     lost: list[str] = []
     if export.format != "adapter":
@@ -119,6 +124,33 @@ def export_run(tuned: TunedRun, export: Export, base: Path) -> Exported:
     written = write_export(tuned, export, base, check)
     name = public_name(tuned.job, base)
     return Exported(written, found[0], "".join(lost), name.name, name.warning if export.format == "adapter" else None)
+
+
+def _export_scores(tuned: TunedRun, export: Export, base: Path) -> Exported:
+    """Writes a reward model, and compares its scores in a fresh process with those of the run."""
+    tuned.model.float()
+    rows = replayed_rows(tuned, base)
+    before, after = scores_alone(unwrap(tuned.model), rows), list[float]()
+    allowed = TOLERANCE[export.weights]
+
+    def check(written: Path) -> None:
+        after.extend(replay_scores(written, rows))
+        apart = furthest(before, after)
+        if not apart <= allowed:
+            raise RunFailed(
+                f"the export scores differently: by {apart:.2g} of the scores' size, {allowed:g} is allowed"
+            )
+
+    written = write_export(tuned, export, base, check)
+    apart = furthest(before, after)
+    line = (
+        f"scored {len(rows)} answers in a fresh process, in one padded batch: within {apart:.1e} ({allowed:g} allowed)"
+    )
+    means = sum(before) / len(rows), sum(after) / len(rows)
+    found = Verified(
+        line, len(rows), sum(map(len, rows)), bool(tuned.job.evaluate.fraction), *means, apart, apart, allowed
+    )
+    return Exported(written, found, "", public_name(tuned.job, base).name, None)
 
 
 def verify(reference: ReferenceAnswers, model: nn.Module, export: Export, written: Path) -> Verified:

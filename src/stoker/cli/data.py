@@ -142,7 +142,8 @@ def _print(audit: Audit, dropped: list[Rejected]) -> None:
     _say(_legend(), f"trained tokens are between {OPEN} and {CLOSE}", console)
     for sample in audit.samples:
         trained = sum(sample.trained)
-        print(f"\n--- {sample.source}:{sample.row}: {len(sample.ids)} tokens, {trained} trained")
+        verdict = f" {sample.verdict}:" if sample.verdict else ""
+        print(f"\n--- {sample.source}:{sample.row}:{verdict} {len(sample.ids)} tokens, {trained} trained")
         _say(coloured(sample), bracketed(sample), console)
 
 

@@ -84,7 +84,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         found = tokenizer_problem(loaded.job.model, base)
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
-    problems += _checkpoint_problems(loaded, base)
+    problems += _other_models(loaded, base) + _checkpoint_problems(loaded, base)
     sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
     sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
     for key, block in sources.items():
@@ -95,6 +95,27 @@ def preflight(loaded: ReadJob) -> list[Problem]:
             problems += _template_problems(loaded, key.removesuffix(".path"), block, base)
     if not problems and loaded.job.model is not None and stop_tokens(loaded.job.model):
         problems = _stop_problems(loaded, base)
+    return problems
+
+
+def _other_models(loaded: ReadJob, base: Path) -> list[Problem]:
+    """The problems of further models that the task names: each a model, or a run."""
+    from stoker.job.schema import ModelBlock
+    from stoker.job.task_spec import task_of
+    from stoker.models.model_source import locate, model_problem
+    from stoker.runs.find_run import find_run
+
+    problems = []
+    for key, name in task_of(loaded.job).models(loaded.job).items():
+        if locate(name, base, or_run=True) is not None:
+            found = model_problem(ModelBlock(name=name), base)
+            problems += [loaded.problem(key, *found)] if found is not None else []
+            continue
+        try:
+            find_run(name, base)
+        except UserError as error:
+            hint = error.problems[0].message
+            problems.append(loaded.problem(key, f"{name} is neither a model nor a run", hint))
     return problems
 
 

@@ -17,7 +17,19 @@ from stoker.data.trained_spans import NO_ROOM, TOO_LONG
 from stoker.errors import Problem
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import Rows, task_of
+
+KINDS: dict[str, Rows] = {"preference": "pairs", "judged": "judged"}  # of formats; others are answers
+WORDS: dict[Rows, str] = {
+    "answers": "one answer a row",
+    "pairs": "pairs, chosen and rejected",
+    "judged": "answers with a label, good or bad",
+}
+ADVICE: dict[Rows, str] = {
+    "answers": "",
+    "pairs": "give each row chosen and rejected",
+    "judged": "give each row a column `label` beside its conversation: true or false",
+}
 
 
 def drop_reasons(summaries: Sequence[ShardSummary]) -> Counter[str]:
@@ -71,12 +83,11 @@ def _source_gate(source: TokenisedSource, key: str, codec: TextCodec, loaded: Lo
     if source.format == "question" and not task_of(loaded.job).prompts:
         message = f"{name}: its rows are prompts without answers; task {loaded.job.task} trains on answers"
         problems.append(loaded.problem(f"{key}.format", message, "name the answers: columns: {completion: ...}"))
-    if (source.format == "preference") != task_of(loaded.job).pairs:
-        kinds = ("pairs, chosen and rejected", "one answer a row")
-        rows, wanted = kinds if source.format == "preference" else reversed(kinds)
-        message = f"{name}: its rows are {rows}; task {loaded.job.task} trains on {wanted}"
-        advice = "give each row chosen and rejected"
-        if source.format == "preference":
+    wanted, rows = task_of(loaded.job).rows(loaded.job), KINDS.get(source.format, "answers")
+    if rows != wanted and (rows, wanted) != ("judged", "answers"):
+        message = f"{name}: its rows are {WORDS[rows]}; task {loaded.job.task} trains on {WORDS[wanted]}"
+        advice = ADVICE[wanted]
+        if (rows, wanted) == ("pairs", "answers"):
             advice = "write the chosen answers as rows of messages; texts and whole conversations are read as they are "
             advice += (
                 f"with {key}.format: prompt, columns: {{completion: chosen}}, or messages and {{messages: chosen}}"

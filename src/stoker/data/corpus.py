@@ -21,7 +21,7 @@ from stoker.data.tokenise import RowSettings, TextCodec
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob, ResolvedSource
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 
 STREAM_ABOVE = 2 << 30  # bytes of a source from which `stream: auto` streams
 STREAM_PATTERN = 1024  # draws over which the weights of streamed sources hold
@@ -121,8 +121,8 @@ def open_corpus(
             source.cache.close()
         raise UserError(*problems)
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
-    pairs = task_of(job).pairs and all(source.format == "preference" for source in opened)  # else the audit refuses
-    together = 2 if pairs else 1
+    # Rows of another kind are refused by the audit.
+    together = together_of(job) if all(source.format == "preference" for source in opened) else 1
     held_out = _held_out(sources, job.evaluate.fraction, together)
     capacity = seq_len * together if job.train.pack else None
     sequences = _sequences(job, sources, held_out, capacity, together)
@@ -172,8 +172,17 @@ def tokenise_source(
     found = find_format(source, block.columns, questions=task.prompts) if block.format == "auto" else block.format
     columns = tuple(sorted(block.columns.items()))
     train_on = "last" if task.prompts else block.train_on  # a prompt is all that comes before the last answer
-    settings = RowSettings(found, columns, train_on, block.too_long, seq_len, special_tokens_of(block, found))
-    large = source.size_bytes > STREAM_ABOVE and not (task.pairs or task.prompts)
+    kind = task.rows(job)
+    settings = RowSettings(
+        found,
+        columns,
+        train_on,
+        block.too_long,
+        seq_len,
+        special_tokens_of(block, found),
+        keep_bad=kind == "judged",
+    )
+    large = source.size_bytes > STREAM_ABOVE and kind == "answers" and not task.prompts
     streams = (large if block.stream == "auto" else block.stream) and may_stream and job.steps is not None
     if block.stream is True and may_stream and job.steps is None:
         raise UserError(

@@ -7,7 +7,8 @@
 | sharegpt | conversations: [{from, value}]; optionally system, tools |
 | prompt | prompt, completion: each text or a list of messages |
 | text | text |
-| preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools |
+| preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools, and
+  margin, or chosen_score and rejected_score |
 | question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
@@ -258,7 +259,26 @@ def _preference(row: _Row) -> Preference:
         raise Refused("chosen equals rejected")
     if prompt[0].role != "system":
         prompt = (*row.system(), *prompt)
-    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")))
+    return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
+
+
+def _margin(row: _Row) -> float:
+    """How much better the chosen answer is: a column's, or the difference of two scores'."""
+    if row.get("margin") is not None:
+        return _number(row, "margin")
+    if row.get("chosen_score") is None or row.get("rejected_score") is None:
+        return 0.0
+    return _number(row, "chosen_score") - _number(row, "rejected_score")
+
+
+def _number(row: _Row, ours: str) -> float:
+    try:
+        value = float(row.get(ours))
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise Refused(f"{row.name(ours)} is not a number")
+    return value
 
 
 def _prompt_of(row: _Row, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
@@ -299,6 +319,8 @@ FORMATS: dict[str, Format] = {
             "chosen": ("chosen_messages",),
             "rejected": ("rejected_messages",),
             "prompt": ("instruction", "question", "query"),
+            "chosen_score": ("score_chosen",),
+            "rejected_score": ("score_rejected",),
             "conversations": ("messages", "conversation"),
         },
     ),

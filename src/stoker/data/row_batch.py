@@ -23,6 +23,8 @@ INDEX = np.dtype(
         ("cut", "?"),
         ("continues", "?"),
         ("exact", "?"),
+        ("good", "?"),  # no label calls the answer bad
+        ("margin", "<f4"),  # how much better the chosen answer of a pair is
     ]
 )
 
@@ -67,7 +69,7 @@ class Columns:
     def __init__(self) -> None:
         self._ids: list[int] = []
         self._spans: list[Span] = []
-        self._entries: list[tuple[int, int, int, int, int, int, bool, bool, bool, bool]] = []
+        self._entries: list[tuple[int, int, int, int, int, int, bool, bool, bool, bool, bool, float]] = []
         self._files: dict[str, int] = {}
 
     def add(
@@ -80,6 +82,8 @@ class Columns:
         cut: bool,
         continues: bool,
         exact: bool,
+        good: bool = True,
+        margin: float = 0.0,
     ) -> None:
         """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row)."""
         start = len(self._ids)
@@ -90,7 +94,7 @@ class Columns:
             trained += last - max(first, 1)
         file = self._files.setdefault(place[0], len(self._files))
         self._entries.append(
-            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact),
+            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact, good, margin),
         )
 
     def into(self, batch: EncodedBatch) -> None:

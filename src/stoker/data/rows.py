@@ -76,12 +76,17 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two continuations of one prompt, the first preferred to the second."""
+    """Two continuations of one prompt, the first preferred to the second.
+
+    Attributes:
+        margin: how much better the first is, by the row's own scale; 0 where it does not say.
+    """
 
     prompt: tuple[Message, ...]
     chosen: tuple[Message, ...]
     rejected: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] | None = None
+    margin: float = 0.0
 
 
 Example = Conversation | Text | Preference

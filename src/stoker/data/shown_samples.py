@@ -14,13 +14,18 @@ from stoker.data.tokenise import TextCodec
 
 @dataclass(frozen=True)
 class ShownSample:
-    """One training sequence, token by token."""
+    """One training sequence, token by token.
+
+    Attributes:
+        verdict: ``chosen`` or ``rejected`` of a pair, ``good`` or ``bad`` by a label; empty for others.
+    """
 
     source: str
     row: int
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    verdict: str = ""
 
 
 def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSample]:
@@ -28,9 +33,9 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSamp
     found: list[ShownSample] = []
     for i, source in enumerate(corpus.sources):
         share = (count + i) // len(corpus.sources)
-        ready = source.cache.ready
-        rows = np.unique(np.linspace(0, ready - 1, share).astype(int)) if ready and share else ()
-        found += [_sample(source, int(row), codec) for row in rows]
+        ready, size = source.cache.ready // corpus.together, corpus.together
+        units = np.unique(np.linspace(0, ready - 1, share).astype(int)) if ready and share else ()
+        found += [_sample(source, int(unit) * size + k, codec) for unit in units for k in range(size)]
     return found
 
 
@@ -38,7 +43,12 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
     row, (file, number) = source.cache[index], source.cache.origin(index)
     ids = tuple(row.ids.tolist())
     trained = (False, *row.trained[1:].tolist())
-    return ShownSample(file, number, token_texts(codec, ids), ids, trained)
+    verdict = ""
+    if source.format == "preference":
+        verdict = "rejected" if index % 2 else "chosen"
+    elif source.format == "judged":
+        verdict = "good" if row.good else "bad"
+    return ShownSample(file, number, token_texts(codec, ids), ids, trained, verdict)
 
 
 def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:

@@ -46,10 +46,17 @@ def cache_key(fingerprint: str, codec: TextCodec, settings: RowSettings) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One training sequence of a cache, as views of the memory map."""
+    """One training sequence of a cache, as views of the memory map.
+
+    Attributes:
+        good: False where a label calls the answer bad.
+        margin: how much better the chosen answer of a pair is, by the row's own scale.
+    """
 
     ids: np.ndarray
     trained: np.ndarray
+    good: bool = True
+    margin: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -249,7 +256,9 @@ class TokenCache:
         first_byte = start // 8
         bits = np.unpackbits(self._trained[shard][first_byte : (start + length + 7) // 8])
         trained = bits[start - first_byte * 8 :][:length].astype(bool)
-        return Row(np.asarray(self._tokens[shard][start : start + length]), trained)
+        entry = self._indices[shard][i]
+        ids = np.asarray(self._tokens[shard][start : start + length])
+        return Row(ids, trained, bool(entry["good"]), float(entry["margin"]))
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens of each of these rows."""

@@ -101,6 +101,7 @@ class RowSettings:
     too_long: Cut
     seq_len: int
     special_tokens: Literal["text", "keep"] = "keep"  # how those in content are encoded
+    keep_bad: bool = False  # whether answers that a label calls bad are kept, with their label
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,16 @@ class _Pending:
     document: bool = False
     example: Conversation | Preference | None = None  # to be rendered
     special: SpecialText | None = None  # where the content holds special tokens that are to be text
+
+    @property
+    def good(self) -> bool:
+        """Whether no label calls the answer bad."""
+        return not (isinstance(self.example, Conversation) and self.example.good is False)
+
+    @property
+    def margin(self) -> float:
+        """How much better the chosen answer of a pair is."""
+        return self.example.margin if isinstance(self.example, Preference) else 0.0
 
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
@@ -164,6 +175,8 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
                     cut=len(ids) > settings.seq_len and settings.too_long == "cut",
                     continues=(first, last) != windows[-1],
                     exact=exact,
+                    good=item.good,
+                    margin=item.margin,
                 )
     columns.into(out)
     out.dropped = [rejected for _, rejected in sorted(dropped.items())]
@@ -184,7 +197,7 @@ def _prepare(
     if isinstance(example, Text):
         plain = example.text if special is not None else None
         return _Pending(place, raw, (Rendered(example.text, (), exact_prefix=True, separated=plain),), document=True)
-    if isinstance(example, Conversation) and example.good is False:
+    if isinstance(example, Conversation) and example.good is False and not settings.keep_bad:
         example = JUDGED_BAD
     if isinstance(example, str):
         return Rejected(raw.source, raw.row, example)

@@ -91,7 +91,7 @@ def row_losses(tuned: TunedRun, rows: list[PlacedRow]) -> list[RowLoss]:
         UserError: the run's task has no loss for a row.
     """
     spec = task_of(tuned.job)
-    if spec.pairs or spec.target != "token":
+    if spec.target != "token":
         message = f"the loss of {tuned.folder.path} is not one of single rows"
         raise UserError(Problem(message, "compare what they answer: --answers FILE"))
     lengths = byte_lengths(json.loads(tuned.text.codec.definition))

@@ -100,6 +100,8 @@ def open_model(name: str, base: Path, *, at: str = "last", trusted: Sequence[str
 
 def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel:
     tuned = open_run(name, base, at=at, trusted=trusted)
+    if task_of(tuned.job).head == "score":
+        raise UserError(f"{name} scores answers and writes none: measure it with `stoker eval {name} DATA`")
     source = tuned.job.data[0]
     return OpenModel(
         name=tuned.folder.path.name,

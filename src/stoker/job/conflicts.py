@@ -14,7 +14,7 @@ from stoker.job.schema import Job
 from stoker.job.task_spec import TASKS
 from stoker.job.text_conflicts import TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
-from stoker.job.tune_keys import keys_of
+from stoker.job.tune_keys import VIRTUAL, keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
 WITHOUT_TEXT = ("model", "data", *LANGUAGE, "evaluate.data", "evaluate.samples")
@@ -66,6 +66,17 @@ def _without_text(view: View) -> Iterator[Problem]:
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
             message = f"`{key}` has no effect in `task: {task.name}`"
             yield from view.at_each([key], message, task.instead.get(key, "remove it"))
+
+
+def _score_head(view: View) -> Iterator[Problem]:
+    """A head with one score is trained whole, which only full tuning and adapters on layers go with."""
+    method = view.value("tune.method")
+    if view.task.head == "score" and method in VIRTUAL:
+        message = f"`tune: {method}` trains virtual tokens alone, and `task: {view.task.name}` needs a head of its own"
+        yield from view.at_each(["tune.method", "task"], message, "write `tune: lora` or `tune: full`")
+    if view.task.head == "score" and view.value("evaluate.samples"):
+        message = f"`task: {view.task.name}` scores answers and writes none"
+        yield from view.at_each(["evaluate.samples", "task"], message, "remove `evaluate.samples`")
 
 
 def _of_tasks(view: View) -> Iterator[Problem]:
@@ -134,7 +145,7 @@ def _batch(view: View) -> Iterator[Problem]:
 
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
-    _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks,
+    _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
     _weights, _two_evaluations, _samples, _warmup, _batch,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip

@@ -52,7 +52,6 @@ REASONS = {
     "seed": "the same job gives the same run",
     "train.optimizer": "the usual choice",
     "train.beta1": "AdamW's usual choice",
-    "train.eps": "AdamW's usual choice",
     "train.schedule": "falls smoothly to its end",
     "train.warmup": "the first 3% of the steps",
     "train.min_lr": "down to zero",

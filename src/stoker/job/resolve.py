@@ -119,6 +119,7 @@ def _sequences(job: Job) -> dict[str, Decided]:
     return {
         "train.seq_len": Decided(seq_len_of(job), length if task.text else unused),
         "train.pack": Decided(False, "one row a sequence unless asked for" if task.text else unused),
+        "train.eps": Decided(1e-8, "AdamW's usual choice"),
         "train.beta2": Decided(0.999, "AdamW's usual choice"),
         "train.weight_decay": Decided(0.01, "AdamW's usual decay when tuning"),
         "data.too_long": Decided("cut", "an answer keeps its beginning; what is cut is counted"),

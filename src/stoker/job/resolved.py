@@ -5,10 +5,13 @@ Only types are narrowed here: names, meanings, bounds and order of the keys are 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import create_model
 
 from stoker.job.layout import ContextBy, ScheduleName
 from stoker.job.schema import EvaluateBlock, Job, ParallelBlock, SourceBlock, TrainBlock, TuneBlock
+from stoker.job.task_spec import TASKS
 
 
 class ResolvedSource(SourceBlock):
@@ -27,6 +30,7 @@ class ResolvedTrain(TrainBlock):
     seq_len: int
     pack: bool
     beta2: float
+    eps: float
     weight_decay: float
     compile: bool
 
@@ -54,3 +58,12 @@ class ResolvedJob(Job):
     train: ResolvedTrain
     evaluate: ResolvedEvaluate
     parallel: ResolvedParallel
+
+
+if not TYPE_CHECKING:  # the tasks' blocks
+    ResolvedJob = create_model(
+        "ResolvedJob",
+        __base__=ResolvedJob,
+        __module__=__name__,
+        **{name: (task.resolved | None, Job.model_fields[name]) for name, task in TASKS.items() if task.resolved},
+    )

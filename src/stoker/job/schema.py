@@ -192,7 +192,7 @@ class TrainBlock(Block):
         default=0.9, description="AdamW first-moment decay, SGD momentum"
     )
     beta2: Annotated[float, Field(ge=0, lt=1)] | Auto = Field(default="auto", description="AdamW second-moment decay")
-    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="AdamW denominator term")
+    eps: Annotated[float, Field(gt=0)] | Auto = Field(default="auto", description="AdamW denominator term")
     schedule: Literal["linear", "cosine", "wsd", "constant"] = Field(
         default="cosine",
         description="learning rate after the warm-up; wsd: stable, then linear decay over the last fifth",

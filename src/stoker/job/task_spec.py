@@ -8,11 +8,11 @@ functions only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from stoker.job.batch_solver import DEFAULT_BATCH
 from stoker.job.block import Block
@@ -20,6 +20,7 @@ from stoker.job.block import Block
 if TYPE_CHECKING:  # of rooms above too; see the import contract
     from pathlib import Path
 
+    from stoker.data.sequences import Document
     from stoker.errors import Problem
     from stoker.hardware.device import Device
     from stoker.job.conflict_view import View
@@ -30,10 +31,17 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.models.text import TextSide
     from stoker.parallel.mesh import Mesh
     from stoker.train.batch_extras import BatchExtras
+    from stoker.train.engine import Engine
     from stoker.train.language_task import LanguageTask
     from stoker.train.prepare import Prepared
 
 B = TypeVar("B", bound=Block)
+
+Head = Literal["tokens", "score"]
+"""What is above the last hidden states: the logits of the next token, or one score."""
+
+Rows = Literal["answers", "pairs", "judged"]
+"""What a row of data is: one answer, two of them (chosen and rejected), or one with a label, good or bad."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,7 @@ class TaskSpec:
         batch: default samples per optimizer step, or what gives it for a job.
         adapter_lr: default learning rate of adapters, and why.
         block: the keys of its own.
+        resolved: the block once its ``auto`` values are decided; by default the same.
         block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
         reasons, examples: why a key of the block has its default, and a value that it can have; by key.
         checks: find what is wrong in the block and beside it; they are called where the block is there.
@@ -68,9 +77,11 @@ class TaskSpec:
         instead: of other tasks, what to write instead of a key that has no effect.
         runs_code: whether the job names code to import.
         chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
-        pairs: whether a row is two answers, chosen and rejected.
         prompts: whether rows ask only, as the model's own answers are what it learns from. An answer in a row is what
             rewards may expect.
+        rows: what a row of the data is, for a job.
+        head: what the model computes.
+        models: other models that a job names, by key.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
         critic: whether a critic is trained beside the model; see `stoker.models.critic`.
         extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
@@ -78,9 +89,13 @@ class TaskSpec:
             `stoker.train.language_task.LanguageTask` is.
         target: what the loss is the mean over, and the accuracy: ``token`` or ``document``.
         perplexity: whether exp(loss) is one.
+        dropout: whether the dropout of the model's configuration is active in training.
+        details: what `stoker eval` adds, of (task, engine, documents, names of their sources).
         prepare: makes model, data and samples, where `stoker.train.prepare` does not.
         toy: (the block of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows.
+        toy_keys: keys of the block that the small copy has other values of, where data is rows.
         resident: copies of the model held frozen beside the trained one, for the planner.
+        reads: forward passes without gradients beside each that is trained on, for the planner.
         exports: formats that a run can be written in.
         next_commands: what can be done with a finished run: commands without ``stoker``, given the job and the run.
     """
@@ -90,6 +105,7 @@ class TaskSpec:
     batch: int | Callable[[Job], int] = DEFAULT_BATCH
     adapter_lr: Decided = Decided(2e-4, "adapters begin at zero and take ten times the rate of full tuning")
     block: type[Block] | None = None
+    resolved: type[Block] | None = None
     block_hint: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     examples: Mapping[str, str] = field(default_factory=dict)
@@ -98,17 +114,23 @@ class TaskSpec:
     instead: Mapping[str, str] = field(default_factory=dict)
     runs_code: bool = False
     chat: bool = True
-    pairs: bool = False
     prompts: bool = False
+    rows: Callable[[Job], Rows] = lambda _: "answers"
+    head: Head = "tokens"
+    models: Callable[[Job], dict[str, str]] = lambda _: {}
     objective: Callable[[ResolvedJob], Objective] | None = None
     critic: bool = False
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
     target: str = "token"
     perplexity: bool = True
+    dropout: bool = True
+    details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
     prepare: Callable[[LoadedJob, Device, Mesh | None], Prepared] | None = None
     toy: Callable[[LoadedJob], tuple[dict[str, Any], int]] | None = None
+    toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
+    reads: Callable[[Job], int] = lambda _: 0
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 
@@ -122,6 +144,11 @@ def _tasks() -> dict[str, TaskSpec]:
 def task_of(job: Job) -> TaskSpec:
     """The task of a job."""
     return TASKS[job.task]
+
+
+def together_of(job: Job) -> int:
+    """Sequences of a row, which stay together: 2 where a row is a pair of answers."""
+    return 2 if task_of(job).rows(job) == "pairs" else 1
 
 
 def block_of_task(job: Job, kind: type[B]) -> B:

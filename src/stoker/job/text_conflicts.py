@@ -47,16 +47,18 @@ def _sources(view: View) -> Iterator[tuple[str, SourceBlock]]:
             yield f"{home}[{index}]", source
 
 
-def _pairs_whole(view: View) -> Iterator[Problem]:
-    """A pair is two sequences of one row, so a row cannot become more of them, nor be read as it comes."""
-    for key, source in _sources(view) if view.task.pairs else ():
+def _rows_whole(view: View) -> Iterator[Problem]:
+    """Pairs and answers with a label are compared whole, so a row cannot be split, nor be read as it comes."""
+    kind = view.task.rows(view.job)
+    for key, source in _sources(view) if kind != "answers" else ():
         if source.too_long == "split":
-            message = f"`too_long: split` would part the pairs of `task: {view.task.name}`"
+            message = f"`too_long: split` would part the {WHOLE[kind]} of `task: {view.task.name}`"
             yield from view.at_each([f"{key}.too_long"], message, "write cut or drop")
         if source.stream is True:
-            message = f"`task: {view.task.name}` reads pairs, which are not streamed"
+            message = f"`task: {view.task.name}` reads {WHOLE[kind]}, which are not streamed"
             yield from view.at_each([f"{key}.stream"], message, "write `stream: false`")
 
 
+WHOLE = {"pairs": "pairs", "judged": "answers with a label"}
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
-TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _pairs_whole)
+TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _rows_whole)

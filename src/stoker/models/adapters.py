@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -95,7 +95,13 @@ def keep_originals(model: nn.Module) -> None:
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Makes the model compute as before tuning, within the block."""
+    """Makes the model, or the list of its stages, compute as before tuning, within the block."""
+    if isinstance(model, nn.ModuleList):
+        with ExitStack() as stack:
+            for stage in model:
+                stack.enter_context(without_adapter(stage))
+            yield
+        return
     if not isinstance(model, PeftModel):
         with without_virtual_tokens(model):
             yield

@@ -20,9 +20,10 @@ from stoker.models.critic import add_critic
 from stoker.models.load_model import Blank, blank_model
 from stoker.models.lora import fuse_lora
 from stoker.models.meta_model import allocate
-from stoker.models.prepare_architecture import training_form
+from stoker.models.prepare_architecture import training_form, without_dropout
 from stoker.models.quantise import cut_by
 from stoker.models.resize_embeddings import NewRows, enlarge, untrained
+from stoker.models.score_head import add_score_head, first_scores
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, Prompt, add_virtual_tokens
 from stoker.models.weight_source import Assembled, fill_whole
@@ -70,16 +71,22 @@ def build_meta(
         why = untrained(new_rows, job.tune)
         if why is not None:
             raise UserError(Problem(why, "name them in tune.modules_to_save, or write `tune: full`"))
+    if not task_of(job).dropout:
+        without_dropout(blank.model)
     model: nn.Module = blank.model
     quantised = not any(p.is_meta for p in model.parameters())
     parts = training_form(blank.model)
     drawn: Drawn = {}
+    score = add_score_head(blank.model, dtype=trained) if task_of(job).head == "score" else None
     if job.tune.method in ADAPTERS:
         model = add_adapter(blank.model, job.tune)
     elif frozen:
         drawn = add_virtual_tokens(blank.model, job.tune, _reader(blank, text), seed=job.seed)
     if task_of(job).critic:
         drawn |= add_critic(model, job.seed)
+    if score is not None:
+        score.weight.requires_grad_(True)
+        drawn |= first_scores(model, score, job.seed)
     fuse_lora(model)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     transposed = frozenset(

@@ -5,6 +5,7 @@ Tasks pass in their objective; layouts call it where the head is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -75,6 +76,10 @@ class Measures:
         """The sums since the last call, shape (names,), in the type and on the device of a tensor."""
         sums, self._sums = self._sums.to(like), torch.zeros(len(self.names))
         return sums
+
+    def means(self, sums: Sequence[float], targets: int) -> dict[str, float]:
+        """What is reported, from the sums of all processes; here each sum divided by the targets."""
+        return {name: value / max(1, targets) for name, value in zip(self.names, sums, strict=True)}
 
 
 def likeliest(hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Tensor:

@@ -15,9 +15,9 @@ from stoker.job.paths import absolute
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import TuneBlock
 from stoker.job.scratch_sizes import SCRATCH
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
-from stoker.job.tune_keys import ADAPTERS, block_numbers
+from stoker.job.tune_keys import ADAPTERS, block_numbers, virtual_tokens
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.find_shape import shape_of_model
@@ -61,6 +61,9 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
     train = job.train
     if precision == "fp64":
         raise UserError(Problem("the planner has no rates of float64", "plan with train.precision=fp32"))
+    together, positions = together_of(job), None
+    if together > 1:  # a sample is several rows, each of which attends to itself
+        positions = together * (train.seq_len + virtual_tokens(job))
     return TrainingWork(
         shape,
         train.seq_len,
@@ -70,7 +73,10 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         rank=job.tune.rank,
         adapters=adapters_of(job.tune, shape.layers),
         quantise=job.model.quantise if job.model is not None else "none",
+        computed=positions,
+        predicted=together * train.seq_len if together > 1 else None,
         resident=task_of(job).resident(job),
+        reads=task_of(job).reads(job),
     )
 
 

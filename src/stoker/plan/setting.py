@@ -40,6 +40,7 @@ class TrainingWork:
         computed: positions of a row that blocks compute, where data says so: a beginning that rows of a micro-batch
             share is computed once, and nothing behind the last trained token; None for all of a full row.
         resident: frozen copies of the model that are held beside the trained one.
+        reads: forward passes without gradients beside each that is trained on, such as a reference's.
         predicted: positions of a row from which the next token is predicted, where data says so; None for all.
     """
 
@@ -54,6 +55,7 @@ class TrainingWork:
     computed: float | None = None
     predicted: float | None = None
     resident: int = 0
+    reads: int = 0
 
     @property
     def base(self) -> str:

@@ -180,7 +180,7 @@ class PassTimes:
         parts[-1].append((head, 1))
         return tuple(
             StageTime(
-                sum(time.forward * count for time, count in stage),
+                (1 + setting.work.reads) * sum(time.forward * count for time, count in stage),
                 sum(time.backward_input * count for time, count in stage),
                 sum(time.backward_weight * count for time, count in stage),
             )

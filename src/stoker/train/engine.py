@@ -62,6 +62,8 @@ class Engine(Protocol):
 
     first: bool
     """Whether this process is the one that writes and prints."""
+    replicas: int
+    """Processes, or groups of them, that a step's samples are spread over."""
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         """This process' samples among those of a step."""
@@ -116,7 +118,7 @@ class Engine(Protocol):
 class SingleProcess:
     """One process."""
 
-    first = True
+    first, replicas = True, 1
 
     def __init__(self, task: Task, device: Device, parameters: Sequence[nn.Parameter]) -> None:
         self._task, self._device, self._parameters = task, device, parameters
@@ -182,7 +184,7 @@ class Distributed:
     ) -> None:
         self._task, self._device, self._mesh = task, device, mesh
         self._root, self._pipeline, self._gradients = root, pipeline, gradients
-        self.first = mesh.is_first
+        self.first, self.replicas = mesh.is_first, mesh.layout.data
 
     def share(self, first: int, last: int, batch: int) -> tuple[int, int]:
         size = batch // self._mesh.layout.data

@@ -45,18 +45,18 @@ def evaluate(task: Task, engine: Engine, parts: Iterable[Part] | None = None) ->
         totals = engine.evaluate(held_out)
     finally:
         task.model.train(training)
-    measured = _measured(task, engine)
+    sums = _sums(task, engine)
     if not totals.targets:
         return None
     accuracy = totals.correct / totals.targets if totals.correct is not None else None
     loss = totals.loss / totals.targets
     perplexity = math.exp(min(loss, 700.0)) if task.perplexity else None  # e^709 is the largest double
-    means = {name: value / totals.targets for name, value in measured.items()}
+    means = task.measures.means(sums, totals.targets) if task.measures is not None else {}
     return Evaluation(loss, accuracy, totals.targets, task.target, perplexity, means)
 
 
-def _measured(task: Task, engine: Engine) -> dict[str, float]:
+def _sums(task: Task, engine: Engine) -> list[float]:
     if task.measures is None:
-        return {}
+        return []
     sums = task.measures.take(torch.zeros((), dtype=torch.float64))
-    return dict(zip(task.measures.names, engine.add_up(sums, sums[:0]).tolist(), strict=True))
+    return engine.add_up(sums, sums[:0]).tolist()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from stoker.data.sequences import Document, by_length
 from stoker.data.token_bytes import byte_lengths
 from stoker.errors import UserError
 from stoker.job.resolved import ResolvedSource
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.build_model import build_model
 from stoker.models.language_model import lay_out_for
@@ -27,6 +27,7 @@ from stoker.models.prepare_architecture import training_form
 from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
 from stoker.parallel.float64_mode import arithmetic_of
+from stoker.train.batch_extras import BatchExtras
 from stoker.train.engine import SingleProcess
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.language_task import LanguageTask
@@ -40,12 +41,14 @@ class MeasuredLoss:
     Attributes:
         text_bytes: of text that the targets encode, special tokens counting as none; None where a tokenizer does
             not say.
+        details: what the run's task adds.
     """
 
     evaluation: Evaluation
     rows_used: int
     rows_dropped: int
     text_bytes: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def bits_per_byte(self) -> float | None:
@@ -61,6 +64,7 @@ class MeasuredLoss:
             f"{self.evaluation.target}_accuracy": self.evaluation.accuracy,
             f"{self.evaluation.target}s": self.evaluation.targets,
             **self.evaluation.measures,
+            **self.details,
             "text_bytes": self.text_bytes,
             "bits_per_byte": self.bits_per_byte,
             "rows_used": self.rows_used,
@@ -94,17 +98,17 @@ def measure(
     if quantise is not None:
         check_quantisable(tuned, quantise)
     documents, used, dropped = _documents(tuned, data, form, base, report)
-    results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped)}
+    results = {"tuned": _measured(tuned, tuned.model, documents, used, dropped, data)}
     if compare:
         with without_adapter(tuned.model):
             model = tuned.model if tuned.job.tune.method != "full" else untuned_model(tuned, base)
-            results["untuned"] = _measured(tuned, model, documents, used, dropped)
+            results["untuned"] = _measured(tuned, model, documents, used, dropped, data)
         if tuned.job.model and extension_of(tuned.job, base) and (data or tuned.job.evaluate.data):
             results["original"] = _original(tuned, data, form, base, report)
     if quantise is not None:
         held = quantised_run(tuned, quantise).model
         training_form(unwrap(held))
-        results[quantise] = _measured(tuned, held, documents, used, dropped)
+        results[quantise] = _measured(tuned, held, documents, used, dropped, data)
     return results
 
 
@@ -166,27 +170,38 @@ def _documents_of(
             raise UserError(f"{block.path}: all {read} rows are dropped: {reasons}")
         documents += [Document(source.cache[row], number, row) for row in range(source.cache.rows)]
         used, dropped = used + read - lost, dropped + lost
-    return by_length(documents, 1 + task_of(tuned.job).pairs), used, dropped
+    return by_length(documents, together_of(tuned.job)), used, dropped
 
 
-def _measured(tuned: TunedRun, model: nn.Module, documents: list[Document], used: int, dropped: int) -> MeasuredLoss:
+def _measured(
+    tuned: TunedRun, model: nn.Module, documents: list[Document], used: int, dropped: int, data: str | None = None
+) -> MeasuredLoss:
     lengths = byte_lengths(json.loads(tuned.text.codec.definition))
     size = None
     if lengths is not None:
         size = sum(int(lengths[d.row.ids[1:][d.row.trained[1:]]].sum()) for d in documents)
-    return MeasuredLoss(_evaluate(tuned, model, documents), used, dropped, size)
-
-
-def _evaluate(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> Evaluation:
+    spec = task_of(tuned.job)
     with arithmetic_of(tuned.device):
-        task = _task_of(tuned, model)
-        evaluation = evaluate(task, SingleProcess(task, tuned.device, ()), task.evaluation_parts(documents))
-    assert evaluation is not None
-    return evaluation
+        task = _task_of(tuned, model, documents)
+        engine = SingleProcess(task, tuned.device, ())
+        evaluation = evaluate(task, engine, task.evaluation_parts(documents))
+        assert evaluation is not None
+        names = [data] if data is not None else [s.path for s in (*tuned.job.data, *tuned.job.evaluate.data)]
+        details = spec.details(task, engine, documents, names) if spec.details is not None else {}
+    return MeasuredLoss(evaluation, used, dropped, size, details)
 
 
-def _task_of(tuned: TunedRun, model: nn.Module) -> LanguageTask:
+def _task_of(tuned: TunedRun, model: nn.Module, documents: list[Document]) -> LanguageTask:
     spec, language = task_of(tuned.job), lay_out_for(unwrap(model))
-    extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else None
-    objective = objective_of(tuned.job)
-    return LanguageTask(model, language, None, tuned.device.torch, spec=spec, objective=objective, extras=extras)
+    extras = spec.extras(tuned.loaded, tuned.base) if spec.extras else BatchExtras()
+    extras.before_evaluation(documents)
+    return LanguageTask(
+        model,
+        language,
+        None,
+        tuned.device.torch,
+        spec=spec,
+        objective=objective_of(tuned.job),
+        extras=extras,
+        together=together_of(tuned.job),
+    )

@@ -50,6 +50,7 @@ class LanguageTask:
         root: Callable[[Inputs], tuple[Tensor, Tensor | None]] | None = None,
         objective: Objective = next_token,
         extras: BatchExtras | None = None,
+        together: int = 1,
     ) -> None:
         """
         Args:
@@ -57,9 +58,10 @@ class LanguageTask:
             root: gives the loss, where it is not the language model itself that does.
             objective: what that loss is.
             extras: what is added to the inputs.
+            together: sequences of a row of the data, which stay in one forward pass.
         """
         self.model, self.language = model, language
-        self.target, self.perplexity, self.together = spec.target, spec.perplexity, 1 + spec.pairs
+        self.target, self.perplexity, self.together = spec.target, spec.perplexity, together
         self._root = root or partial(language.loss, objective=objective)
         self.measures: Measures | None = getattr(objective, "measures", None)
         self._extras = extras or BatchExtras()
@@ -77,17 +79,35 @@ class LanguageTask:
 
     def parts(self, first: int, last: int) -> list[Part]:
         documents = [document for index in range(first, last) for document in self.corpus.sequences[index]]
+        following = self.corpus.sequences[last][0] if documents and self._extras.needs_following else None
         # Evaluation may go on meanwhile: whether the model is training now does not count.
-        return self.lay_out(documents, HOST, share=not has_dropout(self.language.model))
+        return self.lay_out(documents, HOST, share=not has_dropout(self.language.model), following=following)
 
     def lay_out(
-        self, documents: Sequence[Document], device: torch.device | None = None, *, share: bool | None = None
+        self,
+        documents: Sequence[Document],
+        device: torch.device | None = None,
+        *,
+        share: bool | None = None,
+        following: Document | None = None,
     ) -> list[Part]:
-        """Documents as forward passes, on the model's device by default; see `LanguageModel.lay_out`."""
-        rows = [(d.row.ids, d.row.trained) for d in documents]
+        """Documents as forward passes, on the model's device by default; see `LanguageModel.lay_out`.
+
+        Args:
+            following: the document after the last one.
+        """
+        laid_out = self._inputs(documents, device, share, self.together)
+        parts = [Part(inputs, targets=self._count(inputs), tokens=inputs.tokens) for inputs in laid_out]
+        if beside := self._extras.beside(documents, following):
+            parts[0] = replace(parts[0], beside=tuple(self._inputs(beside, device, share, 1)))
+        return parts
+
+    def _inputs(
+        self, documents: Sequence[Document], device: torch.device | None, share: bool | None, together: int
+    ) -> list[Inputs]:
+        rows = [self._extras.as_row(document) for document in documents]
         given = self._extras.of_rows(documents)
-        laid_out = self.language.lay_out(rows, device or self.device, share=share, together=self.together, given=given)
-        return [Part(inputs, targets=self._count(inputs), tokens=inputs.tokens) for inputs in laid_out]
+        return self.language.lay_out(rows, device or self.device, share=share, together=together, given=given)
 
     def _count(self, inputs: Inputs) -> int:
         return len(inputs.targets) if self.target == "token" else inputs.rows // self.together
@@ -110,7 +130,10 @@ class LanguageTask:
         return ()
 
     def evaluate(self, engine: Engine) -> Evaluation | None:
-        return evaluate(self, engine)
+        evaluation = evaluate(self, engine)
+        if evaluation is not None:
+            self._extras.evaluated(self, evaluation.measures)
+        return evaluation
 
     @property
     def figures(self) -> Mapping[str, float]:
@@ -131,11 +154,11 @@ class LanguageTask:
         for first in range(0, len(documents), self.together):
             unit = documents[first : first + self.together]
             if group and sum(len(d.row.ids) for d in (*group, *unit)) > self.evaluation_tokens:
-                yield from self.lay_out(group)
+                yield from self.lay_out(group, following=unit[0])
                 group = []
             group += unit
         if group:
-            yield from self.lay_out(group)
+            yield from self.lay_out(group, following=documents[0])
 
     def describe_samples(self, first: int, last: int) -> list[str]:
         documents = (d for index in range(first, last) for d in self.corpus.sequences[index])

@@ -18,7 +18,7 @@ from stoker.hardware.planner_correction import COPIES
 from stoker.hardware.process import processor_name
 from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 from stoker.job.tune_keys import virtual_tokens
 from stoker.models.adapters import unwrap
 from stoker.plan.eager import FLOAT
@@ -135,7 +135,9 @@ def _fullest_and_usual(prepared: Prepared) -> tuple[_Row, _Row]:
         seen += sum(inputs.tokens for inputs in laid_out)
     full = np.maximum(np.max(passes, axis=0), np.mean(passes, axis=0) + 3 * np.std(passes, axis=0))
     longest = train.seq_len if train.pack else min(train.seq_len, audit.longest)
-    computed, predicted = np.minimum(full, longest + virtual_tokens(prepared.job)).tolist()
+    computed, predicted = np.minimum(
+        full, together_of(prepared.job) * (longest + virtual_tokens(prepared.job))
+    ).tolist()
     usual = np.mean(totals, axis=0).tolist()
     mean = train.seq_len if train.pack else min(train.seq_len, audit.mean)
     return _Row(longest, computed, predicted), _Row(max(1, round(mean)), *usual)

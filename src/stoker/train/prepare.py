@@ -22,7 +22,7 @@ from stoker.hardware.device import Device
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta
 from stoker.models.families import family_of
@@ -187,7 +187,7 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective
     spec = task_of(loaded.job)
     make = spec.samples(loaded, base, text) if spec.samples else LanguageTask
     extras = spec.extras(loaded, base) if spec.extras else None
-    return partial(make, spec=spec, objective=objective, extras=extras)
+    return partial(make, spec=spec, objective=objective, extras=extras, together=together_of(loaded.job))
 
 
 def _balance(loaded: LoadedJob, model: PreTrainedModel) -> RouterBalance | None:

@@ -129,13 +129,7 @@ class Stepper:
             found.asked,
             data_seconds,
             time.perf_counter() - begin,
-            {
-                **{
-                    name: value / max(1, counts.targets)
-                    for name, value in zip(measures.names if measures else (), found.sums, strict=True)
-                },
-                **self._task.figures,
-            },
+            {**(measures.means(found.sums, counts.targets) if measures is not None else {}), **self._task.figures},
         )
 
     def _is_wrong(self, found: StepNumbers) -> bool:

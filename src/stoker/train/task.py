@@ -27,20 +27,26 @@ class Part:
         inputs: what the task's ``loss`` takes.
         targets: trained tokens (or samples): what the summed loss is divided by, over the whole step.
         tokens: tokens (or samples) that go through the model.
+        beside: inputs of further forward passes, which are read and not trained on.
     """
 
     inputs: object
     targets: int
     tokens: int
+    beside: tuple[object, ...] = ()
 
     def to(self, device: torch.device) -> Part:
         """The part on a device. A copy from page-locked memory goes on while the host does other things."""
         cuda = device.type == "cuda"
-        return replace(self, inputs=with_tensors(self.inputs, lambda t: t.to(device, non_blocking=cuda)))
+        return self._with(lambda t: t.to(device, non_blocking=cuda))
 
     def pinned(self) -> Part:
         """The part in page-locked memory."""
-        return replace(self, inputs=with_tensors(self.inputs, lambda t: t if t.is_cuda else t.pin_memory()))
+        return self._with(lambda t: t if t.is_cuda else t.pin_memory())
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Part:
+        inputs, beside = with_tensors((self.inputs, self.beside), change)
+        return replace(self, inputs=inputs, beside=beside)
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

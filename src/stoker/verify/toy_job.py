@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 from stoker.data.pack import best_fit
 from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
-from stoker.job.task_spec import TASKS, TaskSpec, task_of
+from stoker.job.task_spec import TASKS, Rows, TaskSpec, task_of
 from stoker.job.tokenizer_extension import Extension
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import config_of, heads_of, shrunk
@@ -27,6 +27,7 @@ from stoker.verify.toy_model import write_model
 from stoker.verify.toy_rows import KNOWN, TOKENS, forward_passes, rows_for, tokenizer, write_rows
 
 SEQ_LEN = 70  # tokens: some micro-batches of a pipeline are longer than `stoker.train.engine.LENGTHS`
+FORMATS: dict[Rows, str] = {"answers": "prompt", "pairs": "preference", "judged": "judged"}
 SHORT = 16  # tokens, where a run takes many rows
 MANY = 400  # rows
 STEPS, FEW_STEPS = 5, 3  # of each run, and where a step takes many rows
@@ -71,6 +72,7 @@ class Twin:
         clips: whether gradients are clipped.
         dropout: the rates at which the job drops; None where only the module knows.
         facts: what was changed beside the sizes, and why, for people.
+        kind: what a row is.
     """
 
     folder: Path
@@ -81,6 +83,7 @@ class Twin:
     clips: bool
     dropout: frozenset[float] | None
     facts: tuple[str, ...]
+    kind: Rows = "answers"
 
     @property
     def task(self) -> TaskSpec:
@@ -165,9 +168,9 @@ class Twin:
         seq_len, packed, epoch = self.seq_len(cell), self.packs(cell), self._epoch(cell)
         name = f"rows-{epoch}-{seq_len}{'-packed' * packed}"
         if not (found := sorted(self.folder.glob(f"{name}.?.jsonl"))):
-            capacity = seq_len * (1 + self.task.pairs)
+            capacity = seq_len * (1 + (self.kind == "pairs"))
             count = (lambda lengths: len(best_fit(lengths, capacity))) if packed else len
-            rows = rows_for(epoch, self.base["seed"], seq_len, self.task, count=count)
+            rows = rows_for(epoch, self.base["seed"], seq_len, self.task, self.kind, count=count)
             first = len(rows) // 3
             for number, part in enumerate(part for part in (rows[:first], rows[first:]) if part):
                 found.append(self.folder / f"{name}.{number}.jsonl")
@@ -180,7 +183,9 @@ class Twin:
         path = self.folder / f"held-out-{seq_len}.jsonl"
         if not path.exists():
             count = partial(forward_passes, tokens=EVALUATION_TOKENS)
-            write_rows(path, rows_for(EVALUATION_PASSES, self.base["seed"] + 1, seq_len, self.task, count=count))
+            write_rows(
+                path, rows_for(EVALUATION_PASSES, self.base["seed"] + 1, seq_len, self.task, self.kind, count=count)
+            )
         return path
 
     def _epoch(self, cell: Cell) -> int:
@@ -193,7 +198,7 @@ class Twin:
     def _source(self, path: Path) -> dict[str, str]:
         if not self.task.chat:
             return {"path": str(path), "format": "text"}
-        return {"path": str(path), "format": "preference" if self.task.pairs else "prompt", "template": "none"}
+        return {"path": str(path), "format": FORMATS[self.kind], "template": "none"}
 
     def _model_for(self, cell: Cell, *, dropout: bool) -> Path:
         assert self.config is not None
@@ -235,7 +240,7 @@ def make_twin(
         block, samples = spec.toy(loaded)
         return Twin(folder, common | {job.task: block}, steps, None, samples, clips, None, ())
     if spec.block is not None:
-        common[job.task] = getattr(job, job.task).model_dump(exclude_none=True)
+        common[job.task] = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
     assert job.model is not None
     config = config or config_of(job.model, base)
     tune, facts = tune_keys(job)
@@ -244,4 +249,5 @@ def make_twin(
         pieces = tuple((2 + i, 3 + i) for i in range(TOKENS - KNOWN))
         Extension("a smaller one", "", "", KNOWN, pieces).write(folder / "tokenizer")
     common["train"]["pack"] = job.train.pack
-    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, dropout_rates(job, config), facts)
+    rates = dropout_rates(job, config) if spec.dropout else frozenset(filter(None, [job.tune.dropout]))
+    return Twin(folder, common | {"tune": tune}, steps, config, None, clips, rates, facts, spec.rows(job))

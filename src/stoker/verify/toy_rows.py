@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from stoker.job.task_spec import TaskSpec
+from stoker.job.task_spec import Rows, TaskSpec
 
 FIRST_CHARACTER = 0x4E00  # no normaliser touches these
 TOKENS = 127  # fewer than the model's vocabulary, as often
@@ -30,7 +30,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END, pad_token=PAD)
 
 
-def rows_of(seed: int, seq_len: int, task: TaskSpec) -> Iterator[dict[str, str]]:
+def rows_of(seed: int, seq_len: int, task: TaskSpec, kind: Rows) -> Iterator[dict[str, str]]:
     """Documents without end: some begin alike, one in eight has a single trained token, one fills a sequence.
 
     Answers use every letter before they use one again, so that each is a target.
@@ -52,8 +52,10 @@ def rows_of(seed: int, seq_len: int, task: TaskSpec) -> Iterator[dict[str, str]]
             prompt, answer = (text(seq_len - 1), text(2, answers)) if task.chat else (text(1), "")
         if number % 8 == 6:
             prompt, answer = text(LONGEST_PROMPT), text(seq_len, answers)
-        if task.pairs:
+        if kind == "pairs":
             yield {"prompt": prompt, "chosen": answer, "rejected": next(prompts) + answer[::-1]}
+        elif kind == "judged":
+            yield {"prompt": prompt, "completion": answer, "label": "01"[number % 3 > 0]}
         else:
             yield {"prompt": prompt, "completion": answer} if task.chat else {"text": prompt + answer}
         number += 1
@@ -67,13 +69,13 @@ def _dealt(generator: np.random.Generator) -> Iterator[str]:
 
 
 def rows_for(
-    number: int, seed: int, seq_len: int, task: TaskSpec, *, count: Callable[[list[int]], int] = len
+    number: int, seed: int, seq_len: int, task: TaskSpec, kind: Rows, *, count: Callable[[list[int]], int] = len
 ) -> list[dict[str, str]]:
     """As many rows as ``count`` takes for ``number`` units, given the lengths of their sequences."""
     rows: list[dict[str, str]] = []
     lengths: list[int] = []
     made = 0
-    for row in rows_of(seed, seq_len, task):
+    for row in rows_of(seed, seq_len, task, kind):
         more = [*lengths, *lengths_of(row, seq_len)]
         would = count(more)
         if would <= number:  # a long document makes two
@@ -88,7 +90,7 @@ def lengths_of(row: dict[str, str], seq_len: int) -> list[int]:
     """Tokens of the samples that a row becomes: a document goes on in the next one, with a token in common."""
     if "chosen" in row:
         return [sum(min(len(row["prompt"]) + len(row[side]) + 1, seq_len) for side in ("chosen", "rejected"))]
-    left = sum(map(len, row.values())) + 1
+    left = sum(len(text) for name, text in row.items() if name != "label") + 1
     if "text" not in row:
         return [min(left, seq_len)]
     starts = range(0, max(1, left - 1), seq_len - 1)

@@ -163,6 +163,7 @@ def _numbers(metrics: StepMetrics) -> dict[Key, float]:
         "loss": metrics.loss,
         "gradient norm": metrics.grad_norm,
         "learning rate": metrics.lr,
+        **metrics.measures,
     }
     return {(metrics.step, name): float(value) for name, value in named.items()}
 

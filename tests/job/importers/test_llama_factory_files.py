@@ -60,7 +60,22 @@ def test_quantised_bases() -> None:
         import_files([written(LLAMA_FACTORY, quantization_bit="2")])
 
 
-@pytest.mark.parametrize("stage", ["dpo", "kto", "rm"])
+def test_preferences() -> None:
+    more = {"pref_beta": "0.2", "pref_loss": "simpo", "simpo_gamma": "0.7", "pref_ftx": "0.1"}
+    lines = "".join(f"{key}: {value}\n" for key, value in more.items())
+    job = checked(import_files([written(LLAMA_FACTORY + lines, stage="dpo")])).job
+    block = job.dpo  # type: ignore[attr-defined]
+    assert (job.task, block.loss, block.beta, block.margin, block.sft_weight) == ("dpo", "simpo", 0.2, 0.7, 0.1)
+    assert block.reference == "none"
+    job = checked(import_files([written(LLAMA_FACTORY + "kto_rejected_weight: 2.0\n", stage="kto")])).job
+    block = job.dpo  # type: ignore[attr-defined]
+    assert (block.loss, block.beta, block.bad_weight) == ("kto", 0.1, 2.0)
+    assert checked(import_files([written(LLAMA_FACTORY, stage="rm")])).job.task == "reward"
+    with pytest.raises(UserError, match="no loss of pairs `kto_pair` yet"):
+        import_files([written(LLAMA_FACTORY + "pref_loss: kto_pair\n", stage="dpo")])
+
+
+@pytest.mark.parametrize("stage", ["rloo"])
 def test_tasks_to_come_are_refused_at_their_place(stage: str) -> None:
     given = written(LLAMA_FACTORY, stage=stage)
     line = Path(given).read_text().splitlines().index(f"stage: {stage}") + 1
@@ -69,7 +84,7 @@ def test_tasks_to_come_are_refused_at_their_place(stage: str) -> None:
     (problem,) = refused.value.problems
     assert (problem.file, problem.line, problem.column) == (given, line, 8)
     assert problem.message == f"Stoker cannot train `{stage}` yet"
-    assert "pretrain, sft" in problem.suggestion
+    assert "sft" in problem.suggestion
 
 
 def test_wrong_values_are_told_all_at_once_with_their_places() -> None:

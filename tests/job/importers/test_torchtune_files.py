@@ -36,7 +36,7 @@ def test_torchtune_distributed_chat_and_other_recipes() -> None:
     assert (job.parallel.data, job.parallel.tensor, job.parallel.shard) == (4, 2, "zero3")
     assert (job.parallel.offload, job.train.pack) == ("params", True)
     dpo = TORCHTUNE.replace("torchtune.modules.loss.LinearCrossEntropyLoss", "torchtune.rlhf.loss.DPOLoss")
-    with pytest.raises(UserError, match="Stoker cannot train `dpo` yet"):
+    with pytest.raises(UserError, match="the keys of torchtune's `dpo` are not carried yet"):
         import_files([written(dpo)])
 
 

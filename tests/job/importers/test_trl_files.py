@@ -43,10 +43,27 @@ trl sft --model_name_or_path org/m --dataset_name org/d \\
     job = checked(imported).job
     assert (job.task, job.train.lr, job.train.pack, job.output) == ("sft", 2e-5, True, "my runs")
     assert job.tune.targets == ["q_proj", "v_proj"]
-    with pytest.raises(UserError, match=r"run.sh:1:1: Stoker cannot train `dpo` yet"):
-        import_files([written("trl dpo --model_name_or_path m --dataset_name d", "run.sh")])
+    with pytest.raises(UserError, match=r"run.sh:1:1: Stoker cannot train `rloo` yet"):
+        import_files([written("trl rloo --model_name_or_path m --dataset_name d", "run.sh")])
     with pytest.raises(UserError, match=r"run.sh:1:\d+: `learning_rate` must be a number"):
         import_files([written("trl sft --learning_rate fast", "run.sh")])
+
+
+def test_trl_s_preferences() -> None:
+    text = "trl dpo --model_name_or_path org/m --dataset_name org/d "
+    asked = "--beta 0.2 --loss_type robust --label_smoothing 0.1 --rpo_alpha 0.5 --precompute_ref_log_probs true"
+    job = checked(import_files([written(text + asked, "run.sh")])).job
+    block = job.dpo  # type: ignore[attr-defined]
+    assert (job.task, job.train.lr, block.loss, block.beta, block.label_smoothing) == ("dpo", 1e-6, "robust", 0.2, 0.1)
+    assert (block.sft_weight, block.reference) == (0.5, "precomputed")
+    kto = "trl kto --model_name_or_path org/m --dataset_name org/d --desirable_weight 1.5"
+    job = checked(import_files([written(kto, "run.sh")])).job
+    assert (job.task, job.dpo.loss, job.dpo.good_weight) == ("dpo", "kto", 1.5)  # type: ignore[attr-defined]
+    reward = "trl reward --model_name_or_path org/m --dataset_name org/d --center_rewards_coefficient 0.01"
+    job = checked(import_files([written(reward, "run.sh")])).job
+    assert (job.task, job.train.lr, job.reward.center) == ("reward", 1e-4, 0.01)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="no loss of pairs `aot` yet"):
+        import_files([written(text + "--loss_type aot", "run.sh")])
 
 
 def test_trl_s_modules_trained_whole_and_expert_parameters() -> None:

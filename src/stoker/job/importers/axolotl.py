@@ -6,7 +6,7 @@ from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adap
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_of, tuning_of
+from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_not_carried, tuning_of
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
@@ -103,7 +103,7 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
     for key in ("rl", "reward_model", "process_reward_model"):
         word = config.text(key)
         if word is not None and word.lower() not in ("false", "no"):
-            task_of(config, key, word if key == "rl" else "reward")
+            task_not_carried(config, key, word if key == "rl" else "reward")
             refused = True
     config.take_all(
         ("base_model", "model.name"),

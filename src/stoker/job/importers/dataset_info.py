@@ -61,7 +61,10 @@ def source_of(name: str, register: JobDocument, config: ConfigReader, key: str) 
         _instruction(found, columns, ranking=bool(entry.get("ranking")))
     else:
         _conversation(found, columns, entry, ranking=bool(entry.get("ranking")))
-    for modality in ("images", "videos", "audios", "kto_tag"):
+    if columns.get("kto_tag"):
+        found.format = "judged"
+        found.columns["label"] = str(columns["kto_tag"])
+    for modality in ("images", "videos", "audios"):
         written.drop(f"columns.{modality}", "Stoker trains on text", matters=True)
     tags = entry.get("tags") or {}
     usual = _USUAL_TAGS.get(found.format or "", {})

@@ -10,14 +10,28 @@ EIGHT_BIT = "the tool keeps the optimizer's states in 8 bits, Stoker in the weig
 # What the tools call the tasks.
 TASKS = {
     "pt": "pretrain", "pretrain": "pretrain", "sft": "sft", "rm": "reward", "reward": "reward", "dpo": "dpo",
-    "ppo": "ppo", "grpo": "grpo", "kto": "kto", "orpo": "orpo", "simpo": "simpo", "ipo": "ipo", "rloo": "rloo",
+    "ppo": "ppo", "grpo": "grpo", "rloo": "rloo",
     "kd": "distillation", "gdpo": "gdpo", "ebft": "ebft",
 }  # fmt: skip
 
 
 def task_of(config: ConfigReader, key: str, word: str) -> str | None:
     """Carries the task, or keeps the problem that Stoker has none such (yet); returns what was carried."""
+    if word.lower() in options_of("dpo.loss"):
+        config.carry(key, "task", "dpo")
+        config.also("dpo.loss", word.lower())
+        return "dpo"
     return _one_of(config, key, "task", TASKS.get(word.lower(), word.lower()), f"train `{word}`", "train")
+
+
+def task_not_carried(config: ConfigReader, key: str, word: str) -> None:
+    """Keeps the problem that the keys of a task of this tool are not carried."""
+    task = TASKS.get(word.lower(), word.lower())
+    if task in options_of("task"):
+        message = f"the keys of {config.tool}'s `{word}` are not carried yet"
+        config.problem(key, message, f"write `task: {task}` by hand; `stoker new` shows its block")
+    else:
+        task_of(config, key, word)
 
 
 def tuning_of(config: ConfigReader, key: str, word: str) -> str | None:

@@ -10,6 +10,7 @@ from stoker.job.importers.dataset_info import as_text, find_register, source_of
 from stoker.job.importers.foreign_data import ForeignSource, carry_share
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import task_of, tuning_of
+from stoker.job.importers.preferences import factory_preferences
 from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
@@ -57,9 +58,8 @@ FREE = {
     "pissa_convert loraplus_lr_embedding oft_rank oft_block_size oft_target module_dropout freeze_trainable_layers "
     "freeze_trainable_modules freeze_extra_modules fp8_backend fp8_enable_fsdp_float8_all_gather kt_optimize_rule "
     "cpu_infer chunk_size mode kt_maxlen kt_use_cuda_graph kt_mode kt_force_think",
-    "idle: for another task": "pref_beta pref_ftx pref_loss pref_bco_weight dpo_label_smoothing "
-    "kto_chosen_weight kto_rejected_weight simpo_gamma ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
-    "ppo_whiten_rewards ref_model ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters "
+    "idle: for another task": "pref_bco_weight ppo_buffer_size ppo_epochs ppo_score_norm ppo_target "
+    "ppo_whiten_rewards ref_model_adapters ref_model_quantization_bit reward_model reward_model_adapters "
     "reward_model_quantization_bit reward_model_type ld_alpha",
 }
 LOST = {
@@ -105,6 +105,7 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
         task = task_of(config, "stage", stage) or ""
     else:
         config.default("task", "sft")
+    factory_preferences(config, stage or "sft")
     read_model(config)
     _tuning(config)
     _data(config, data_info, chat=task not in TASKS or TASKS[task].chat)

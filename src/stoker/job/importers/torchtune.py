@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from stoker.job.importers.config_reader import ConfigReader
-from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_of
+from stoker.job.importers.foreign_names import carry_betas, carry_optimizer, task_not_carried
 from stoker.job.importers.torchtune_data import read_sources
 from stoker.job.yaml_document import JobDocument
 
@@ -94,7 +94,7 @@ def _task(config: ConfigReader, formats: list[str]) -> None:
         ("dataset", "dpo", "preference" in formats),
     ):
         if found:
-            task_of(config, key, word)
+            task_not_carried(config, key, word)
             return
     config.default("task", "pretrain" if set(formats) == {"text"} else "sft", "by the data set's builder")
 

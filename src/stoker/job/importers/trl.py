@@ -10,6 +10,7 @@ from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.importers.foreign_names import task_of
+from stoker.job.importers.preferences import trl_preferences
 from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
 from stoker.job.importers.trainer_arguments import LOST as TRAINER_LOST
@@ -31,17 +32,15 @@ FREE = {
     "set by the launcher": "config env.* ignore_bias_buffers accelerate_config num_processes",
     "padding never counts": "pad_token",
     "an evaluation's split is named in its own source": "dataset_test_split",
-    "idle: for another task": "beta loss_weights max_prompt_length max_completion_length "
+    "idle: for another task": "loss_weights max_prompt_length max_completion_length "
     "num_generations "
     "temperature top_p top_k use_vllm vllm_mode vllm_gpu_memory_utilization reward_model_name_or_path reward_funcs "
-    "ref_model_mixup_alpha ref_model_sync_steps sync_ref_model precompute_ref_log_probs disable_dropout "
-    "label_smoothing rpo_alpha",
+    "ref_model_mixup_alpha ref_model_sync_steps sync_ref_model",
     "no effect without `dataset_name`": "dataset_config dataset_train_split",
 }
 LOST = {
     "the model's code and loading stay as transformers has them": "model_init_kwargs.*",
     "Stoker packs whole documents, longest first": "packing_strategy",
-    "the loss is plain cross entropy": "loss_type",
     "Stoker streams local files by their size": "streaming dataset_streaming",
 }
 
@@ -62,10 +61,17 @@ KEYS = AdapterKeys(
 def read_trl(document: JobDocument) -> ConfigReader:
     """Reads a file of ``trl sft --config``, or a command line; other trainers of TRL are refused by name."""
     config = ConfigReader(document, "TRL")
+    trainer = "sft"
     if config.value(SUBCOMMAND) is not None:
-        task_of(config, SUBCOMMAND, str(config.value(SUBCOMMAND)))
+        trainer = str(config.value(SUBCOMMAND))
+        task_of(config, SUBCOMMAND, trainer)
     else:
-        _task_by_keys(config)
+        trainer = _task_by_keys(config)
+    if trainer == "sft":
+        config.drop(
+            "loss_type", "the loss is plain cross entropy", matters=config.text("loss_type") not in ("nll", None)
+        )
+    trl_preferences(config, trainer)
     read_model(config)
     config.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
     config.take("router_aux_loss_coef", "train.router_aux_loss")
@@ -75,7 +81,7 @@ def read_trl(document: JobDocument) -> ConfigReader:
     config.take("packing", "train.pack", False)
     carry_stop(config, "eos_token")
     _data(config)
-    read_trainer_arguments(config, TrainerDefaults(lr=2e-5, recompute=True, precision="bf16"))
+    read_trainer_arguments(config, TrainerDefaults(lr=RATES.get(trainer, 2e-5), recompute=True, precision="bf16"))
     config.sweep([FREE, TRAINER_FREE], [LOST, TRAINER_LOST])
     return config
 
@@ -89,12 +95,16 @@ _OF_TASKS = {
 }
 
 
-def _task_by_keys(config: ConfigReader) -> None:
+RATES = {"dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}  # by trainer
+
+
+def _task_by_keys(config: ConfigReader) -> str:
     for task, keys in _OF_TASKS.items():
         if written := [key for key in keys.split() if key in config.document.data]:
             task_of(config, written[0], task)
-            return
+            return task
     config.default("task", "sft", "the file does not name its trainer")
+    return "sft"
 
 
 def _tuning(config: ConfigReader) -> None:

@@ -1,0 +1,59 @@
+"""A head with one score instead of the logits of the vocabulary, for reward models.
+
+Shapes: N scored positions, D width.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from stoker.models.head import Head, LogitsHead
+from stoker.models.init_weights import drawn_for
+from stoker.models.meta_model import META
+from stoker.models.virtual_tokens import Drawn
+
+OFFSET = "offset"  # buffer of the head: what is taken off its scores, so that demonstrations score 0
+
+
+def add_score_head(model: PreTrainedModel, *, dtype: torch.dtype) -> nn.Linear:
+    """Replaces the output embedding of a causal language model by a linear layer with one output, on meta."""
+    width = model.get_output_embeddings().weight.shape[1]
+    head = nn.Linear(int(width), 1, bias=False, device=META, dtype=dtype)
+    head.register_buffer(OFFSET, torch.zeros((), dtype=dtype))
+    model.set_output_embeddings(head)
+    for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
+        config.tie_word_embeddings = False
+    return head
+
+
+def first_scores(model: nn.Module, head: nn.Linear, seed: int) -> Drawn:
+    """The head's first weights by name: normal, deviation 1/sqrt(D + 1) (Huang et al., 2024, "The N+ Details", 11)."""
+    names = [f"{name}.weight" for name, module in model.named_modules() if module is head]
+    return {name: partial(_draw, head.in_features, seed) for name in names}
+
+
+def _draw(width: int, seed: int) -> Tensor:
+    with drawn_for(seed, "score"):
+        return torch.randn(1, width) / (width + 1) ** 0.5
+
+
+def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
+    """The score at each position, before the offset, shape (N,), on every tensor process.
+
+    The head is split like a vocabulary of one: its only row is on the first of them.
+    """
+    if isinstance(head, LogitsHead):
+        return hidden_ND[:, 0]
+    score_N = head.linear(hidden_ND.to(head.linear.weight.dtype)).sum(-1)
+    return score_N if head.across is None else head.across.add(score_N)
+
+
+def score_head_of(model: Any) -> nn.Linear | None:
+    """The head of a model or of a stage; None where another stage has it."""
+    head = model.get_output_embeddings()
+    return head if isinstance(head, nn.Linear) else None

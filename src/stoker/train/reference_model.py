@@ -1,0 +1,130 @@
+"""A reference model beside the one that is trained: opened whole in each process while it is read, then dropped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stoker.checkpoint.collective import by_first, rank
+from stoker.checkpoint.load_run import open_run
+from stoker.data.sequences import Document
+from stoker.errors import UserError
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob
+from stoker.job.resolved import ResolvedJob
+from stoker.models import packed_attention
+from stoker.models.adapters import unwrap
+from stoker.models.build_model import build_meta, build_model
+from stoker.models.collate import Inputs
+from stoker.models.language_model import lay_out_for
+from stoker.models.model_source import locate
+from stoker.models.quantise import device_for
+from stoker.models.text import open_text_side
+from stoker.models.weight_source import all_rows
+
+Compute = Callable[[Sequence[Document]], np.ndarray]
+"""Gives the summed log-probability of each document."""
+
+
+class OtherModel:
+    """The model that a job's key names: ``precomputed`` for the job's own as it comes, else a model or a run."""
+
+    def __init__(self, loaded: LoadedJob, base: Path, named: str) -> None:
+        self._loaded, self._base, self._named = loaded, base, named
+        self._own = named == "precomputed"
+
+    def digest(self) -> str:
+        """Of its weights, its configuration and how it is held in memory; a collective."""
+        return by_first(self._digest)
+
+    def compute(self, documents: Sequence[Document], *, device: torch.device | None) -> np.ndarray:
+        """The summed log-probability of each document; a collective of all processes.
+
+        Args:
+            device: of this process; None for the job's.
+
+        Raises:
+            UserError: the model cannot be opened, or has another tokenizer.
+        """
+        from stoker.train.reference import PLACE, forward_passes, sums
+
+        size = dist.get_world_size() if dist.is_initialized() else 1
+        values = torch.zeros(len(documents), dtype=torch.float64)
+        model = self._opened(device)
+        language = lay_out_for(unwrap(model))
+        held = self._device(device)
+        for part in forward_passes(language, documents[rank() :: size], held.torch):
+            inputs = part.inputs
+            assert isinstance(inputs, Inputs)
+            with packed_attention.segments(inputs.segments, inputs.across), held.autocast():
+                read = language.read(inputs, sums)
+            values[inputs.given[PLACE].cpu() * size + rank()] = read.double().cpu()
+        if size > 1:
+            dist.all_reduce(values)
+        return values.numpy()
+
+    def _device(self, device: torch.device | None) -> Device:
+        return device_for(self._loaded.job, device)
+
+    @cached_property
+    def _job(self) -> ResolvedJob | None:
+        """A job of this model, nothing of it tuned; None where it is a run."""
+        job = self._loaded.job
+        assert job.model is not None
+        update: dict[str, object] = {"tune": job.tune.model_copy(update={"method": "full", "new_rows_first": 0})}
+        if not self._own:
+            if locate(self._named, self._base, or_run=True) is None:
+                return None
+            other = {"name": self._named, "tokenizer": None, "revision": None, "special_tokens": None, "stop": None}
+            update["model"] = job.model.model_copy(update=other)
+        return job.model_copy(update=update)
+
+    def _digest(self) -> str:
+        job = self._job
+        if job is None:
+            model = open_run(self._named, self._base).model
+            return _digest_of(((n, p.detach()) for n, p in model.named_parameters()), self._named)
+        assert job.model is not None
+        device, held = device_for(self._loaded.job), job.model.quantise
+        plain = job.model_copy(update={"model": job.model.model_copy(update={"quantise": "none"})})
+        built = build_meta(plain, self._base, device)
+        read = ((name, built.weights.read(name, all_rows(p.shape))) for name, p in built.model.named_parameters())
+        return _digest_of(read, f"{unwrap(built.model).config.to_json_string()} {device.precision} {held}")
+
+    def _opened(self, device: torch.device | None) -> nn.Module:
+        if (known := self.__dict__.get("_model")) is not None:
+            return known
+        job = self._job
+        if job is None:
+            run = open_run(self._named, self._base)
+            self._check_tokens(run.tokenizer.get_vocab())
+            model: nn.Module = run.model
+        else:
+            if not self._own:
+                text = open_text_side(replace(self._loaded, job=job), self._base)
+                self._check_tokens(text.tokenizer.get_vocab())
+            model = build_model(job, self._base, self._device(device)).eval()
+        self.__dict__["_model"] = model
+        return model
+
+    def _check_tokens(self, vocabulary: Mapping[str, int]) -> None:
+        if open_text_side(self._loaded, self._base).tokenizer.get_vocab() != vocabulary:
+            message = f"the reference {self._named} has another tokenizer than the model"
+            hint = "name a model of the same tokenizer, such as the one that the model was tuned from"
+            raise UserError(self._loaded.problem("dpo.reference", message, hint))
+
+
+def _digest_of(named: Iterable[tuple[str, Tensor]], also: str) -> str:
+    digest = hashlib.blake2b(also.encode(), digest_size=16)
+    for name, tensor in named:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

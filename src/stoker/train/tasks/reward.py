@@ -1,0 +1,84 @@
+"""``reward``: a model that scores answers, learnt from pairs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from stoker.job.block import Block
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+
+if TYPE_CHECKING:
+    from stoker.data.sequences import Document
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.resolved import ResolvedJob
+    from stoker.job.schema import Job
+    from stoker.models.objective import Objective
+    from stoker.train.batch_extras import BatchExtras
+    from stoker.train.engine import Engine
+    from stoker.train.language_task import LanguageTask
+
+
+class RewardBlock(Block):
+    """What is asked of the scores."""
+
+    margin: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="factor of the rows' margins, by which the scores of a pair are to differ; 0: not used"
+    )
+    center: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="weight of the squared sum of a pair's scores, which holds scores around 0"
+    )
+
+
+def _defaults(_: Job) -> dict[str, Decided]:
+    return {
+        "train.lr": Decided(1e-5, "full tuning of trained weights"),
+        "train.eps": Decided(1e-5, "gradients of one score a row are small: steps early on are smaller"),
+    }
+
+
+def _objective(job: Job) -> Objective:
+    from stoker.train.reward_objective import RewardObjective
+
+    return RewardObjective(block_of_task(job, RewardBlock))
+
+
+def _extras(loaded: LoadedJob, _: Path) -> BatchExtras:
+    from stoker.train.reward_objective import RewardExtras
+
+    return RewardExtras(loaded, block_of_task(loaded.job, RewardBlock))
+
+
+def _details(task: LanguageTask, engine: Engine, documents: Sequence[Document], names: Sequence[str]) -> dict[str, Any]:
+    from stoker.train.reward_calibration import calibration
+
+    return calibration(task, engine, documents, names)
+
+
+def _next_commands(_: ResolvedJob, run: str) -> tuple[str, ...]:
+    return f"eval {run} YOUR.jsonl", f"export {run} --format merged --to exported"
+
+
+TASK = TaskSpec(
+    name="reward",
+    defaults=_defaults,
+    adapter_lr=Decided(1e-4, "ten times the rate of full tuning"),
+    block=RewardBlock,
+    reasons={
+        "margin": "which answer is better, not by how much",
+        "center": "the offset centres the scores after training",
+    },
+    rows=lambda _: "pairs",
+    head="score",
+    objective=_objective,
+    extras=_extras,
+    details=_details,
+    target="pair",
+    perplexity=False,
+    dropout=False,
+    exports=("merged",),
+    next_commands=_next_commands,
+)

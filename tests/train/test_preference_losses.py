@@ -1,0 +1,99 @@
+"""The losses of preferences against TRL's formulas, closed forms and finite differences."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from stoker.train import preference_losses as losses
+
+BETA = 0.3
+
+
+@pytest.fixture
+def ratios() -> tuple[Tensor, Tensor]:
+    """Log-ratios of five pairs, some learnt, some not."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(3 * torch.randn(5, generator=generator, dtype=torch.float64) for _ in range(2))  # type: ignore[return-value]
+
+
+def test_sigmoid_is_dpo_and_conservative_dpo(ratios: tuple[Tensor, Tensor]) -> None:
+    margin = BETA * (ratios[0] - ratios[1])
+    torch.testing.assert_close(losses.sigmoid(margin), torch.log1p(torch.exp(-margin)))
+    mixed = 0.9 * losses.sigmoid(margin) + 0.1 * losses.sigmoid(-margin)  # an expectation over wrong labels
+    torch.testing.assert_close(losses.sigmoid(margin, 0.1), mixed)
+
+
+def test_robust_is_unbiased_under_flipped_labels(ratios: tuple[Tensor, Tensor]) -> None:
+    margin, flipped = BETA * (ratios[0] - ratios[1]), 0.2
+    mean = (1 - flipped) * losses.robust(margin, flipped) + flipped * losses.robust(-margin, flipped)
+    torch.testing.assert_close(mean, losses.sigmoid(margin))
+
+
+def test_ipo_and_hinge_have_their_targets(ratios: tuple[Tensor, Tensor]) -> None:
+    difference = torch.tensor([1 / (2 * BETA), 0.0], dtype=torch.float64)
+    expected = torch.tensor([0.0, 1 / (2 * BETA) ** 2], dtype=torch.float64)
+    torch.testing.assert_close(losses.ipo(BETA * difference, BETA), expected)
+    assert losses.hinge(torch.tensor([0.25, 1.0, 2.0])).tolist() == [0.75, 0.0, 0.0]
+
+
+def test_simpo_and_orpo_are_those_of_trl(ratios: tuple[Tensor, Tensor]) -> None:
+    cpo = pytest.importorskip("trl.experimental.cpo").CPOTrainer
+    orpo = pytest.importorskip("trl.experimental.orpo").ORPOTrainer
+    chosen, rejected = -ratios[0].abs() - 0.01, -ratios[1].abs() - 0.01
+    there = SimpleNamespace(device=torch.device("cpu"))
+    of = SimpleNamespace(
+        beta=2.0, alpha=0.0, loss_type="simpo", simpo_gamma=0.7, label_smoothing=0.1, accelerator=there
+    )
+    expected, rewards, _ = cpo.cpo_loss(of, chosen, rejected)
+    torch.testing.assert_close(losses.simpo(2.0 * (chosen - rejected), 0.7, 0.1), expected)
+    torch.testing.assert_close(2.0 * chosen, rewards)
+    expected = orpo.odds_ratio_loss(SimpleNamespace(beta=0.1, accelerator=there), chosen, rejected)[0]
+    torch.testing.assert_close(0.1 * losses.orpo(chosen, rejected), -expected.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_orpo_is_exact_near_both_ends() -> None:
+    chosen = torch.tensor([-1e-9, -40.0, -0.7], dtype=torch.float64, requires_grad=True)
+    rejected = torch.tensor([-1.0, -41.0, -0.69], dtype=torch.float64)
+    found = losses.orpo(chosen, rejected)
+
+    def odds(log_p: float) -> float:
+        return log_p - math.log(-math.expm1(log_p))
+
+    expected = [-float(logsigmoid(torch.tensor(odds(c) - odds(r), dtype=torch.float64))) for c, r in zip(
+        chosen.tolist(), rejected.tolist(), strict=True)]  # fmt: skip
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+    found.sum().backward()
+    assert chosen.grad is not None and chosen.grad.isfinite().all()
+
+
+def test_kto_is_its_value_function(ratios: tuple[Tensor, Tensor]) -> None:
+    reward, good = BETA * ratios[0], torch.tensor([True, False, True, False, False])
+    kl = torch.full_like(reward, 0.4)
+    found = losses.kto(reward, good, kl, (1.5, 0.5))
+    for r, is_good, loss in zip(reward.tolist(), good.tolist(), found.tolist(), strict=True):
+        value = 1 / (1 + math.exp(-(r - 0.4) if is_good else -(0.4 - r)))
+        assert loss == pytest.approx((1.5 if is_good else 0.5) * (1 - value))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda c, r: losses.sigmoid(BETA * (c - r), 0.1),
+        lambda c, r: losses.robust(BETA * (c - r), 0.1),
+        lambda c, r: losses.hinge(BETA * (c - r)),
+        lambda c, r: losses.ipo(BETA * (c - r), BETA),
+        lambda c, r: losses.simpo(BETA * (c - r), 0.5),
+        lambda c, r: losses.orpo(-c.abs() - 0.01, -r.abs() - 0.01),
+        lambda c, r: losses.kto(c, r > 0, torch.full_like(c, 0.4)) + 0 * r,
+    ],
+)
+def test_gradients_are_finite_differences(loss: Any, ratios: tuple[Tensor, Tensor]) -> None:
+    chosen, rejected = (x.clone().requires_grad_() for x in ratios)
+    assert torch.autograd.gradcheck(loss, [chosen, rejected])
