@@ -15,7 +15,7 @@ from stoker.evaluate.prompt_templates import PromptTemplate, as_chat_template
 from stoker.evaluate.scored_answers import ScoredAnswer
 from stoker.generate.open_model import open_model
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.scoring.scorers import Score
+from stoker.scoring.scorer import Score
 
 
 def scored(values: list[float]) -> list[ScoredAnswer]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import UserError
 from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.sandbox import sandbox_problem
 from stoker.scoring.scorers import last_number, normalised, scorer_of, scorers_of
 
 
@@ -147,3 +149,90 @@ def test_a_pattern_that_takes_for_ever_is_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("stoker.scoring.scorers.PATTERN_SECONDS", 0.05)
     with pytest.raises(UserError, match=r"rows.jsonl:7: .* took more than"):
         score("regex", "a" * 60 + "b", r"^(a|aa)+$")
+
+
+PROBLEM = {
+    "prompt": 'from typing import List\n\n\ndef total(of: List[int]) -> int:\n    """Adds them up."""\n',
+    "test": "def check(candidate):\n    assert candidate([1, 2]) == 3\n    assert candidate([]) == 0\n",
+    "entry_point": "total",
+}
+LISTED = {"test_list": ["assert double(2) == 4", "assert double(0) == 0"]}
+
+
+@pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
+@pytest.mark.parametrize(
+    ("answer", "fields", "why"),
+    [
+        ("    return sum(of)\n", PROBLEM, "passed"),
+        ("    return len(of)\n", PROBLEM, "AssertionError"),
+        ("Here it is:\n```python\ndef total(of: List[int]) -> int:\n    return sum(of)\n```\nDone.", PROBLEM, "passed"),
+        ("```\ndef totals(of):\n    return sum(of)\n```", PROBLEM, "AssertionError"),  # the prompt's gives None
+        ("def double(x):\n    return 2 * x", LISTED, "passed"),
+        ("def double(x):\n    return x * x", LISTED | {"test_list": ["assert double(2) == 5"]}, "AssertionError"),
+        ("def double(x):\n    while True: pass", LISTED, "time"),
+        ("def double(x):\n    return open('made', 'w').write('')", LISTED, "PermissionError"),
+        ("def f(:", LISTED, "SyntaxError"),
+        ("", LISTED, "empty"),
+    ],
+)
+def test_programs_are_run_with_the_rows_tests(answer: str, fields: dict[str, object], why: str) -> None:
+    found = scorer_of("code:2", Path()).score(answer, row(None, **fields))
+    assert (found.value, found.why) == (float(why == "passed"), why)
+
+
+@pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("code", {}, "rows.jsonl:7: the scorer code runs unit tests, and this row has none"),
+        ("code", {"tests": 5}, "neither Python nor a list"),
+        ("code", {**PROBLEM, "entry_point": "a b"}, "no name of a function"),
+        ("code:0", {}, "write a whole number of seconds"),
+    ],
+)
+def test_what_is_wrong_with_unit_tests(name: str, fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        scorer_of(name, Path()).score("x = 1", row(None, **fields))
+
+
+def test_the_share_of_a_language() -> None:
+    english, german = "The sea is blue and very cold today.", "Das Meer ist heute blau und sehr kalt."
+    assert score("language:en", english) == score("language:de", german) == 1
+    assert score("language:de", english) == score("language:en", "12 + 5 = 17") == score("language:en", "") == 0
+    letters = [sum(map(str.isalpha, text)) for text in (english, german)]
+    assert score("language:de", f"{english} {german}") == pytest.approx(letters[1] / sum(letters))
+    with pytest.raises(UserError, match=r"names no language by its code; (take one of|did you mean)"):
+        scorer_of("language:english", Path())
+    with pytest.raises(UserError, match="names no language"):
+        scorer_of("language", Path())
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    with pytest.raises(UserError, match=r"language:en needs the package py3langid; pip install 'stoker\[evaluate\]'"):
+        scorer_of("language:en", Path())
+
+
+def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "together.py").write_text(
+        "def rank(answers, rows):\n    return [sorted(answers).index(a) + r['more'] for a, r in zip(answers, rows)]\n"
+        "def few(answers):\n    return [1.0]\n"
+        "def fails(answers, **more):\n    raise KeyError(sorted(more))\n"
+        "def infinite(answers):\n    return [0.0, float('inf')]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = [row(more=10), AnswerRow("rows.jsonl", 8, (), None, (), {"more": 20})]
+
+    def together(name: str) -> list[float]:
+        scorer = scorer_of(f"python:together:{name}", tmp_path)
+        assert scorer.batch is not None
+        return [found.value for found in scorer.batch(["b", "a"], rows)]
+
+    assert together("rank") == [11, 20]
+    assert scorer_of("python:together:rank", tmp_path).score("b", rows[1]).value == 20
+    with pytest.raises(UserError, match=r"rows.jsonl:7: python:together:few, called with 2 answers.*gave 1 numbers"):
+        together("few")
+    with pytest.raises(UserError, match=r"raised KeyError: .*'expected', 'rows'"):
+        together("fails")
+    with pytest.raises(UserError, match=r"rows\.jsonl:8: python:together:infinite gave inf"):
+        together("infinite")

@@ -10,7 +10,8 @@ from stoker.evaluate.intervals import Difference, paired_difference
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer
 from stoker.runs.evaluations import Figure
 from stoker.scoring.judge import Verdict
-from stoker.scoring.scorers import Score, question_of
+from stoker.scoring.scorer import Score
+from stoker.scoring.scorers import question_of
 
 MOST_DIFFERENT = 5  # rows that are shown
 

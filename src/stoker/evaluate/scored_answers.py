@@ -13,7 +13,8 @@ from stoker.generate.open_model import OpenModel
 from stoker.runs.evaluations import Figure
 from stoker.scoring.answer_rows import AnswerRow, AnswerRows
 from stoker.scoring.judge import Judge
-from stoker.scoring.scorers import FOREIGN, Score, Scorer, scorers_of
+from stoker.scoring.scorer import Score, Scorer
+from stoker.scoring.scorers import UNTRIED, scorers_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def open_questions(rows: AnswerRows, chosen: Sequence[str], base: Path) -> Quest
     questions = Questions(rows, scorers_of(rows.rows, chosen, base), tuple(chosen))
     for row in rows.rows:
         for name in questions.names_for(row):
-            if name.partition(":")[0] not in FOREIGN:
+            if name.partition(":")[0] not in UNTRIED:
                 questions.scorers[name].score("", row)
     return questions
 

@@ -9,6 +9,8 @@
 | numeric[:TOLERANCE] | its last number is the expected one, within 0.5 or 1% |
 | rouge[:rouge1, rouge2 or rougeL] | the F measure of n-grams or of the longest common subsequence (default rougeL) |
 | chrf | the F measure of character n-grams |
+| code[:SECONDS] | its program passes the unit tests of the row's column `tests`, in a sandbox |
+| language:CODE | the share of it that is in a language, such as en |
 | python:MODULE:FUNCTION | a function of yours gives the score |
 | judge:URL[,MODEL] | a model behind an OpenAI-compatible address prefers it to the expected answer |
 
@@ -17,16 +19,13 @@ Where several expected answers are given, the best score counts.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
 import string
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,41 +34,19 @@ import regex
 from stoker.errors import Problem, UserError, reading, reason_of
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.judge import Judge, open_judge
+from stoker.scoring.language import language_scorer
+from stoker.scoring.program_tests import code_scorer
+from stoker.scoring.python_scorer import python_scorer
+from stoker.scoring.scorer import Score, Scorer, need
 
 PATTERN_SECONDS = 5.0  # patterns may take exponential time
-INSTALL = "pip install 'stoker[evaluate]'"
 ROUGES = ("rouge1", "rouge2", "rougeL")
-FOREIGN = ("python", "judge")  # only the command line may name these
+FOREIGN = ("python", "judge", "code")  # only the command line may name these
+UNTRIED = ("python", "judge")  # they are asked about real answers only
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)\n?```", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What an answer is worth, from 0 to 1, and why where a scorer says so."""
-
-    value: float
-    why: str = ""
-
-
-Function = Callable[[str, AnswerRow], Score]
-
-
-@dataclass(frozen=True)
-class Scorer:
-    """A scorer as the user named it.
-
-    Attributes:
-        needs_expected: rows without an expected answer have no score.
-        judge: compares two answers as well; None for scorers that cannot.
-    """
-
-    name: str
-    score: Function
-    needs_expected: bool = True
-    judge: Judge | None = None
 
 
 def scorer_of(name: str, base: Path) -> Scorer:
@@ -144,7 +121,7 @@ def _found(pattern: Any, answer: str, row: AnswerRow) -> float:
 
 
 def _json_schema(name: str, argument: str, base: Path) -> Scorer:
-    _need("jsonschema", name)
+    need("jsonschema", name)
     if argument:
         path = base / argument
         with reading(f"the schema {argument}"):
@@ -217,7 +194,7 @@ def _is_near(tolerance: float, relative: bool, answer: str, row: AnswerRow) -> S
 
 
 def _rouge(name: str, argument: str, base: Path) -> Scorer:
-    _need("rouge_score", name)
+    need("rouge_score", name)
     from rouge_score.rouge_scorer import RougeScorer
 
     kind = argument or "rougeL"
@@ -229,52 +206,16 @@ def _rouge(name: str, argument: str, base: Path) -> Scorer:
 
 def _chrf(name: str, argument: str, base: Path) -> Scorer:
     _without_argument(name, argument)
-    _need("sacrebleu", name)
+    need("sacrebleu", name)
     from sacrebleu.metrics import CHRF
 
     measure = CHRF()
     return Scorer(name, partial(_best, lambda said, expected: measure.sentence_score(said, [expected]).score / 100))
 
 
-def _need(module: str, name: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(Problem(f"the scorer {name} needs the package {module.replace('_', '-')}", INSTALL)) from error
-
-
-def _python(name: str, argument: str, base: Path) -> Scorer:
-    module_name, _, path = argument.partition(":")
-    if not module_name or not path:
-        raise UserError(Problem(f"{name!r} names no function", "write python:MODULE:FUNCTION"))
-    if str(base) not in sys.path:
-        sys.path.insert(0, str(base))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
-    try:
-        function = reduce(getattr, path.split("."), module)
-    except AttributeError as error:
-        raise UserError(f"{name}: {module_name} has no {path!r}") from error
-    if not callable(function):
-        raise UserError(f"{name}: {path} is not a function")
-    return Scorer(name, partial(_call, name, function), needs_expected=False)
-
-
-def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) -> Score:
-    try:
-        value = function(answer, row.expected, dict(row.fields))
-    except Exception as error:
-        raise UserError(row.problem(f"{name} raised {type(error).__name__}: {reason_of(error)}")) from error
-    if not isinstance(value, bool | int | float) or not math.isfinite(value):
-        raise UserError(row.problem(f"{name} gave {value!r}", "a function gives a number, or True or False"))
-    return Score(float(value))
-
-
 def _judge(name: str, argument: str, base: Path) -> Scorer:
     judge = open_judge(argument)
-    return Scorer(name, partial(_judged, judge), judge=judge)
+    return Scorer(name, partial(_judged, judge), judge=judge, waits=True)
 
 
 def _judged(judge: Judge, answer: str, row: AnswerRow) -> Score:
@@ -295,7 +236,9 @@ MAKERS: dict[str, Callable[[str, str, Path], Scorer]] = {
     "numeric": _numeric,
     "rouge": _rouge,
     "chrf": _chrf,
-    "python": _python,
+    "code": code_scorer,
+    "language": language_scorer,
+    "python": python_scorer,
     "judge": _judge,
 }
 

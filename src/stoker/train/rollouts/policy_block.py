@@ -28,7 +28,8 @@ class PolicyBlock(Block):
 
     rewards: str | Annotated[list[str | RewardBlock], Field(min_length=1)] = Field(
         description="what an answer is worth: exact, normalised, numeric, regex:PATTERN, json_schema:FILE, rouge, "
-        "chrf, length:TOKENS, python:MODULE:FUNCTION, judge:URL; several are added up"
+        "chrf, code, language:CODE, length:TOKENS, length:MIN-MAX, python:MODULE:FUNCTION, judge:URL; several are "
+        "added up"
     )
     prompts: PositiveInt = Field(default=8, description="prompts that are answered before a step is taken")
     max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from stoker.errors import Problem, UserError
-from stoker.job.load_job import LoadedJob
 from stoker.scoring.answer_rows import AnswerRow
-from stoker.scoring.scorers import Scorer
+from stoker.scoring.scorer import Scorer
+
+AT_ONCE = 8  # answers that are with other processes or machines
 
 
 @dataclass(frozen=True)
@@ -58,19 +61,35 @@ class ScorerReward:
             if self.scorer.needs_expected and not answer.row.accepted:
                 message = f"the reward {self.name} compares with an expected answer, and this row has none"
                 raise UserError(answer.row.problem(message, "give the row a column `expected`, or an assistant's turn"))
-        return [self.scorer.score(answer.text, answer.row).value for answer in answers]
+        texts, rows = [answer.text for answer in answers], [answer.row for answer in answers]
+        if self.scorer.batch is not None:
+            scores = self.scorer.batch(texts, rows) if texts else []
+        elif self.scorer.waits:
+            with ThreadPoolExecutor(AT_ONCE) as threads:
+                scores = list(threads.map(self.scorer.score, texts, rows))
+        else:
+            scores = list(map(self.scorer.score, texts, rows))
+        return [score.value for score in scores]
 
 
 @dataclass(frozen=True)
 class LengthReward:
-    """1 for an answer of ``target`` tokens, less the share by which it misses them; never below 0."""
+    """1 for an answer of ``shortest`` to ``longest`` tokens.
+
+    One token less or more costs its share of the nearer bound; no answer has less than 0.
+    """
 
     name: str
-    target: int
+    shortest: int
+    longest: int
 
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """See `Reward`."""
-        return [max(0.0, 1.0 - abs(len(answer.ids) - self.target) / self.target) for answer in answers]
+        return [self._of(len(answer.ids)) for answer in answers]
+
+    def _of(self, tokens: int) -> float:
+        bound = min(max(tokens, self.shortest), self.longest)
+        return max(0.0, 1.0 - abs(tokens - bound) / bound)
 
 
 @dataclass(frozen=True)
@@ -80,21 +99,33 @@ class Rewards:
     weighted: tuple[tuple[Reward, float], ...]
 
     def __call__(self, answers: Sequence[Answer]) -> tuple[list[dict[str, float]], list[float]]:
-        """Each reward of each answer by name, and their weighted sum."""
+        """Each reward of each answer by name, and their weighted sum.
+
+        Raises:
+            UserError: a reward fails, or is not a finite number, with the row's place.
+        """
         parts = {reward.name: reward(answers) for reward, _ in self.weighted}
+        for name, values in parts.items():
+            for value, answer in zip(values, answers, strict=True):
+                if not math.isfinite(value):
+                    raise UserError(
+                        answer.row.problem(f"the reward {name} gave {value}", "a reward is a finite number")
+                    )
         sums = [sum(weight * parts[reward.name][i] for reward, weight in self.weighted) for i in range(len(answers))]
         return [{name: values[i] for name, values in parts.items()} for i in range(len(answers))], sums
 
 
 def length_reward(argument: str) -> LengthReward:
-    """The reward ``length:TOKENS``.
+    """The reward ``length:TOKENS`` or ``length:MIN-MAX``.
 
     Raises:
-        UserError: it names no positive number.
+        UserError: these are no positive numbers in order.
     """
-    if not argument.isdigit() or int(argument) < 1:
-        raise UserError(Problem(f"the reward length:{argument} names no number of tokens", "write length:40"))
-    return LengthReward(f"length:{argument}", int(argument))
-
-
-Opener = Callable[[str, LoadedJob], Reward]
+    shortest, dash, longest = argument.partition("-")
+    bounds = [
+        int(each) if each.isascii() and each.isdigit() else 0 for each in (shortest, longest if dash else shortest)
+    ]
+    if not 0 < bounds[0] <= bounds[1]:
+        message = f"the reward length:{argument} names no number of tokens"
+        raise UserError(Problem(message, "write length:40, or length:20-60"))
+    return LengthReward(f"length:{argument}", *bounds)

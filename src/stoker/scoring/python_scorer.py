@@ -1,0 +1,102 @@
+"""The scorer ``python:MODULE:FUNCTION``: a function of the user's gives the score.
+
+``function(answer, expected, row)`` gives a number for an answer; ``row`` has all columns of its row. A function with a
+parameter ``answers`` gets lists instead, by those of the names ``answers``, ``expected`` and ``rows`` that it takes,
+and gives a list of numbers: as a reward for all answers that one process scores together, the answers to a prompt
+behind each other; in ``stoker eval`` for one answer at a time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError, reason_of
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.scorer import Score, Scorer
+
+LISTS = ("answers", "expected", "rows")
+
+
+def python_scorer(name: str, argument: str, base: Path) -> Scorer:
+    """The scorer of a function in a module of ``base`` or of an installed package.
+
+    Raises:
+        UserError: there is no such function.
+    """
+    function = _function(name, argument, base)
+    taken = _lists_taken(function)
+    if not taken:
+        return Scorer(name, partial(_call, name, function), needs_expected=False)
+    batch = partial(_call_batch, name, function, taken)
+    return Scorer(name, lambda answer, row: batch([answer], [row])[0], needs_expected=False, batch=batch)
+
+
+def _function(name: str, argument: str, base: Path) -> Callable[..., Any]:
+    module_name, _, path = argument.partition(":")
+    if not module_name or not path:
+        raise UserError(Problem(f"{name!r} names no function", "write python:MODULE:FUNCTION"))
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(Problem(f"{name}: there is no module {error.name!r}", "is it in this folder?")) from error
+    try:
+        function = reduce(getattr, path.split("."), module)
+    except AttributeError as error:
+        raise UserError(f"{name}: {module_name} has no {path!r}") from error
+    if not callable(function):
+        raise UserError(f"{name}: {path} is not a function")
+    return function
+
+
+def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Which lists a function takes; none where it scores one answer."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some functions in C have none that can be read
+        return ()
+    if "answers" not in parameters:
+        return ()
+    every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return tuple(name for name in LISTS if every or name in parameters)
+
+
+def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) -> Score:
+    try:
+        value = function(answer, row.expected, dict(row.fields))
+    except Exception as error:
+        raise UserError(row.problem(f"{name} raised {type(error).__name__}: {reason_of(error)}")) from error
+    return _score(name, value, row)
+
+
+def _call_batch(
+    name: str, function: Callable[..., Any], taken: Sequence[str], answers: Sequence[str], rows: Sequence[AnswerRow]
+) -> list[Score]:
+    lists = {
+        "answers": list(answers),
+        "expected": [row.expected for row in rows],
+        "rows": [dict(row.fields) for row in rows],
+    }
+    what = f"{name}, called with {len(rows)} answers, the first to this row,"
+    try:
+        values = function(**{each: lists[each] for each in taken})
+        values = list(values)
+    except Exception as error:
+        raise UserError(rows[0].problem(f"{what} raised {type(error).__name__}: {reason_of(error)}")) from error
+    if len(values) != len(rows):
+        raise UserError(rows[0].problem(f"{what} gave {len(values)} numbers", "give one for each answer"))
+    return [_score(name, value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def _score(name: str, value: Any, row: AnswerRow) -> Score:
+    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        raise UserError(row.problem(f"{name} gave {value!r}", "a function gives a number, or True or False"))
+    return Score(float(value))

@@ -1,0 +1,51 @@
+"""A scorer, and what it gives: what an answer is worth."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stoker.errors import Problem, UserError
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.scoring.judge import Judge
+
+INSTALL = "pip install 'stoker[evaluate]'"
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an answer is worth, from 0 to 1, and why where a scorer says so."""
+
+    value: float
+    why: str = ""
+
+
+Function = Callable[[str, AnswerRow], Score]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A scorer as the user named it.
+
+    Attributes:
+        needs_expected: rows without an expected answer have no score.
+        judge: compares two answers as well; None for scorers that cannot.
+        batch: scores several answers together; None for scorers that look at one by itself.
+        waits: for another process or machine, so that several answers may be scored at once.
+    """
+
+    name: str
+    score: Function
+    needs_expected: bool = True
+    judge: Judge | None = None
+    batch: Callable[[Sequence[str], Sequence[AnswerRow]], list[Score]] | None = None
+    waits: bool = False
+
+
+def need(module: str, name: str) -> None:
+    """Raises UserError with the install line where a scorer's package is missing."""
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(Problem(f"the scorer {name} needs the package {module.replace('_', '-')}", INSTALL)) from error
