@@ -9,13 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stoker.cli.preflight import open_job, planned
+from stoker.cli.preflight import open_job, open_stages, planned
+from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job import LoadedJob
 from stoker.job.job_to_yaml import job_lines
 from stoker.job.key_paths import KeyPath, dotted
 from stoker.job.layout import layout_of
+from stoker.job.stages import read_stages
 from stoker.job.text_file import read_text
 from stoker.terminal import unescaped, visible
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="bring the file to this schema: its version, misspelt and foreign keys",
     )
+    add_stage_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         if arguments.fix:
             _fix(arguments.job, to_stderr=arguments.json)
+        if asks_for_stages(arguments):
+            return _check_stages(arguments)
         loaded = planned(open_job(arguments.job, arguments.overrides, trains=True))
     except UserError as error:
         if not arguments.json:
@@ -56,6 +61,26 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_answer(loaded, ()), indent=2))
     else:
+        print_job(loaded)
+    return 0
+
+
+def _check_stages(arguments: argparse.Namespace) -> int:
+    """The same for the stages of a file, each as a job with its name above it."""
+    staged = read_stages(arguments.job, arguments.overrides)
+    chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
+    jobs = [planned(loaded) for loaded in open_stages(chosen, trains=True)]
+    if arguments.json:
+        stages = [
+            {"name": stage.name, "needs": dict(stage.needs), **_answer(loaded, ())}
+            for stage, loaded in zip(chosen, jobs, strict=True)
+        ]
+        print(json.dumps({"ok": True, "stages": stages, "errors": []}, indent=2))
+        return 0
+    for stage, loaded in zip(chosen, jobs, strict=True):
+        links = "".join(f"; {key}: {name}" for key, name in stage.needs.items())
+        print("" if stage is chosen[0] else "\n", end="")
+        print(f"# stage {stage.index + 1} of {len(staged.stages)}, {stage.name}{links}")
         print_job(loaded)
     return 0
 

@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.cli.stage_options import asks_for_stages
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
+from stoker.job.stages import has_stages
 
 if TYPE_CHECKING:
+    from stoker.job import LoadedJob
     from stoker.plan.answer.full_answer import PlanQuestion
 
 
@@ -35,7 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(moved, help=argparse.SUPPRESS)
     parser.add_argument("--calibrate", action="store_true", help="measure what this machine reaches; plans then use it")
     parser.add_argument("--seconds", metavar="N", type=float, help="how long --calibrate measures rates (default: 40)")
-    parser.add_argument("--from", metavar="RUN", dest="from_run", help="correct later plans by a finished run's folder")
+    parser.add_argument(
+        "--from",
+        metavar="RUN",
+        dest="begin",
+        help="correct later plans by a finished run's folder; of a job with stages: the stage to begin with",
+    )
+    parser.add_argument("--only", metavar="STAGE", help="of a job with stages: this one alone")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,12 +56,16 @@ def run(arguments: argparse.Namespace) -> int:
         from stoker.cli.planner_learning import calibrate_here
 
         return calibrate_here(arguments.seconds, as_json=arguments.json)
-    if arguments.from_run:
+    if arguments.begin and not (arguments.job and has_stages(arguments.job)):
         from stoker.cli.planner_learning import learn_from
 
-        return learn_from(arguments.from_run, as_json=arguments.json)
+        return learn_from(arguments.begin, as_json=arguments.json)
     if not arguments.job:
         raise UserError(Problem("no job is given", "write `stoker plan JOB --on CLUSTER`"))
+    if asks_for_stages(arguments):
+        from stoker.cli.plan_stages import plan_stages
+
+        return plan_stages(arguments)
     from stoker.cli.plan_report import picture, print_answer, refusal
     from stoker.plan.answer.full_answer import NothingFits, answer
 
@@ -72,14 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def question_of(path: str, overrides: list[str], on: str) -> PlanQuestion:
     """The planner's question for a job file and a cluster."""
-    from stoker.hardware.cluster_file import load_cluster
     from stoker.job import load_job
+
+    return question_of_job(load_job(path, overrides), on)
+
+
+def question_of_job(loaded: LoadedJob, on: str) -> PlanQuestion:
+    """The planner's question for a resolved job and a cluster."""
+    from stoker.hardware.cluster_file import load_cluster
     from stoker.job.layout import layout_of
     from stoker.plan.answer.cost import Length
     from stoker.plan.answer.full_answer import PlanQuestion
     from stoker.plan.planned_job import setting_of_job, software_of_job, work_of
 
-    loaded = load_job(path, overrides)
     cluster = load_cluster(on)
     work = work_of(loaded, cluster)
     if loaded.origins["train.batch"].source == "default":  # a row for each device at least

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from stoker.job.trust import code_problems
 from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
+    from stoker.job.stage import Stage
     from stoker.launch.cluster_env import RankInfo
 
 
@@ -27,20 +28,49 @@ def open_job(path: str, overrides: Sequence[str], *, trains: bool = False) -> Lo
     Raises:
         UserError: with the problems of the file and of what it names, all at once.
     """
+    loaded, problems = _looked_for(lambda: load_job(path, overrides), of_run=is_of_run(Path(path)), trains=trains)
+    if problems or loaded is None:
+        raise UserError(*sorted(problems, key=place))
+    return loaded
+
+
+def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[LoadedJob]:
+    """The jobs of stages, as `open_job`; a problem of what stages share is reported once."""
+    jobs: list[LoadedJob] = []
+    problems: dict[tuple[str, int, int, str], Problem] = {}
+    for stage in stages:
+        loaded, found = _looked_for(stage.load, of_run=is_of_run(Path(stage.document.file)), trains=trains)
+        for problem in stage.placed(found):
+            words = problem.message.removeprefix(f"stage {stage.name}: ")
+            problems.setdefault((problem.file, problem.line, problem.column, words), problem)
+        if loaded is not None:
+            jobs.append(loaded)
+    outputs: dict[str, str] = {}
+    for stage in stages:
+        if stage.name != outputs.setdefault(stage.output, stage.name):
+            message = f"stage {stage.name}: {stage.output} is the output of stage {outputs[stage.output]}"
+            problem = stage.document.problem(("output",), message, "give each stage its own")
+            problems[(problem.file, problem.line, problem.column, message)] = problem
+    if problems:
+        raise UserError(*sorted(problems.values(), key=place))
+    return jobs
+
+
+def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) -> tuple[LoadedJob | None, list[Problem]]:
+    """A job with its model and sources looked for, and the problems of all of it."""
+    loaded: LoadedJob | None = None
     read: ReadJob
     problems: list[Problem] = []
     try:
-        read = loaded = load_job(path, overrides)
-        if is_of_run(Path(path)):
+        read = loaded = load()
+        if of_run:
             problems = code_problems(loaded, lambda key: f"{key} on the command line")
     except JobError as error:
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
     if trains:
         problems += _output_problems(read)
-    if problems:
-        raise UserError(*sorted(problems, key=place))
-    return loaded
+    return loaded, problems
 
 
 def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:

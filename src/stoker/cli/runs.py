@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from stoker.runs.listing import RunSummary
 
 ALL = "runs"
+WIDEST = 120  # columns of the table of stages, whose lines wrap as a whole
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -32,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the runs, the newest first."""
+    if stages := _stages(arguments.run):
+        return _print_stages(stages, as_json=arguments.json)
     runs = _runs(arguments.run)
     if arguments.json:
         print(json.dumps([_answer(r) for r in runs], indent=2))
@@ -49,15 +53,47 @@ def run(arguments: argparse.Namespace) -> int:
     for column in ("step", "loss", "held out", "effective", "last sign"):
         table.add_column(column, justify="right")
     for r in runs:
-        step = f"{r.step}/{r.steps}" if r.steps else "-"
-        table.add_row(
-            r.path, r.state, r.task, r.model, step, _number(r.loss), _number(r.held_out_loss), _share(r), _ago(r.age)
-        )
+        table.add_row(r.path, r.state, r.task, r.model, *_figures(r))
     Console(soft_wrap=True, highlight=False).print(table)
     if len(runs) == 1 and runs[0].goodput is not None:
         _print_split(runs[0].goodput)
     if len(runs) == 1:
         _print_evaluations(Path(runs[0].path))
+    return 0
+
+
+def _stages(name: str) -> list[tuple[dict[str, Any], RunSummary | None]]:
+    """The stages of a folder, or of that name below runs/, in the job's order; with None where one has not begun."""
+    from stoker.runs.listing import summarise
+    from stoker.runs.run_folder import RunFolder
+    from stoker.runs.stage_runs import read_record
+
+    root = next((folder for folder in (Path(name), Path(ALL) / name) if folder.is_dir()), None)
+    folders = [(stage, RunFolder(Path(stage["run"]))) for stage in (read_record(root) if root is not None else [])]
+    return [(stage, summarise(folder) if folder.events.is_file() else None) for stage, folder in folders]
+
+
+def _print_stages(stages: list[tuple[dict[str, Any], RunSummary | None]], *, as_json: bool) -> int:
+    if as_json:
+        answers = [stage | ({"state": "waiting"} if run is None else _answer(run)) for stage, run in stages]
+        print(json.dumps(answers, indent=2))
+        return 0
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    for column in ("stage", "task", "needs", "state"):
+        table.add_column(column)
+    for column in ("step", "loss", "held out", "effective", "last sign"):
+        table.add_column(column, justify="right")
+    table.add_column("run")
+    for stage, run in stages:
+        row = [stage["name"], stage["task"], ", ".join(stage["needs"]) or "-"]
+        row += ["waiting", *"-----"] if run is None else [run.state, *_figures(run)]
+        table.add_row(*row, stage["run"])
+    width = max(shutil.get_terminal_size().columns, WIDEST)
+    Console(width=width, soft_wrap=True, highlight=False).print(table)
     return 0
 
 
@@ -122,6 +158,12 @@ def _print_evaluations(folder: Path) -> None:
             table.add_row(*what, _number(figure.value), error, str(figure.rows))
     print()
     Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _figures(run: RunSummary) -> tuple[str, ...]:
+    """Step, losses, effective time and age, as the tables show them."""
+    step = f"{run.step}/{run.steps}" if run.steps else "-"
+    return step, _number(run.loss), _number(run.held_out_loss), _share(run), _ago(run.age)
 
 
 def _share(run: RunSummary) -> str:

@@ -8,13 +8,16 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, planned
+from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
+from stoker.job import LoadedJob
 from stoker.job.task_spec import task_of
 
 if TYPE_CHECKING:
@@ -34,47 +37,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fresh", action="store_true", help="put an earlier run in the same folder aside, and start over"
     )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
+    add_stage_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; returns 0 when done; 128 + signal, or `faults.requeue` after SIGTERM, when asked to stop before."""
     from stoker.launch.cluster_env import joined
-    from stoker.launch.first_failure import Interrupted, LeftToAnother
     from stoker.resilience.deadline import exit_code
 
     if "=" in arguments.job and not Path(arguments.job).exists():  # values alone, for the default job file
         arguments.job, arguments.overrides = DEFAULT_JOB, [arguments.job, *arguments.overrides]
     rank_info = joined(os.environ)
     try:
-        spec = _open(arguments, rank_info)
+        if asks_for_stages(arguments):
+            from stoker.cli.train_stages import train_stages
+
+            return train_stages(arguments, rank_info)
+        spec = spec_of(open_job(arguments.job, arguments.overrides, trains=True), rank_info, quiet=arguments.json)
     except UserError as error:
         if rank_info is not None and not rank_info.speaks:
             return error.exit_code
         raise
     first = rank_info is None or rank_info.rank == 0
     if arguments.fresh and first:
-        from stoker.runs.output_folder import is_run
-        from stoker.runs.run_folder import put_aside
-
-        if is_run(spec.output):
-            print(f"the earlier run is now in {put_aside(spec.output)}", file=sys.stderr)
-    try:
-        ending = _train(spec, rank_info)
-    except Interrupted as interrupted:
-        return exit_code(interrupted.number, spec.loaded.job.faults)
-    except LeftToAnother as error:
-        return error.exit_code
+        put_run_aside(spec.output)
+    ending = trained(spec, rank_info)
+    if isinstance(ending, int):
+        return ending
     if first and arguments.json:
-        print(json.dumps(_answer(spec.output, ending)))
+        print(json.dumps(answer_of(spec.output, ending)))
     elif first:
-        _say(arguments.job, arguments.overrides, spec, ending)
+        say_ending(spec, ending, shlex.join(["stoker", "train", arguments.job, *arguments.overrides]))
     return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
 
 
-def _open(arguments: argparse.Namespace, rank_info: RankInfo | None) -> RunSpec:
+def put_run_aside(output: Path) -> None:
+    """Renames an earlier run in a folder, and says so."""
+    from stoker.runs.output_folder import is_run
+    from stoker.runs.run_folder import put_aside
+
+    if is_run(output):
+        print(f"the earlier run is now in {put_aside(output)}", file=sys.stderr)
+
+
+def spec_of(opened: LoadedJob, rank_info: RankInfo | None, *, quiet: bool) -> RunSpec:
+    """What is trained, with the planner's layout where the job asks for it."""
     from stoker.cli.report import quiet_environment, quiet_libraries
 
-    opened = open_job(arguments.job, arguments.overrides, trains=True)
     if rank_info is None and opened.job.faults.restarts:
         from stoker.launch.forkserver import start_server
 
@@ -86,14 +95,35 @@ def _open(arguments: argparse.Namespace, rank_info: RankInfo | None) -> RunSpec:
 
     quiet_libraries()
     base = Path.cwd()
-    spec = RunSpec(loaded, base, base / loaded.job.output, quiet=arguments.json, read=opened.document)
+    spec = RunSpec(loaded, base, base / loaded.job.output, quiet=quiet, read=opened.document)
     if rank_info is not None:
         check_world(rank_info, spec.layout)
     return spec
 
 
-def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
-    """Trains in the process that a launcher started, in this one, or in workers that this one starts."""
+def trained(
+    spec: RunSpec, rank_info: RankInfo | None = None, begun: Callable[[], None] | None = None
+) -> RunResult | int:
+    """Trains in the process that a launcher started, in this one, or in workers that this one starts.
+
+    Args:
+        begun: called where the run's folder is held, before training; not with a launcher.
+
+    Returns:
+        How it ended; the exit code where a signal, or another process of a launcher's, ended it before.
+    """
+    from stoker.launch.first_failure import Interrupted, LeftToAnother
+    from stoker.resilience.deadline import exit_code
+
+    try:
+        return _train(spec, rank_info, begun or (lambda: None))
+    except Interrupted as interrupted:
+        return exit_code(interrupted.number, spec.loaded.job.faults)
+    except LeftToAnother as error:
+        return error.exit_code
+
+
+def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None]) -> RunResult:
     from stoker.cli.report import TokeniseReport
     from stoker.hardware.device import check_devices
     from stoker.launch.first_failure import RankFailed
@@ -109,13 +139,14 @@ def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
     if spec.layout.one_process and not spec.loaded.job.faults.restarts:  # else this one lives when that one dies
         from stoker.launch.worker import held, train
 
-        return train(spec, report=TokeniseReport(), hold=held(folder))
+        return train(spec, report=TokeniseReport(), hold=held(folder, begun))
     from stoker.launch.data_gate import check_data
 
     with TokeniseReport() as report:
         check_data(spec, report)
     with folder.take() as is_new:
         try:
+            begun()
             return train_here(spec)
         except RankFailed as error:
             print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
@@ -126,7 +157,8 @@ def _train(spec: RunSpec, rank_info: RankInfo | None) -> RunResult:
             raise
 
 
-def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
+def answer_of(output: Path, ending: RunResult) -> dict[str, Any]:
+    """How a run ended, for programs."""
     from stoker.runs.plan_comparison import read_comparison
     from stoker.runs.run_folder import RunFolder
 
@@ -141,11 +173,16 @@ def _answer(output: Path, ending: RunResult) -> dict[str, Any]:
     }
 
 
-def _say(job: str, overrides: list[str], spec: RunSpec, ending: RunResult) -> None:
+def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = True) -> None:
+    """Prints how a run ended.
+
+    Args:
+        command: that goes on with it.
+        last: whether nothing follows, so that what can be done with the run is said.
+    """
     output = spec.output
     shown = output.relative_to(Path.cwd()) if output.is_relative_to(Path.cwd()) else output
     if ending.state == "stopped":
-        command = shlex.join(["stoker", "train", job, *overrides])
         print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
         return
     if ending.held_out is not None and ending.held_out_before is not None:
@@ -155,6 +192,6 @@ def _say(job: str, overrides: list[str], spec: RunSpec, ending: RunResult) -> No
     if ending.best_step not in (None, ending.step) and ending.keep_best:
         print(f"lowest held-out loss {ending.best_loss:.4f} at step {ending.best_step}: take it with --at best")
     print(f"done: {shown}")
-    if commands := task_of(spec.loaded.job).next_commands(spec.loaded.job, str(shown)):
+    if last and (commands := task_of(spec.loaded.job).next_commands(spec.loaded.job, str(shown))):
         trust = options_of(spec.loaded.job)
         print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

@@ -21,6 +21,7 @@ from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.schema_errors import KeyFinding, findings
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, read_document
 
+STAGES = "stages"  # a file with this key is read by `stoker.job.stages`
 ANY_TASK = "sft"  # replaces a task that is missing or wrong, so that the rest can still be checked
 
 
@@ -59,7 +60,12 @@ class JobError(UserError):
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
     """Read, check and resolve a job. Raises UserError with all problems, in the order of the file."""
-    return check_document(read_document(path), overrides)
+    document = read_document(path)
+    if STAGES in document.data:
+        message = "this file has stages, and one job is wanted"
+        hint = "`stoker check`, `plan` and `train` take it; `stoker check FILE --only STAGE` prints a stage as a job"
+        raise UserError(document.problem((STAGES,), message, hint, at_key=True))
+    return check_document(document, overrides)
 
 
 def check_document(document: JobDocument, overrides: Sequence[str] = ()) -> LoadedJob:

@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.errors import UserError
 from stoker.job.key_paths import KeyPath, block_at, dotted
+from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION
 from stoker.job.shorthand import MAIN_KEY, SOURCE_LISTS, expand_shorthands
 from stoker.job.suggest_key import suggest_key
@@ -48,7 +49,13 @@ def _next_change(text: str, file: str, skipped: set[KeyPath]) -> Migration | Non
     for path, mark in document.marks.items():
         key, parent = path[-1], _parent(document, path)
         block = block_at(parent)
-        if not isinstance(key, str) or block is None or key in block.model_fields or path in skipped:
+        if (
+            not isinstance(key, str)
+            or block is None
+            or path == (STAGES,)
+            or key in block.model_fields
+            or path in skipped
+        ):
             continue
         near = suggest_key(parent, key)
         target = near.target

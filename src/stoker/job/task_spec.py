@@ -96,6 +96,7 @@ class TaskSpec:
         toy_keys: keys of the block that the small copy has other values of, where data is rows.
         resident: copies of the model held frozen beside the trained one, for the planner.
         reads: forward passes without gradients beside each that is trained on, for the planner.
+        roles: what is resident while it trains, by name, the trained model first.
         exports: formats that a run can be written in.
         next_commands: what can be done with a finished run: commands without ``stoker``, given the job and the run.
     """
@@ -131,6 +132,7 @@ class TaskSpec:
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
     reads: Callable[[Job], int] = lambda _: 0
+    roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 

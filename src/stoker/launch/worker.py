@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import psutil
@@ -86,9 +86,14 @@ def train(
 
 
 @contextmanager
-def held(folder: RunFolder) -> Iterator[None]:
-    """Within it this process holds a run's folder, and the run's folder in shared memory."""
+def held(folder: RunFolder, begun: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Within it this process holds a run's folder, and the run's folder in shared memory.
+
+    Args:
+        begun: called as soon as it does.
+    """
     with folder.take(), shared_memory(folder.path):
+        begun()
         yield
 
 

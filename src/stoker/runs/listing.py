@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.runs.goodput import Goodput, goodput
-from stoker.runs.run_folder import RunFolder
+from stoker.runs.run_folder import ENDS, RunFolder
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ def summarise(folder: RunFolder) -> RunSummary:
 def _state(folder: RunFolder, events: list[dict[str, Any]]) -> str:
     if folder.is_taken():
         return "running"
-    last = events[-1].get("event") if events else ""
+    last = next((e["event"] for e in reversed(events) if e.get("event") in ENDS), "")
     return last if last in ("done", "stopped", "failed") else "interrupted"

@@ -9,9 +9,9 @@ from stoker.files import irregular
 
 LOCK = ".lock"
 # What a run writes into its folder. Nobody else writes the records.
-RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl")
+RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl", "lineage.json")
 FILES = (*RECORDS, "job.yaml")
-WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
+WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos", "merged", "merged.json")
 
 
 def is_run(folder: Path) -> bool:

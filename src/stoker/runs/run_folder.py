@@ -9,6 +9,8 @@ events.jsonl        what happened: started, resumed, evaluated, saved, stopped .
 checkpoints/        step-00000060/ ...
 logs/               what each process printed, and how it failed
 tensorboard/        where train.tensorboard asks for it
+lineage.json        of a stage: its job as written and the content of its inputs; see `stoker.train.lineage`
+merged/             of a stage: its weights, for stages that begin with them; merged.json says of which checkpoint
 chaos/              faults that are to happen on purpose; see `stoker chaos`
 """
 
@@ -30,6 +32,8 @@ from stoker.errors import DiskFailed, Problem, UserError
 from stoker.files import no_link, read_file, replace_file
 from stoker.runs.output_folder import LOCK, output_problem
 
+# Events of training that say how it stands; others, such as `exported`, can follow them.
+ENDS = ("started", "resumed", "done", "stopped", "failed", "interrupted")
 PATIENCE = 0.5  # seconds; listing the runs holds the lock for an instant
 
 
@@ -85,6 +89,7 @@ class RunFolder:
         self.repeated = self.path / "repeated.jsonl"
         self.events = self.path / "events.jsonl"
         self.chaos = self.path / "chaos"
+        self.lineage = self.path / "lineage.json"
         self.checkpoints = self.path / "checkpoints"
 
     @contextmanager
@@ -168,6 +173,15 @@ class RunFolder:
     def write_plan(self, values: dict[str, Any]) -> None:
         """Writes ``plan.json``; see `stoker.runs.plan_comparison`."""
         self._replace(self.plan, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def write_lineage(self, values: dict[str, Any]) -> None:
+        """Writes ``lineage.json``; see `stoker.train.lineage`."""
+        self._replace(self.lineage, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def is_done(self) -> bool:
+        """Whether training has reached its end, and has not begun again since."""
+        ends = [e["event"] for e in self.read_events() if e.get("event") in ENDS]
+        return ends[-1:] == ["done"]
 
     def _replace(self, path: Path, text: str) -> None:
         with writing(path):

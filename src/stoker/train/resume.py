@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,17 +59,21 @@ def _check_same_job(job: ResolvedJob, fingerprints: dict[str, str], folder: RunF
         raise UserError(f"{folder.path} holds a run whose job cannot be read ({error.problems[0]}): {how}") from error
     if not resuming and before.checkpoint.to == job.checkpoint.to:
         return  # it ended before its first checkpoint
-    old, new = _flat(before.model_dump()), _flat(job.model_dump())
-    differing = [
-        f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
-    ]
+    differing = differences(flat(before.model_dump()), flat(job.model_dump()))
     if differing:
         raise UserError(f"{folder.path} holds a run of another job ({'; '.join(differing[:5])}): {how}")
     changed = [name for name, was in _data_of(folder).items() if fingerprints.get(name) != was]
     if changed:
         raise UserError(f"{changed[0]} has changed since the run in {folder.path} began: {how}")
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs in two jobs by dotted key, without what may change in the middle of a run."""
+    return [
+        f"{key} was {old.get(key)!r} and is {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not any(key == k or key.startswith(f"{k}.") for k in MAY_CHANGE)
+    ]
 
 
 def check_none_lost(folder: RunFolder, place: Path | str) -> None:
@@ -99,11 +104,12 @@ def _data_of(folder: RunFolder) -> dict[str, str]:
         return {}
 
 
-def _flat(value: Any, prefix: str = "") -> dict[str, Any]:
+def flat(value: Any, prefix: str = "") -> dict[str, Any]:
+    """The leaves of a job's mapping by dotted key, such as ``data.0.path``."""
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):
         items = dict(enumerate(value)).items()
     else:
         return {prefix: value}
-    return {k: v for name, item in items for k, v in _flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}
+    return {k: v for name, item in items for k, v in flat(item, f"{prefix}.{name}" if prefix else str(name)).items()}

@@ -1,0 +1,140 @@
+"""The plan of each stage of a job file: what is resident in it, what it takes, and the sum."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.cli.plan import question_of_job
+from stoker.cli.preflight import open_stages
+from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.load_job import LoadedJob
+from stoker.job.stage import Stage
+from stoker.job.stages import read_stages
+from stoker.job.task_spec import task_of
+from stoker.job.tune_keys import ADAPTERS
+from stoker.plan.answer.as_json import answer_json
+from stoker.plan.answer.full_answer import NothingFits, PlanAnswer, answer
+from stoker.plan.answer.setting_to_yaml import time_words
+
+GIB = 2**30
+WIDEST = 120  # columns of the table, whose lines wrap as a whole
+DRAWN = {"--show": "show", "--picture": "picture"}
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage and what the planner answers to its job."""
+
+    stage: Stage
+    loaded: LoadedJob
+    found: PlanAnswer | NothingFits
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        """What is in memory while it trains: ``policy (lora)``, ``reference (its base)``."""
+        job = self.loaded.job
+        first, *others = task_of(job).roles(job)
+        adapted = job.tune.method in ADAPTERS
+        words = [first if job.tune.method == "full" else f"{first} ({job.tune.method})"]
+        for other in others:
+            words.append(f"{other} (its base)" if other == "reference" and adapted else other)
+        return tuple(words)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all steps, checkpoints and interruptions included; None where their number depends on the data."""
+        if isinstance(self.found, NothingFits) or not self.found.cost.known:
+            return None
+        return self.found.cost.forecast.seconds
+
+    @property
+    def memory(self) -> float | None:
+        """Bytes of a device; None where nothing fits."""
+        return None if isinstance(self.found, NothingFits) else self.found.plan.memory.peak
+
+
+def plan_stages(arguments: argparse.Namespace) -> int:
+    """Plans the chosen stages and prints a row for each; returns 0.
+
+    Raises:
+        CannotRun: a stage fits in no layout.
+    """
+    for option, name in DRAWN.items():
+        if getattr(arguments, name):
+            hint = f"write `stoker check {arguments.job} --only STAGE > stage.yaml` and plan that"
+            raise UserError(Problem(f"{option} draws one job, and this file has stages", hint))
+    chosen = read_stages(arguments.job, arguments.overrides).chosen(only=arguments.only, begin=arguments.begin)
+    plans = [
+        StagePlan(stage, loaded, answer(question_of_job(loaded, arguments.on)))
+        for stage, loaded in zip(chosen, open_stages(chosen), strict=True)
+    ]
+    if arguments.json:
+        print(json.dumps(_as_json(plans)))
+    else:
+        _print(plans)
+    unfit = [plan.stage.name for plan in plans if isinstance(plan.found, NothingFits)]
+    if unfit:
+        hint = f"`stoker check {arguments.job} --only {unfit[0]} > stage.yaml; stoker plan stage.yaml` says what would"
+        raise CannotRun(Problem(f"nothing fits in stage {unfit[0]}", hint))
+    return 0
+
+
+def _total(plans: list[StagePlan]) -> tuple[float | None, float | None]:
+    """The largest memory and the sum of the times; None where one is not known."""
+    memory, seconds = [plan.memory for plan in plans], [plan.seconds for plan in plans]
+    return (
+        None if None in memory else max(m for m in memory if m is not None),
+        None if None in seconds else sum(s for s in seconds if s is not None),
+    )
+
+
+def _as_json(plans: list[StagePlan]) -> dict[str, Any]:
+    memory, seconds = _total(plans)
+    stages = [
+        {
+            "name": plan.stage.name,
+            "task": plan.loaded.job.task,
+            "needs": dict(plan.stage.needs),
+            "resident": plan.resident,
+            **answer_json(plan.found),
+        }
+        for plan in plans
+    ]
+    return {"stages": stages, "total": {"memory_gib": memory and memory / GIB, "seconds": seconds}}
+
+
+def _print(plans: list[StagePlan]) -> None:
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    for column in ("stage", "task", "resident", "layout"):
+        table.add_column(column)
+    for column in ("memory", "step", "steps", "time"):
+        table.add_column(column, justify="right")
+    for plan in plans:
+        head = plan.stage.name, plan.loaded.job.task, ", ".join(plan.resident)
+        found = plan.found
+        if isinstance(found, NothingFits):
+            table.add_row(*head, "nothing fits", *"----")
+            continue
+        layout = found.plan.setting.layout.describe()
+        steps = f"{found.cost.steps:,}" if found.cost.known else "by the data"
+        table.add_row(*head, layout, _gib(plan.memory), time_words(found.plan.seconds), steps, _time(plan.seconds))
+    memory, seconds = _total(plans)
+    table.add_row("total", "", "", "", _gib(memory), "", "", _time(seconds))
+    width = max(shutil.get_terminal_size().columns, WIDEST)
+    Console(width=width, soft_wrap=True, highlight=False).print(table)
+
+
+def _gib(memory: float | None) -> str:
+    return "-" if memory is None else f"{memory / GIB:.1f} GiB"
+
+
+def _time(seconds: float | None) -> str:
+    return "-" if seconds is None else time_words(seconds)

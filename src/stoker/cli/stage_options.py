@@ -1,0 +1,28 @@
+"""The options by which verbs take some stages of a job file."""
+
+from __future__ import annotations
+
+import argparse
+
+from stoker.errors import Problem, UserError
+from stoker.job.stages import has_stages
+
+
+def add_stage_options(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--only NAME`` and ``--from NAME``."""
+    parser.add_argument("--only", metavar="STAGE", help="of a job with stages: this one alone")
+    parser.add_argument("--from", metavar="STAGE", dest="begin", help="of a job with stages: this one and those after")
+
+
+def asks_for_stages(arguments: argparse.Namespace) -> bool:
+    """Whether the job file has stages.
+
+    Raises:
+        UserError: a stage is named, and it has none.
+    """
+    if has_stages(arguments.job):
+        return True
+    option = "--only" if arguments.only else "--from"
+    if name := arguments.only or arguments.begin:
+        raise UserError(Problem(f"{option} {name}: this job has no stages", f"leave {option} out", file=arguments.job))
+    return False

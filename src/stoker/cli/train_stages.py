@@ -1,0 +1,132 @@
+"""Train the stages of a job file one after another; the same command goes on where it was stopped or killed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.preflight import open_stages
+from stoker.errors import Problem, UserError
+from stoker.files import replace_file
+from stoker.job.load_job import LoadedJob
+from stoker.job.stage import FROM, Stage
+from stoker.job.stages import StagedJob, read_stages
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.stage_runs import RECORD, record_of
+
+if TYPE_CHECKING:
+    from stoker.launch.cluster_env import RankInfo
+    from stoker.train.lineage import Lineage, Standing
+
+
+def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> int:
+    """Trains each chosen stage that is not done with its inputs as they are now; returns as `stoker train` does.
+
+    Raises:
+        UserError: of any of the stages, before one is trained; a stage that is left out is not done.
+    """
+    from stoker.cli.train import answer_of, put_run_aside, say_ending, spec_of, trained
+    from stoker.resilience.deadline import exit_code
+
+    if rank_info is not None:
+        hint = "start `stoker train` itself: it starts the processes of each stage"
+        raise UserError(Problem("a launcher's processes train one job, and this file has stages", hint))
+    staged = read_stages(arguments.job, arguments.overrides)
+    chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
+    open_stages(chosen, trains=True)
+    _check_left_out(staged, chosen)
+    base, quiet = Path.cwd(), arguments.json
+    answers: list[dict[str, Any]] = []
+    for stage in chosen:
+        output, last = base / stage.output, stage is chosen[-1]
+        if arguments.fresh:
+            put_run_aside(output)
+        lineage, standing, loaded = _standing(staged, stage, base)
+        if not quiet:
+            print(f"{'' if stage is chosen[0] else chr(10)}{_heading(staged, stage, standing)}", flush=True)
+        if standing.state == "done":
+            answers.append({"stage": stage.name, "state": "done", "run": str(output), "unchanged": True})
+            continue
+        if standing.state == "changed":
+            put_run_aside(output)
+        if FROM in stage.needs and (line := _merge(staged, stage, lineage, base)) and not quiet:
+            print(f"weights of {stage.needs[FROM]}: {line}", flush=True)
+        spec = spec_of(loaded, None, quiet=quiet)
+
+        def begun(output: Path = output, lineage: Lineage = lineage) -> None:
+            RunFolder(output).write_lineage(lineage.as_json())
+            root = base / staged.root
+            root.mkdir(parents=True, exist_ok=True)
+            replace_file(root / RECORD, json.dumps(record_of(staged), indent=2) + "\n")
+
+        ending = trained(spec, begun=begun)
+        if isinstance(ending, int):
+            return ending
+        answers.append({"stage": stage.name, **answer_of(spec.output, ending), "unchanged": False})
+        if not quiet:
+            say_ending(spec, ending, _command(arguments), last=last)
+        if ending.state != "done":
+            _print_answers(answers, staged, quiet=quiet)
+            return exit_code(ending.signal or 0, spec.loaded.job.faults)
+    _print_answers(answers, staged, quiet=quiet)
+    return 0
+
+
+def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Standing, LoadedJob]:
+    """What the stage's run is made from, what there is of it, and its job with the runs of earlier stages in it."""
+    from stoker.train.lineage import lineage_of, standing_of
+
+    loaded = stage.load(trained=True)
+    earlier = {other.name: other for other in staged.stages[: stage.index]}
+    lineage = lineage_of(stage, loaded, earlier, base)
+    return lineage, standing_of(RunFolder(base / stage.output), lineage), loaded
+
+
+def _merge(staged: StagedJob, stage: Stage, lineage: Lineage, base: Path) -> str:
+    from stoker.checkpoint.stage_weights import stage_weights
+    from stoker.cli.report import quiet_libraries
+
+    quiet_libraries()
+    name = stage.needs[FROM]
+    earlier = next(other for other in staged.stages if other.name == name)
+    return stage_weights(earlier.output, lineage.inputs[f"stage {name}"], earlier.load().job, base)
+
+
+def _check_left_out(staged: StagedJob, chosen: Sequence[Stage]) -> None:
+    """Raises UserError where a stage that a chosen one names is neither chosen nor done."""
+    names = {stage.name for stage in chosen}
+    for stage in chosen:
+        for key, name in stage.needs.items():
+            earlier = next(other for other in staged.stages if other.name == name)
+            if name not in names and not RunFolder(Path.cwd() / earlier.output).is_done():
+                message = f"stage {stage.name} needs stage {name} (`{key}`), which is not done"
+                raise UserError(Problem(message, f"train it first: --only {name}, or leave the option out"))
+
+
+def _heading(staged: StagedJob, stage: Stage, standing: Standing) -> str:
+    words = {
+        "none": "begins",
+        "begun": "goes on",
+        "done": "done, unchanged",
+        "changed": f"starts over: {'; '.join(standing.why[:3])}",
+    }[standing.state]
+    return f"stage {stage.index + 1} of {len(staged.stages)}, {stage.name}: {words}"
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    options = [
+        word
+        for option, name in (("--only", arguments.only), ("--from", arguments.begin))
+        if name
+        for word in (option, name)
+    ]
+    return shlex.join(["stoker", "train", arguments.job, *arguments.overrides, *options])
+
+
+def _print_answers(answers: list[dict[str, Any]], staged: StagedJob, *, quiet: bool) -> None:
+    if quiet:
+        print(json.dumps({"state": answers[-1]["state"], "run": staged.root, "stages": answers}))

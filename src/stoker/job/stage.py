@@ -1,0 +1,81 @@
+"""A stage of a job file, as the document of a job of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stoker.errors import Problem
+from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.load_job import STAGES, LoadedJob, check_document
+from stoker.job.yaml_document import JobDocument, Mark
+
+FROM = "model.from"
+# The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
+STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "grpo.reward": "reward"}
+WEIGHTS = "merged"  # folder of a run with its weights for the stages that begin with them
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a job file.
+
+    Attributes:
+        document: of its own job. A model that an earlier stage trains is that stage's own model in it, which has the
+            same shape and the same tokenizer and is there before anything is trained.
+        own: paths that the stage wrote itself, without the list's.
+        place: of the stage in the file.
+        needs: earlier stages by the key that names them.
+        output: the run's folder.
+        trained: what the document holds once the earlier stages are trained, by path.
+    """
+
+    name: str
+    index: int
+    document: JobDocument
+    own: frozenset[KeyPath]
+    place: Mark
+    needs: Mapping[str, str] = field(default_factory=dict)
+    output: str = ""
+    trained: Mapping[KeyPath, Any] = field(default_factory=dict)
+
+    def load(self, *, trained: bool = False) -> LoadedJob:
+        """The stage's job, checked and resolved.
+
+        Args:
+            trained: whether it begins with the weights of the earlier stage, which are there.
+
+        Raises:
+            JobError: with all problems; see `placed`.
+        """
+        document = self.document
+        for path, value in self.trained.items() if trained else ():
+            document = with_value(document, path, value)
+        return check_document(document)
+
+    def placed(self, problems: Sequence[Problem]) -> list[Problem]:
+        """Problems of the stage's job as problems of the file: with the stage's name, and its place where none is."""
+        return [self._placed(problem) for problem in problems]
+
+    def _placed(self, problem: Problem) -> Problem:
+        path = parse_key(problem.key) if problem.key else ()
+        key, message = problem.key, f"stage {self.name}: {problem.message}"
+        if path and any(path[:end] in self.own for end in range(1, len(path) + 1)):
+            key = dotted((STAGES, self.index, *path))
+        if path and path[:1] not in self.document.marks and problem.file == self.document.file:
+            line, column = self.place.value
+            return replace(problem, key=dotted((STAGES, self.index, *path)), message=message, line=line, column=column)
+        return replace(problem, key=key, message=message)
+
+
+def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
+    """The document with another value at a path of one or two keys; a block's keys have the place of the block."""
+    first, *rest = path
+    data = {**document.data, first: {**document.data[first], rest[0]: value} if rest else value}
+    marks = document.marks
+    if isinstance(value, dict):
+        mark = marks.get((*path, "from")) or marks[path]
+        marks = {at: old for at, old in marks.items() if at[: len(path)] != path}
+        marks |= {path: mark, **{(*path, key): mark for key in value}}
+    return replace(document, data=data, marks=marks)

@@ -1,0 +1,98 @@
+"""The keys of a stage that name earlier stages, and what the stage gets from those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import parse_key
+from stoker.job.paths import absolute, exists
+from stoker.job.stage import FROM, STAGE_KEYS, WEIGHTS, Stage, with_value
+from stoker.job.suggest_key import nearest
+from stoker.job.task_spec import TASKS
+from stoker.job.tune_keys import VIRTUAL, merges
+
+TRUST = ("trust_remote_code", "allow_pickle")
+
+
+def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tuple[Stage, list[Problem]]:
+    """The stage with the folders of the earlier stages that its keys name, and what is wrong with the names."""
+    known, document = {other.name: other for other in earlier}, stage.document
+    problems: list[Problem] = []
+    for key, task in STAGE_KEYS.items():
+        path = parse_key(key)
+        try:
+            name = document.at(path)
+        except KeyError:
+            continue
+        if key != FROM and not isinstance(name, str):
+            continue  # the schema says what is wrong with it
+        if name not in known:
+            if key != FROM and name not in names and (_is_run(name) or not nearest(name, names)):
+                continue  # a run that is no stage's
+            later = "it does not come earlier" if name in names else "there is no such stage"
+            hint = near(str(name), list(known)) if name not in names else "let it come before"
+            problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {later}", hint))
+            continue
+        if problem := _unfit(key, known[name], task):
+            problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {problem[0]}", problem[1]))
+        stage = _linked_to(stage, key, known[name])
+    return stage, problems
+
+
+def _is_run(name: str) -> bool:
+    return any(exists(absolute(place, Path.cwd())) for place in (name, f"runs/{name}"))
+
+
+def _unfit(key: str, stage: Stage, task: str) -> tuple[str, str] | None:
+    """Why a stage cannot be what a key names, and what to write; None where it can, or where its job is wrong."""
+    found = stage.document.data.get("task")
+    if found not in TASKS:
+        return None
+    if task and found != task:
+        return f"that stage is of task {found}", f"name a stage of task {task}"
+    if not task and (not TASKS[found].text or "adapter" not in TASKS[found].exports):
+        return f"task {found} trains no language model", "name a stage that trains one"
+    return _unmergeable(stage) if key == FROM else None
+
+
+def _unmergeable(stage: Stage) -> tuple[str, str] | None:
+    try:
+        job = stage.load().job
+    except UserError:
+        return None  # reported for that stage
+    if merges(job):
+        return None
+    what = "virtual tokens" if job.tune.method in VIRTUAL else "an adapter of a quantised base"
+    return f"it trains {what}, which cannot be added to the weights", "write `tune: lora` or `tune: full` in that stage"
+
+
+def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
+    """The stage with what an earlier one gives at the key that names it."""
+    path, document = parse_key(key), stage.document
+    needs = {**stage.needs, key: earlier.name}
+    begin = earlier.document.data.get("model")
+    begin = begin if isinstance(begin, dict) else {}
+    if key != FROM:
+        now = begin.get("name", earlier.output) if not STAGE_KEYS[key] else earlier.output
+        trained = {**stage.trained, path: earlier.output}
+        return replace(stage, document=with_value(document, path, now), trained=trained, needs=needs)
+    own = {name: value for name, value in document.data["model"].items() if name != "from"}
+    trust = {name: begin[name] for name in TRUST if name in begin}
+    marks = dict(document.marks)
+    for at, mark in earlier.document.marks.items():
+        if at[0] == "model" and len(at) > 1 and at[1] not in (*own, "from"):
+            marks[at] = mark
+    kept = {name: value for name, value in begin.items() if name != "quantise"}
+    data = {**document.data, "model": {**kept, **own}}
+    model = {"name": f"{earlier.output}/{WEIGHTS}", **trust, **own}
+    trained = {**stage.trained, ("model",): model}
+    return replace(stage, document=replace(document, data=data, marks=marks), trained=trained, needs=needs)
+
+
+def near(name: str, names: Sequence[str]) -> str:
+    """What to write instead of a name: the nearest stage, or all."""
+    found = nearest(name, names)
+    return f"write {found}" if found else f"take one of {', '.join(names)}" if names else "it is the first stage"

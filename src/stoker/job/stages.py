@@ -1,0 +1,232 @@
+"""A job file with ``stages``: every stage becomes the document of a job of its own.
+
+The keys beside ``stages`` are shared: a stage has them unless it writes its own. Blocks are merged key by key; where a
+stage names another model or another method, that block is the stage's alone. A task's block reaches the stages of
+that task only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.load_job import STAGES
+from stoker.job.overrides import apply_overrides
+from stoker.job.shorthand import MAIN_KEY
+from stoker.job.stage import Stage
+from stoker.job.stage_links import linked, near
+from stoker.job.task_spec import TASKS
+from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared places, below which every stage has a folder
+LENGTHS = ("steps", "epochs")  # one of them; a stage's own replaces the shared other
+
+
+@dataclass(frozen=True)
+class StagedJob:
+    """A job file with stages.
+
+    Attributes:
+        root: the folder below which each stage has its run, unless it names another.
+        stages: in the file's order.
+    """
+
+    root: str
+    stages: tuple[Stage, ...]
+
+    def chosen(self, *, only: str | None, begin: str | None) -> list[Stage]:
+        """The stages that ``--only NAME`` or ``--from NAME`` mean; all without.
+
+        Raises:
+            UserError: there is no such stage.
+        """
+        if only and begin:
+            raise UserError(Problem("--only and --from both say which stages are meant", "keep one of them"))
+        name = only or begin
+        if name is None:
+            return list(self.stages)
+        names = [stage.name for stage in self.stages]
+        if name not in names:
+            option = "--only" if only else "--from"
+            raise UserError(Problem(f"{option} {name}: there is no such stage", near(name, names)))
+        at = names.index(name)
+        return list(self.stages[at : at + 1] if only else self.stages[at:])
+
+
+def has_stages(path: str | Path) -> bool:
+    """Whether a file has stages; false of one that cannot be read."""
+    try:
+        return STAGES in read_document(path).data
+    except UserError:
+        return False
+
+
+def read_stages(path: str | Path, overrides: Sequence[str] = ()) -> StagedJob:
+    """The stages of a file.
+
+    Args:
+        overrides: ``key=value`` for a shared key, ``stages.NAME.key=value`` for a stage's own.
+
+    Raises:
+        UserError: the list or a name is wrong, or a stage points to one that is not earlier; with all problems.
+    """
+    document = read_document(path)
+    items = _items(document)
+    names = [item["name"] for item in items]
+    shared, of_stage, problems = _divided(overrides, names)
+    top = {key: value for key, value in document.data.items() if key != STAGES}
+    marks = {where: mark for where, mark in document.marks.items() if where[0] != STAGES}
+    common, wrong = apply_overrides(replace(document, data=top, marks=marks), shared)
+    problems += wrong
+    root = common.data.get("output") or f"runs/{Path(path).stem or 'job'}"
+    stages: list[Stage] = []
+    for index, item in enumerate(items):
+        own, wrong = _own(document, index, item, of_stage.get(item["name"], []))
+        problems += wrong
+        stage = _stage(common, own, item["name"], index, document.marks[(STAGES, index)], root)
+        stage, wrong = linked(stage, stages, names)
+        problems += wrong
+        stages.append(stage)
+    problems += _without_effect(common, stages, shared)
+    if problems:
+        raise UserError(*problems)
+    return StagedJob(str(root), tuple(stages))
+
+
+def _items(document: JobDocument) -> list[dict[str, Any]]:
+    """The stages as they were written; each is a block with a name of its own."""
+    items = document.data[STAGES]
+    if not isinstance(items, list) or not items:
+        hint = "write one `- name: ...` with the keys of a job below it for each stage"
+        raise UserError(document.problem((STAGES,), "`stages` must be a list of jobs", hint, at_key=True))
+    problems, seen = [], set()
+    for index, item in enumerate(items):
+        here: KeyPath = (STAGES, index)
+        name = item.get("name") if isinstance(item, dict) else None
+        if not isinstance(item, dict):
+            problems.append(document.problem(here, f"`{dotted(here)}` must be a block of keys", "write `- name: sft`"))
+        elif name is None:
+            problems.append(document.problem(here, f"`{dotted(here)}` has no `name`", "write `name: sft`"))
+        elif not isinstance(name, str) or not NAME.fullmatch(name):
+            hint = "write letters, digits, - and _, beginning with a letter or digit; a number in quotes"
+            problems.append(document.problem((*here, "name"), f"{name!r} is no name of a stage", hint))
+        elif name in seen:
+            problems.append(document.problem((*here, "name"), f"two stages are named {name}", "give each its own name"))
+        elif STAGES in item:
+            problems.append(document.problem((*here, STAGES), "a stage has no stages", "list them one after another"))
+        seen.add(name)
+    if problems:
+        raise UserError(*problems)
+    return items
+
+
+def _divided(overrides: Sequence[str], names: list[str]) -> tuple[list[str], dict[str, list[str]], list[Problem]]:
+    """The overrides of shared keys, and those of each stage without its name."""
+    shared: list[str] = []
+    of_stage: dict[str, list[str]] = {}
+    problems = []
+    for text in overrides:
+        key, _, value = text.partition("=")
+        head, _, rest = key.strip().removeprefix(STAGES).partition(".")
+        if not key.strip().startswith((f"{STAGES}.", f"{STAGES}[")):
+            shared.append(text)
+            continue
+        name, _, inner = rest.partition(".") if not head else ("", "", rest)
+        if head and head[1:-1].isdecimal() and int(head[1:-1]) < len(names):
+            name = names[int(head[1:-1])]
+        if name in names and inner:
+            of_stage.setdefault(name, []).append(f"{inner}={value}")
+        elif name in names:
+            problems.append(Problem(f"in `{text}`: a stage is no value", "write stages.NAME.KEY=VALUE", key=key))
+        else:
+            problems.append(Problem(f"in `{text}`: there is no stage {name or head}", near(name, names), key=key))
+    return shared, of_stage, [replace(problem, file=COMMAND_LINE) for problem in problems]
+
+
+def _own(
+    document: JobDocument, index: int, item: dict[str, Any], overrides: list[str]
+) -> tuple[JobDocument, list[Problem]]:
+    """What a stage writes itself, as a document."""
+    here = (STAGES, index)
+    marks = {path[2:]: mark for path, mark in document.marks.items() if path[:2] == here and len(path) > 2}
+    name = marks.pop(("name",))
+    data = {key: value for key, value in item.items() if key != "name"}
+    own, problems = apply_overrides(JobDocument(document.file, data, marks), overrides)
+    given = [f"stages.{item['name']}.{text}" for text in overrides]
+    shown = dict(zip(overrides, given, strict=True))
+    named = {
+        path: replace(mark, override=shown[mark.override]) if mark.override in shown else mark
+        for path, mark in own.marks.items()
+    }
+    assert name is not None
+    return replace(own, marks=named), problems
+
+
+def _stage(common: JobDocument, own: JobDocument, name: str, index: int, place: Mark, root: Any) -> Stage:
+    """The stage with the shared keys."""
+    data, marks = dict(own.data), dict(own.marks)
+    task = data.get("task", common.data.get("task"))
+    for key, value in common.data.items():
+        block = data.get(key)
+        if key in TASKS and key != task:
+            continue
+        if key in LENGTHS and any(other in own.data for other in LENGTHS):
+            continue
+        kept: set[str] = set()
+        if key not in data:
+            data[key] = value
+        elif isinstance(block, dict) and isinstance(value, dict) and not _is_alone(key, block, own):
+            kept = set(block)
+            data[key] = {**value, **block}
+        else:
+            continue
+        for path, mark in common.marks.items():
+            if path[0] == key and (len(path) == 1 or path[1] not in kept):
+                marks.setdefault(path, mark)
+    if "output" not in own.data and isinstance(root, str):
+        data["output"] = f"{root.rstrip('/')}/{name}"
+        marks.setdefault(("output",), place)
+    to = data.get("checkpoint", {}).get("to") if isinstance(data.get("checkpoint"), dict) else None
+    if isinstance(to, str) and ("checkpoint", "to") not in own.marks:
+        data["checkpoint"] = {**data["checkpoint"], "to": f"{to.rstrip('/')}/{name}"}
+    planned = own.planned or (common.planned and "parallel" not in own.data)
+    document = JobDocument(common.file, data, marks, planned)
+    return Stage(name, index, document, frozenset(own.marks), place, output=str(data["output"]))
+
+
+def _is_alone(key: str, block: dict[str, Any], own: JobDocument) -> bool:
+    """Whether a stage's block takes nothing from the shared one: it names another model, method or layout."""
+    main = MAIN_KEY.get(key)
+    return (
+        (main is not None and main in block)
+        or (key == "model" and "from" in block)
+        or (key == "parallel" and own.planned)
+    )
+
+
+def _without_effect(common: JobDocument, stages: Sequence[Stage], shared: Sequence[str]) -> list[Problem]:
+    """Shared values that no stage has: a task's block without a stage of it, an override that each stage replaces."""
+    problems = []
+    tasks = {stage.document.data.get("task") for stage in stages}
+    for key in common.data:
+        if key in TASKS and key not in tasks:
+            problems.append(common.problem((key,), f"`{key}` has no effect: no stage is of this task", "remove it"))
+    for text in shared:
+        path = parse_key(text.partition("=")[0].strip()) if "=" in text else ()
+        expanded = [(*path, MAIN_KEY[str(path[0])])] if len(path) == 1 and path[0] in MAIN_KEY else [path]
+        if path and path not in EACH_ITS_OWN and all(_replaces(stage, expanded[0]) for stage in stages):
+            key = dotted(path)
+            hint = f"write stages.{stages[0].name}.{text}"
+            problems.append(Problem(f"in `{text}`: every stage has its own `{key}`", hint, key=key, file=COMMAND_LINE))
+    return problems
+
+
+def _replaces(stage: Stage, path: KeyPath) -> bool:
+    mark = stage.document.marks.get(path)
+    return path in stage.own or (mark is not None and not mark.override) or (mark is None and path[0] not in TASKS)

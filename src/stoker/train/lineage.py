@@ -1,0 +1,173 @@
+"""What a stage's run was made from, so that a change restarts the stages that depend on it and no others.
+
+``lineage.json`` in the run's folder holds the job as it was written, with its defaults, and the content of what it
+reads: the data, the model, files that its task's block names, and the weights of earlier stages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from stoker.checkpoint.storage import read_state
+from stoker.checkpoint.store import Store, place_of
+from stoker.data.file_digests import file_digest
+from stoker.data.sources import open_source
+from stoker.errors import UserError
+from stoker.files import read_file
+from stoker.hardware.cache_folder import cache_folder
+from stoker.job.key_paths import leaves
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.stage import STAGE_KEYS, Stage
+from stoker.job.task_spec import task_of
+from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
+from stoker.models.model_source import located
+from stoker.runs.run_folder import RunFolder
+from stoker.train.resume import differences, flat
+
+LENGTHS = ("steps", "epochs")
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What a run is made from.
+
+    Attributes:
+        job: leaves of the resolved job by dotted key, without those that name an earlier stage.
+        inputs: digest of the content by what it is: ``data rows.jsonl``, ``model``, ``stage sft``.
+    """
+
+    job: Mapping[str, Any]
+    inputs: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """As `read_lineage` reads it."""
+        return {"job": dict(self.job), "inputs": dict(self.inputs)}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What there is of a stage already, and what is to be done.
+
+    Attributes:
+        state: ``none`` (it begins), ``begun`` (it goes on), ``done`` (nothing is to be done), ``changed`` (it starts
+            over).
+        why: what has changed, in the words of an error.
+    """
+
+    state: Literal["none", "begun", "done", "changed"]
+    why: tuple[str, ...] = ()
+
+
+def lineage_of(stage: Stage, loaded: LoadedJob, earlier: Mapping[str, Stage], base: Path) -> Lineage:
+    """The lineage that a stage's run would have now.
+
+    Args:
+        loaded: the stage's job.
+        earlier: the stages that it names, by name; they are done.
+
+    Raises:
+        UserError: a source or the model is not there.
+    """
+    job = loaded.job
+    job_leaves = {key: value for key, value in flat(job.model_dump(mode="json")).items() if not _is_link(key, stage)}
+    inputs: dict[str, str] = {}
+    for block in (*job.data, *job.evaluate.data):
+        source = open_source(block, base)
+        inputs[f"data {source.name}"] = source.fingerprint()
+    if job.model is not None and "model.from" not in stage.needs:
+        inputs["model"] = _digest_of_model(job.model.name, base)
+    for file in _named_files(loaded, base):
+        inputs[f"file {file.relative_to(base) if file.is_relative_to(base) else file}"] = _digest([file])
+    inputs |= {f"stage {name}": weights_digest(earlier[name].output, base) for name in stage.needs.values()}
+    return Lineage(job_leaves, inputs)
+
+
+def _is_link(key: str, stage: Stage) -> bool:
+    """Whether a key holds the path of an earlier stage, whose content counts instead."""
+    return any(key == ("model.name" if link == "model.from" else link) for link in stage.needs)
+
+
+def standing_of(folder: RunFolder, now: Lineage) -> Standing:
+    """What there is of a stage in its folder."""
+    if not folder.events.is_file() and not folder.job.is_file():
+        return Standing("none")
+    before = read_lineage(folder)
+    if before is None:
+        return Standing("changed", (f"{folder.path} holds a run that no stage has made",))
+    old = before.inputs
+    changed = [f"{what} has changed" for what, digest in now.inputs.items() if old.get(what, digest) != digest]
+    changed += [f"{what} is new" for what in now.inputs.keys() - old.keys()]
+    changed += [f"{what} is no longer an input" for what in old.keys() - now.inputs.keys()]
+    changed += differences(before.job, now.job)
+    longer = False
+    for key in LENGTHS:
+        was, is_ = before.job.get(key), now.job.get(key)
+        if was is not None and is_ is not None and is_ > was:
+            longer = True
+        elif was != is_:
+            changed.append(f"{key} was {was} and is {is_}")
+    if changed:
+        return Standing("changed", tuple(changed))
+    return Standing("done" if folder.is_done() and not longer else "begun")
+
+
+def read_lineage(folder: RunFolder) -> Lineage | None:
+    """The lineage that a run's folder records; None where it has none that can be read."""
+    try:
+        values = json.loads(read_file(folder.lineage))
+        return Lineage(dict(values["job"]), dict(values["inputs"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def weights_digest(run: str, base: Path) -> str:
+    """64 hexadecimal digits that change with the content of a run's last checkpoint.
+
+    Raises:
+        UserError: there is no such run, or it has no checkpoint.
+    """
+    folder = RunFolder(base / run)
+    job = load_job(folder.job).job
+    store = Store(place_of(job.checkpoint.to, base=base, otherwise=folder.checkpoints))
+    steps = store.steps()
+    if not steps:
+        raise UserError(f"{folder.path} has no checkpoint")
+    digest = hashlib.sha256()
+    for name, file in sorted(read_state(store.storage, steps[-1])["files"].items()):
+        digest.update(f"{name}\0{file['sha256']}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest_of_model(name: str, base: Path) -> str:
+    """The content of a model's files; of a hub id and a model from scratch, its name."""
+    source = located(name, base)
+    if source.kind in ("hub", "scratch"):
+        return f"{source.kind} {source.where}"
+    where = Path(source.where)
+    if source.kind == "gguf":
+        return _digest([where])
+    settings = [where / name for name in ("config.json", *TOKENIZER_FILES, *SETTINGS)]
+    return _digest([*weight_files(where), *(path for path in settings if path.is_file())])
+
+
+def _digest(files: list[Path]) -> str:
+    digests = file_digest(files, cache_folder() / "fingerprints.json")
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
+    """Files below ``base`` that the task's block names: ``json_schema:form.json``, ``python:rewards:score``."""
+    block = getattr(loaded.job, task_of(loaded.job).name, None)
+    for path, value in leaves(block) if block is not None else ():
+        if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            for part in text.split(":") if isinstance(text, str) else ():
+                for file in (base / part, base / (part.replace(".", "/") + ".py")):
+                    if part and file.is_file():
+                        yield file

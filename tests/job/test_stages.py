@@ -1,0 +1,189 @@
+"""A file with stages: what each stage has, which earlier ones it names, and errors at their places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
+from stoker.job.stages import StagedJob, read_stages
+
+CHAIN = """\
+model: {name: llama-3m, stop: <|endoftext|>}
+tune: {method: lora, rank: 4}
+data: my.jsonl
+epochs: 1
+train: {seq_len: 64, lr: 1e-3}
+checkpoint: {to: saved}
+grpo: {rewards: numeric, answers: 4}
+stages:
+  - name: sft
+    task: sft
+  - name: more
+    task: sft
+    model: {from: sft}
+    steps: 5
+    tune: full
+    train: {lr: 1e-4}
+  - name: align
+    task: grpo
+    model: {from: more}
+    output: elsewhere
+    checkpoint: {to: here, keep: 3}
+    grpo: {prompts: 4}
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("my.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    Path("chain.yaml").write_text(CHAIN)
+    return tmp_path
+
+
+def staged(text: str = CHAIN, *overrides: str) -> StagedJob:
+    Path("chain.yaml").write_text(text)
+    return read_stages("chain.yaml", overrides)
+
+
+def errors(text: str, *overrides: str) -> list[str]:
+    with pytest.raises(UserError) as raised:
+        staged(text, *overrides)
+    return [str(problem) for problem in raised.value.problems]
+
+
+def test_a_stage_has_the_shared_keys_and_its_own() -> None:
+    sft, more, align = (stage.load().job for stage in staged().stages)
+    assert (sft.epochs, sft.steps, more.epochs, more.steps) == (1, None, None, 5)  # its steps replace the epochs
+    assert (sft.train.lr, more.train.lr, more.train.seq_len) == (1e-3, 1e-4, 64)  # blocks are merged
+    assert (sft.tune.rank, more.tune.method, align.tune.rank) == (4, "full", 4)  # another method is another block
+    assert align.grpo.answers == 4 and align.grpo.prompts == 4  # type: ignore[attr-defined]
+    assert sft.grpo is None  # type: ignore[attr-defined]
+
+
+def test_each_stage_has_a_folder_of_its_own() -> None:
+    jobs = [stage.load().job for stage in staged().stages]
+    assert [job.output for job in jobs] == ["runs/chain/sft", "runs/chain/more", "elsewhere"]
+    assert [job.checkpoint.to for job in jobs] == ["saved/sft", "saved/more", "here"]
+    assert staged(CHAIN, "output=x").stages[0].output == "x/sft"
+
+
+def test_a_stage_begins_with_the_weights_of_an_earlier_one() -> None:
+    sft, more, align = staged().stages
+    assert (sft.needs, more.needs, align.needs) == ({}, {"model.from": "sft"}, {"model.from": "more"})
+    before, after = align.load().job.model, align.load(trained=True)
+    assert before is not None and (before.name, before.stop) == ("llama-3m", "<|endoftext|>")
+    assert after.job.model is not None and after.job.model.name == "runs/chain/more/merged"
+    assert after.origins["model.name"].where == "chain.yaml:19:19"
+
+
+def test_overrides_change_shared_keys_or_those_of_a_stage() -> None:
+    sft, more, _ = staged(CHAIN, "train.lr=2e-3", "stages.more.steps=9", "stages[0].tune=full").stages
+    assert (sft.load().job.train.lr, more.load().job.train.lr) == (2e-3, 1e-4)
+    assert (more.load().job.steps, sft.load().job.tune.method) == (9, "full")
+    assert more.load().origins["steps"].where == "stages.more.steps=9"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "error"),
+    [
+        ("{from: more}", "{from: mor}", "chain.yaml:19:19: stage align: `model.from: mor`: there is no such stage; "
+         "write more"),
+        ("{from: sft}", "{from: align}", "chain.yaml:13:19: stage more: `model.from: align`: it does not come earlier; "
+         "let it come before"),
+        ("{from: sft}", "{from: 3}", "chain.yaml:13:19: stage more: `model.from: 3`: there is no such stage; "
+         "take one of sft"),
+        ("name: more", "name: sft", "chain.yaml:11:11: two stages are named sft; give each its own name"),
+        ("name: more", "name: a/b", "chain.yaml:11:11: 'a/b' is no name of a stage; write letters, digits, - and _, "
+         "beginning with a letter or digit; a number in quotes"),
+        ("name: more", "seed: 3", "chain.yaml:11:5: `stages[1]` has no `name`; write `name: sft`"),
+        ("task: grpo", "task: sft", "chain.yaml:7:1: `grpo` has no effect: no stage is of this task; remove it"),
+        ("tune: full", "tune: prompt", "chain.yaml:19:19: stage align: `model.from: more`: it trains virtual tokens, "
+         "which cannot be added to the weights; write `tune: lora` or `tune: full` in that stage"),
+        ("tune: full", "tune: qlora", "chain.yaml:19:19: stage align: `model.from: more`: it trains an adapter of a "
+         "quantised base, which cannot be added to the weights; write `tune: lora` or `tune: full` in that stage"),
+    ],
+)  # fmt: skip
+def test_errors_have_a_place(was: str, now: str, error: str) -> None:
+    assert was in CHAIN
+    assert error in errors(CHAIN.replace(was, now, 1))
+
+
+@pytest.mark.parametrize("stages", ["", "3", "[]", "{name: sft}"])
+def test_stages_are_a_list(stages: str) -> None:
+    (error,) = errors(f"task: sft\nstages: {stages}\n")
+    assert error.startswith("chain.yaml:2:1: `stages` must be a list of jobs; write one `- name: ...`")
+
+
+def test_overrides_that_nothing_takes_are_errors() -> None:
+    (error,) = errors(CHAIN, "stages.mor.steps=3")
+    assert error == "command line: in `stages.mor.steps=3`: there is no stage mor; write more"
+    (error,) = errors(
+        CHAIN.replace("epochs: 1\n", "")
+        .replace("task: sft\n  -", "task: sft\n    seed: 1\n  -")
+        .replace("steps: 5", "seed: 2")
+        .replace("output: else", "seed: 3\n    output: else"),
+        "seed=4",
+    )
+    assert error == "command line: in `seed=4`: every stage has its own `seed`; write stages.sft.seed=4"
+
+
+def test_check_names_stages_and_reports_what_is_shared_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("chain.yaml").write_text(
+        CHAIN.replace("seq_len: 64", "seq_len: 64, warmupp: 1").replace("steps: 5", "stps: 5")
+    )
+    assert main(["check", "chain.yaml"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: chain.yaml:5:22: stage sft: unknown key `train.warmupp`; write `warmup`",
+        "error: chain.yaml:14:5: stage more: unknown key `stps`; write `steps`",
+    ]
+
+
+def test_check_prints_every_stage_and_one_as_a_job(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "chain.yaml"]) == 0
+    heads = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# stage")]
+    assert heads == [
+        "# stage 1 of 3, sft",
+        "# stage 2 of 3, more; model.from: sft",
+        "# stage 3 of 3, align; model.from: more",
+    ]
+    assert main(["check", "chain.yaml", "--only", "more"]) == 0
+    Path("more.yaml").write_text(capsys.readouterr().out)
+    assert load_job("more.yaml").job == staged().stages[1].load().job
+
+
+def test_plan_has_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "chain.yaml", "--on", "1xH100", "--from", "more", "stages.align.steps=7"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[0] for line in lines] == ["stage", "more", "align", "total"]
+    assert lines[2][1:7] == ["grpo", "policy", "(lora),", "reference", "(its", "base)"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["plan", "chain.yaml", "--only", "mor"], "--only mor: there is no such stage; write more"),
+        (["train", "chain.yaml", "--from", "aling"], "--from aling: there is no such stage; write align"),
+        (["train", "chain.yaml", "--only", "sft", "--from", "sft"],
+         "--only and --from both say which stages are meant; keep one of them"),
+        (["train", "chain.yaml", "--only", "more"], "stage more needs stage sft (`model.from`), which is not done; "
+         "train it first: --only sft, or leave the option out"),
+        (["check", "one.yaml", "--only", "sft"], "one.yaml: --only sft: this job has no stages; leave --only out"),
+        (["data", "chain.yaml"], "chain.yaml:8:1: this file has stages, and one job is wanted; `stoker check`, `plan` "
+         "and `train` take it; `stoker check FILE --only STAGE` prints a stage as a job"),
+    ],
+)  # fmt: skip
+def test_wrong_stages_exit_with_2(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("one.yaml").write_text("task: sft\nmodel: llama-3m\ndata: my.jsonl\n")
+    assert main(words) == 2
+    assert capsys.readouterr().err == f"error: {error}\n"
+    assert not Path("runs").exists()
+
+
+def test_fix_leaves_the_stages_alone() -> None:
+    assert main(["check", "chain.yaml", "--fix"]) == 0
+    assert Path("chain.yaml").read_text().endswith(CHAIN)

@@ -1,0 +1,177 @@
+"""``stoker train`` of a file with stages: one after another, going on after a kill, restarting what depends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from stoker.cli.main import main
+from stoker.runs.run_folder import RunFolder
+
+SCORE = """def e(answer, expected, row):
+    text = "".join(answer.split())
+    return text.count("e") / max(1, len(text))
+"""
+IN_THIS_PROCESS = "faults.restarts=0"
+
+
+@pytest.fixture
+def job(base: Path, sft: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two independent tunings, and a policy that begins with the first of them."""
+    monkeypatch.chdir(base)
+    (base / "letter.py").write_text(SCORE)
+    with (base / "asked.jsonl").open("w") as file:
+        for i in range(12):
+            file.write(json.dumps({"prompt": f"Say {i} words about the sea", "expected": str(i)}) + "\n")
+    shared = {key: sft[key] for key in ("model", "train", "evaluate")} | {"output": "runs/chain"}
+    policy = {"rewards": "python:letter:e", "prompts": 2, "answers": 2, "max_tokens": 4}
+    first = {"name": "first", "task": "sft", "data": "rows.jsonl", "steps": 3, "tune": {"method": "lora", "rank": 2}}
+    other = {"name": "other", "task": "sft", "data": "rows.jsonl", "steps": 2}
+    align = {"name": "align", "task": "grpo", "model": {"from": "first"}, "data": "asked.jsonl", "steps": 2}
+    return {**shared, "stages": [first, other, {**align, "grpo": policy}]}
+
+
+def write(job: dict[str, Any]) -> None:
+    Path("chain.yaml").write_text(yaml.safe_dump(job, sort_keys=False))
+
+
+Train = Callable[..., dict[str, bool]]
+
+
+@pytest.fixture
+def train(job: dict[str, Any], capsys: pytest.CaptureFixture[str], in_process_replay: None) -> Train:
+    """Trains as the command does and says of each stage whether it was left as it is."""
+    write(job)
+
+    def run(*words: str) -> dict[str, bool]:
+        capsys.readouterr()
+        assert main(["train", "chain.yaml", IN_THIS_PROCESS, "--json", *words]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        return {stage["stage"]: stage["unchanged"] for stage in answer["stages"]}
+
+    return run
+
+
+def test_stages_run_in_turn_and_each_begins_with_what_it_names(job: dict[str, Any], train: Train) -> None:
+    assert train("--only", "first") == {"first": False}
+    assert train() == {"first": True, "other": False, "align": False}
+    assert train() == {"first": True, "other": True, "align": True}
+    begun = load_file("runs/chain/first/merged/model.safetensors")
+    base = load_file(Path(job["model"]) / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(begun[name], base[name])  # the adapter is in it
+    assert "model:\n  name: runs/chain/first/merged" in RunFolder(Path("runs/chain/align")).job.read_text()
+
+
+def test_a_change_restarts_only_what_depends_on_it(job: dict[str, Any], train: Train, capsys: Any) -> None:
+    train()
+    assert train("stages.other.train.lr=1e-3") == {"first": True, "other": False, "align": True}
+    assert Path("runs/chain/other.1").is_dir()
+    Path("letter.py").write_text(SCORE.replace('"e"', '"a"'))  # the reward's code is an input
+    assert train("stages.other.train.lr=1e-3") == {"first": True, "other": True, "align": False}
+    assert train("stages.other.train.lr=1e-3", "stages.first.seed=5") == {"first": False, "other": True, "align": False}
+    assert [path.name for path in sorted(Path("runs/chain").iterdir())] == [
+        "align", "align.1", "align.2", "first", "first.1", "other", "other.1", "stages.json",
+    ]  # fmt: skip
+
+
+def test_data_is_compared_by_content(train: Train) -> None:
+    assert train("--only", "other") == {"other": False}
+    rows = Path("rows.jsonl")
+    text = rows.read_text()
+    rows.write_text(text)  # written again, the same
+    assert train("--only", "other") == {"other": True}
+    rows.write_text(text.replace("sea", "lake"))
+    assert train("--only", "other") == {"other": False}
+
+
+def test_more_steps_go_on_and_fewer_start_over(train: Train) -> None:
+    train("--only", "other")
+    assert train("--only", "other", "stages.other.steps=4") == {"other": False}
+    folder = RunFolder(Path("runs/chain/other"))
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2, 3, 4] and folder.is_done()
+    assert any(event["event"] == "resumed" for event in folder.read_events())
+    assert train("--only", "other", "stages.other.steps=3") == {"other": False}
+    assert [line["step"] for line in folder.read_metrics()] == [1, 2, 3]
+    assert Path("runs/chain/other.1").is_dir()
+
+
+def test_what_does_not_change_the_result_restarts_nothing(train: Train) -> None:
+    train("--only", "other")
+    words = ("checkpoint.every=1", "train.micro_batch=2", "faults.back_off=2")
+    assert train("--only", "other", *words) == {"other": True}
+
+
+def test_a_run_that_no_stage_has_made_is_put_aside(train: Train) -> None:
+    train("--only", "other")
+    RunFolder(Path("runs/chain/other")).lineage.unlink()
+    assert train("--only", "other") == {"other": False}
+    assert Path("runs/chain/other.1").is_dir()
+
+
+def test_fresh_starts_over(train: Train) -> None:
+    train("--only", "other")
+    assert train("--only", "other", "--fresh") == {"other": False}
+    assert Path("runs/chain/other.1").is_dir()
+
+
+def test_nothing_is_written_where_the_data_does_not_pass(job: dict[str, Any], train: Train, capsys: Any) -> None:
+    Path("rows.jsonl").write_text('{"prompt": "a", "completion": ""}\n' * 3)
+    assert main(["train", "chain.yaml", IN_THIS_PROCESS]) == 2
+    assert not Path("runs").exists()
+
+
+def test_runs_lists_the_stages_in_their_order(train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    train("--only", "other")
+    assert main(["runs", "chain", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    states = [(stage["name"], stage["needs"], stage["state"]) for stage in listed]
+    assert states == [("first", [], "waiting"), ("other", [], "done"), ("align", ["first"], "waiting")]
+    assert main(["runs", "runs/chain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["stage", "first", "other", "align"]
+
+
+def test_a_launcher_trains_one_job(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    write(job)
+    names = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**names, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "chain.yaml"]) == 2
+    assert "a launcher's processes train one job, and this file has stages" in capsys.readouterr().err
+
+
+@pytest.mark.slow  # starts the command four times, each of which starts workers
+def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -> None:
+    """kill -9 within the first stage, within the second and while weights are merged; the end is that of one go."""
+    job["checkpoint"] = {"every": 1}
+    write(job)
+    command = [sys.executable, "-m", "stoker", "train", "chain.yaml"]
+    undisturbed = subprocess.run([*command, "output=runs/whole"], capture_output=True, text=True, check=False)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    run = Path("runs/chain")
+    for seen in (run / "first/checkpoints/step-00000001", run / "first/.merged.partial", run / "align/metrics.jsonl"):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            deadline = time.monotonic() + 240
+            while not seen.exists():
+                assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+                time.sleep(0.005)
+            process.send_signal(signal.SIGKILL)
+    last = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert last.returncode == 0, last.stderr
+    assert "stage 1 of 3, first: done, unchanged" in last.stdout
+    for name in ("first", "other", "align"):
+        whole, killed = (RunFolder(Path("runs") / root / name) for root in ("whole", "chain"))
+        assert [line["loss"] for line in killed.read_metrics()] == [line["loss"] for line in whole.read_metrics()]
+    assert not list(run.glob("*.1"))
