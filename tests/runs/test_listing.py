@@ -37,6 +37,7 @@ def run_at(path: Path, *ends: str, steps: int = 2) -> RunFolder:
         (("interrupted",), "interrupted"),
         (("stopped", "resumed"), "interrupted"),
         (("stopped", "resumed", "done"), "done"),
+        (("done", "exported"), "done"),
     ],
 )
 def test_states(ends: tuple[str, ...], state: str, tmp_path: Path) -> None:

@@ -174,6 +174,6 @@ TASK = TaskSpec(
     samples=_samples,
     target="answer",
     perplexity=False,
-    roles=lambda job: ("policy", *(["reference"] if job.grpo.kl else [])),  # type: ignore[attr-defined]
+    roles=lambda job: ("policy", *(["reference"] if _variant(job)[0].kl != 0 else [])),
     resident=lambda job: int(job.tune.method == "full" and _variant(job)[0].kl != 0),
 )

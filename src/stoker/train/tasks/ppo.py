@@ -165,5 +165,6 @@ TASK = TaskSpec(
     samples=_samples,
     target="answer",
     perplexity=False,
+    roles=lambda job: ("policy", *(["reference"] if _block(job).kl != 0 else []), "critic"),
     resident=lambda job: int(job.tune.method == "full" and _block(job).kl != 0),
 )
