@@ -40,7 +40,7 @@ def open_stages(stages: Sequence[Stage], *, trains: bool = False) -> list[Loaded
     problems: dict[tuple[str, int, int, str], Problem] = {}
     for stage in stages:
         loaded, found = _looked_for(stage.load, of_run=is_of_run(Path(stage.document.file)), trains=trains)
-        for problem in stage.placed(found):
+        for problem in stage.placed([problem for problem in found if problem.key not in stage.needs]):  # runs to come
             words = problem.message.removeprefix(f"stage {stage.name}: ")
             problems.setdefault((problem.file, problem.line, problem.column, words), problem)
         if loaded is not None:

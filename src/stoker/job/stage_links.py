@@ -30,8 +30,8 @@ def linked(stage: Stage, earlier: Sequence[Stage], names: Sequence[str]) -> tupl
         if key != FROM and not isinstance(name, str):
             continue  # the schema says what is wrong with it
         if name not in known:
-            if key != FROM and name not in names and (_is_run(name) or not nearest(name, names)):
-                continue  # a run that is no stage's
+            if key != FROM and name not in names and (not task or _is_run(name) or not nearest(name, names)):
+                continue  # a model or a run that is no stage's
             later = "it does not come earlier" if name in names else "there is no such stage"
             hint = near(str(name), list(known)) if name not in names else "let it come before"
             problems.append(document.problem(path, f"stage {stage.name}: `{key}: {name}`: {later}", hint))
@@ -53,7 +53,7 @@ def _unfit(key: str, stage: Stage, task: str) -> tuple[str, str] | None:
         return None
     if task and found != task:
         return f"that stage is of task {found}", f"name a stage of task {task}"
-    if not task and (not TASKS[found].text or "adapter" not in TASKS[found].exports):
+    if not task and (not TASKS[found].text or TASKS[found].head == "score"):
         return f"task {found} trains no language model", "name a stage that trains one"
     return _unmergeable(stage) if key == FROM else None
 

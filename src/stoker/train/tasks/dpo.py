@@ -171,6 +171,13 @@ def _reads(job: Job) -> int:
     return off + (1 + off) * (block.loss == "kto")
 
 
+def _roles(job: Job) -> tuple[str, ...]:
+    block = _block(job)
+    named = block.reference if block.reference != "auto" else _reference(job, block).value
+    others = {"adapter-off": ("reference",), "none": ()}
+    return ("policy", *others.get(named, ("log-probabilities of the reference",)))
+
+
 def _toy_keys(job: Job) -> dict[str, Any]:
     return {"reference": "precomputed"} if _models(job) else {}
 
@@ -197,5 +204,6 @@ TASK = TaskSpec(
     perplexity=False,
     dropout=False,
     toy_keys=_toy_keys,
+    roles=_roles,
     reads=_reads,
 )

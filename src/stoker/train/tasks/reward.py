@@ -79,6 +79,7 @@ TASK = TaskSpec(
     target="pair",
     perplexity=False,
     dropout=False,
+    roles=lambda _: ("reward",),
     exports=("merged",),
     next_commands=_next_commands,
 )
