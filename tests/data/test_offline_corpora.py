@@ -98,3 +98,15 @@ def test_the_catalogue_states_licence_and_description() -> None:
     for corpus in offline_corpora.CORPORA:
         assert corpus.licence and corpus.description and offline_corpora.find(corpus.name) is corpus
     assert offline_corpora.find("sotu/english") is None and offline_corpora.find("unknown") is None
+
+
+def test_arithmetic_is_every_question_once_with_its_answer() -> None:
+    rows = list(opened("arithmetic").rows())
+    values = [row.value for row in rows if isinstance(row, Raw) and isinstance(row.value, dict)]
+    assert len(values) == len({value["prompt"] for value in values}) == 20 * 20 + 20 * 21 // 2
+    for value in values:
+        question = value["prompt"].removeprefix("What is ").removesuffix("?").split()
+        left, right = int(question[0]), int(question[2])
+        assert int(value["expected"]) == (left + right if question[1] == "+" else left - right) >= 0
+    assert [row.row for row in rows if isinstance(row, Raw)] == list(range(1, 611))
+    assert rows == list(opened("arithmetic").rows())

