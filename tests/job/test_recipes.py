@@ -19,8 +19,8 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 
 def test_the_default_comes_first_and_all_are_there() -> None:
     assert recipe_names() == [
-        "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "grpo-arithmetic", "module-digits", "pretrain-10m", "reward",
-        "sft-full", "sft-qlora",
+        "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "grpo-arithmetic", "module-digits", "pretrain-10m",
+        "reward", "sft-full", "sft-qlora",
     ]  # fmt: skip
 
 
