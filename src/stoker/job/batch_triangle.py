@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.job.batch_solver import BatchTriangle, solve_batch
 from stoker.job.layout import Layout, ScheduleName
 from stoker.job.schema import Job
-from stoker.job.task_spec import task_of
+from stoker.job.task_spec import task_of, together_of
 
 SCRATCH_PREFIX = "llama-"  # names of the catalogue's models that begin with random weights
 SCRATCH_SEQ_LEN, SEQ_LEN = 512, 1024
@@ -47,7 +47,7 @@ def triangle_of(job: Job) -> BatchTriangle:
         micro_batch=_number(train.micro_batch),
         accumulation=_number(train.accumulation),
         data_parallel=data_parallel_of(job),
-        seq_len=seq_len_of(job) if task_of(job).text else None,
+        seq_len=seq_len_of(job) * together_of(job) if task_of(job).text else None,
         default_batch=default_batch(job),
         pipeline=Layout(pipeline=parts.pipeline, schedule=schedule),
     )
