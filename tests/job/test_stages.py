@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.job.json_schema import editor_schema
 from stoker.job.load_job import load_job
 from stoker.job.stages import StagedJob, read_stages
+from stoker.job.yaml_document import parse_document
 
 CHAIN = """\
 model: {name: llama-3m, stop: <|endoftext|>}
@@ -187,3 +190,19 @@ def test_wrong_stages_exit_with_2(words: list[str], error: str, capsys: pytest.C
 def test_fix_leaves_the_stages_alone() -> None:
     assert main(["check", "chain.yaml", "--fix"]) == 0
     assert Path("chain.yaml").read_text().endswith(CHAIN)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "fits"),
+    [
+        ("", "", True),
+        ("name: more", "nam: more", False),
+        ("{from: sft}", "{form: sft}", False),
+        ("steps: 5", "steps: five", False),
+        ("stages:", "stage:", False),
+    ],
+)
+def test_the_editors_schema_knows_stages(was: str, now: str, fits: bool) -> None:
+    text = CHAIN.replace("{prompts: 4}", "{rewards: numeric}")
+    job = parse_document(text.replace(was, now, 1), "chain.yaml").data
+    assert Draft202012Validator(editor_schema()).is_valid(job) is fits

@@ -56,18 +56,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _what_it_takes(path: Path) -> Iterator[str]:
     """What the planner says of the job on one GPU and on eight; nothing of a job without a language model."""
-    from stoker.cli.plan import question_of
+    from stoker.cli.plan import question_of_job
+    from stoker.job.load_job import load_job
+    from stoker.job.stages import has_stages, read_stages
     from stoker.plan.answer.setting_to_yaml import time_words
     from stoker.plan.search import search
 
+    jobs = [("", load_job(path))] if not has_stages(path) else []
+    jobs = jobs or [(f", stage {stage.name}", stage.load()) for stage in read_stages(path).stages]
     for on in PLANNED_ON:
-        try:
-            question = question_of(str(path), [], on)
-        except UserError:
-            return
-        plans = search(question.work, question.cluster, software=question.software, kept=1).plans
-        if plans:
-            plan, steps = plans[0], question.length.steps
-            run = f", {time_words(steps * plan.seconds)} for {steps} steps" if steps else ""
-            memory = f"{plan.memory.peak / 2**30:.1f} GiB a device"
-            yield f"on {on}, as the planner predicts: {memory}, {plan.seconds:.2g} s a step{run}"
+        for stage, loaded in jobs:
+            try:
+                question = question_of_job(loaded, on)
+            except UserError:
+                return
+            plans = search(question.work, question.cluster, software=question.software, kept=1).plans
+            if plans:
+                plan, steps = plans[0], question.length.steps
+                run = f", {time_words(steps * plan.seconds)} for {steps} steps" if steps else ""
+                memory = f"{plan.memory.peak / 2**30:.1f} GiB a device"
+                yield f"on {on}{stage}, as the planner predicts: {memory}, {plan.seconds:.2g} s a step{run}"

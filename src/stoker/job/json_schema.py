@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.job.key_paths import block_of, choices, field_at
+from stoker.job.load_job import STAGES
 from stoker.job.schema import Job
 from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, TOKENS
+from stoker.job.stage import NAME
+
+STAGES_MEAN = "jobs that are trained one after another; each has the keys beside `stages` as well"
+FROM_MEANS = "name of an earlier stage, whose weights this one begins with"
 
 
 def editor_schema() -> dict[str, Any]:
@@ -36,6 +41,27 @@ def editor_schema() -> dict[str, Any]:
         block, is_list = block_of(field.annotation)
         if block is not None and not is_list and field.default_factory is not None:
             _allow(schema["properties"], name, {"type": "null"})
+    return _with_stages(schema)
+
+
+def _with_stages(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a job, or of a file with stages: each has a name and any keys of a job."""
+    properties, block = schema["properties"], schema["$defs"]["ModelBlock"]
+    earlier = {"type": "string", "minLength": 1, "description": FROM_MEANS}
+    begun = {**block, "properties": {**block["properties"], "from": earlier}, "required": ["from"]}
+    schema["$defs"]["BegunModel"] = {**begun, "description": "The model that an earlier stage trains."}
+    model = {**properties["model"], "anyOf": [*properties["model"]["anyOf"], {"$ref": "#/$defs/BegunModel"}]}
+    name = {"type": "string", "pattern": f"^{NAME}$", "description": "the stage's name, and its run's folder"}
+    schema["$defs"]["Stage"] = {
+        "type": "object",
+        "description": "A job of a file with stages; it has the keys beside `stages` as well.",
+        "properties": {"name": name, **properties, "model": model},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    stages = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/Stage"}, "description": STAGES_MEAN}
+    schema["properties"] = {**properties, STAGES: stages}
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": [STAGES]}]
     return schema
 
 

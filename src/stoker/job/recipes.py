@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from pydantic.fields import FieldInfo
 from stoker.errors import Problem, UserError
 from stoker.job.block import Block
 from stoker.job.job_to_yaml import INDENT, scalar
+from stoker.job.json_schema import STAGES_MEAN
 from stoker.job.key_paths import KeyPath, block_of, describe, example_of
+from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.shorthand import expand_shorthands
 from stoker.job.suggest_key import nearest
@@ -27,6 +30,10 @@ EXPLAINED = (
     "`#` and a key is switched off: what it shows is the default or an example. Remove the `#` to set it. "
     "Then run `stoker check` on this file."
 )
+SHARED = (
+    "The stages are at the end of the file. A key above them is of all stages, unless a stage has its own; `stoker "
+    "check` prints each stage whole."
+)
 
 
 def recipe_names() -> list[str]:
@@ -37,8 +44,8 @@ def recipe_names() -> list[str]:
 
 def recipe_description(name: str) -> str:
     """The paragraph that opens a recipe. Raises UserError for an unknown name."""
-    lines = [line.removeprefix("#").strip() for line in _recipe_text(name).splitlines() if line.startswith("#")]
-    return " ".join(lines)
+    opening = takewhile(lambda line: line.startswith("#"), _recipe_text(name).splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in opening)
 
 
 def write_recipe(name: str = DEFAULT_RECIPE) -> str:
@@ -46,9 +53,14 @@ def write_recipe(name: str = DEFAULT_RECIPE) -> str:
 
     Raises UserError for an unknown name.
     """
-    document = expand_shorthands(parse_document(_recipe_text(name), file=name))
+    text, dash, stages = _recipe_text(name).partition(f"\n{STAGES}:\n")
+    document = expand_shorthands(parse_document(text, file=name))
     lines = [*_wrapped(f"Recipe {name}. {recipe_description(name)}"), "#", *_wrapped(EXPLAINED)]
+    if dash:
+        lines += ["#", *_wrapped(SHARED)]
     lines += _block_lines(Job, {"version": SCHEMA_VERSION, **document.data}, (), live=True)
+    if dash:
+        lines += ["", *_wrapped(STAGES_MEAN), f"{STAGES}:", *stages.rstrip().splitlines()]
     return "\n".join(lines) + "\n"
 
 

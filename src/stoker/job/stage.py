@@ -14,6 +14,7 @@ from stoker.job.yaml_document import JobDocument, Mark
 FROM = "model.from"
 # The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
 STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "grpo.reward": "reward"}
+NAME = "[A-Za-z0-9][A-Za-z0-9_-]*"
 WEIGHTS = "merged"  # folder of a run with its weights for the stages that begin with them
 
 

@@ -18,12 +18,11 @@ from stoker.job.key_paths import KeyPath, dotted, parse_key
 from stoker.job.load_job import STAGES
 from stoker.job.overrides import apply_overrides
 from stoker.job.shorthand import MAIN_KEY
-from stoker.job.stage import Stage
+from stoker.job.stage import NAME, Stage
 from stoker.job.stage_links import linked, near
 from stoker.job.task_spec import TASKS
 from stoker.job.yaml_document import COMMAND_LINE, JobDocument, Mark, read_document
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 EACH_ITS_OWN = (("output",), ("checkpoint", "to"))  # shared places, below which every stage has a folder
 LENGTHS = ("steps", "epochs")  # one of them; a stage's own replaces the shared other
 
@@ -113,7 +112,7 @@ def _items(document: JobDocument) -> list[dict[str, Any]]:
             problems.append(document.problem(here, f"`{dotted(here)}` must be a block of keys", "write `- name: sft`"))
         elif name is None:
             problems.append(document.problem(here, f"`{dotted(here)}` has no `name`", "write `name: sft`"))
-        elif not isinstance(name, str) or not NAME.fullmatch(name):
+        elif not isinstance(name, str) or not re.fullmatch(NAME, name):
             hint = "write letters, digits, - and _, beginning with a letter or digit; a number in quotes"
             problems.append(document.problem((*here, "name"), f"{name!r} is no name of a stage", hint))
         elif name in seen:
