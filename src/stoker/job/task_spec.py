@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
+    from stoker.models.virtual_tokens import Drawn
     from stoker.parallel.mesh import Mesh
     from stoker.train.batch_extras import BatchExtras
     from stoker.train.engine import Engine
@@ -84,6 +85,7 @@ class TaskSpec:
         models: other models that a job names, by key.
         objective: the loss of a language model for a job; None for the cross entropy of each target.
         critic: whether a critic is trained beside the model; see `stoker.models.critic`.
+        first_values: first weights of what the task adds to the model, by name, where it knows better ones than chance.
         extras: what the task adds to the inputs of a pass, for a job and the folder of its paths.
         samples: what makes the task's samples, where they are not sequences of the corpus: called as
             `stoker.train.language_task.LanguageTask` is.
@@ -121,6 +123,7 @@ class TaskSpec:
     models: Callable[[Job], dict[str, str]] = lambda _: {}
     objective: Callable[[ResolvedJob], Objective] | None = None
     critic: bool = False
+    first_values: Callable[[LoadedJob, Path], Drawn] | None = None
     extras: Callable[[LoadedJob, Path], BatchExtras] | None = None
     samples: Callable[[LoadedJob, Path, TextSide], Callable[..., LanguageTask]] | None = None
     target: str = "token"

@@ -45,7 +45,13 @@ class Built:
 
 
 def build_meta(
-    job: ResolvedJob, base: Path, device: Device, *, stop_id: int | None = None, text: Sequence[int] | None = None
+    job: ResolvedJob,
+    base: Path,
+    device: Device,
+    *,
+    stop_id: int | None = None,
+    text: Sequence[int] | None = None,
+    first: Drawn | None = None,
 ) -> Built:
     """The job's model without memory: fused layers split, adapters inserted.
 
@@ -53,6 +59,7 @@ def build_meta(
         base: the folder that relative paths start from.
         stop_id: the end token in the configuration of a model from scratch.
         text: token ids of ``tune.text``.
+        first: first values of parameters that the task or tuning adds, in the place of drawn ones.
 
     Raises:
         UserError: the model cannot be found or loaded, a target of the adapters names no layer, or the rows of new
@@ -88,6 +95,7 @@ def build_meta(
         score.weight.requires_grad_(True)
         drawn |= first_scores(model, score, job.seed)
     fuse_lora(model)
+    drawn |= first or {}
     shapes = {name: parameter.shape for name, parameter in model.named_parameters(remove_duplicate=False)}
     transposed = frozenset(
         f"{name}.base_layer.weight"

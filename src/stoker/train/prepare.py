@@ -19,7 +19,7 @@ from stoker.data.corpus import Corpus, open_corpus
 from stoker.data.stored_audit import audited
 from stoker.errors import UserError
 from stoker.hardware.device import Device
-from stoker.job.layout import layout_of
+from stoker.job.layout import Layout, layout_of
 from stoker.job.load_job import LoadedJob
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of, together_of
@@ -27,7 +27,7 @@ from stoker.models.adapters import unwrap
 from stoker.models.build_model import build_meta
 from stoker.models.families import family_of
 from stoker.models.families.facts import Family
-from stoker.models.language_model import lay_out_for
+from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.meta_model import allocate
 from stoker.models.objective import Objective, next_token
 from stoker.models.quantise import device_for, elements, fact
@@ -35,6 +35,7 @@ from stoker.models.resize_embeddings import NewRows
 from stoker.models.router_balance import RouterBalance, routers_of, watch_routers
 from stoker.models.router_check import no_routers
 from stoker.models.text import TextSide, open_text_side
+from stoker.models.virtual_tokens import Drawn
 from stoker.models.weight_source import fill_whole
 from stoker.parallel.compile import compile_blocks
 from stoker.parallel.float64_mode import arithmetic_of
@@ -124,7 +125,9 @@ def _prepare_language(
     if checked.problems:
         corpus.close()
         raise UserError(*checked.problems)
-    built = build_meta(job, base, device, stop_id=text.tokenizer.eos_token_id, text=text.prompt_ids(job))
+    first = _first_values(loaded, base)
+    stop_id = text.tokenizer.eos_token_id
+    built = build_meta(job, base, device, stop_id=stop_id, text=text.prompt_ids(job), first=first)
     model = built.model
     embedding: Any = unwrap(model).get_input_embeddings()
     if len(text.tokenizer) > embedding.weight.shape[0]:
@@ -161,25 +164,33 @@ def _prepare_language(
         assert spread_out.language is not None
         language = spread_out.language
         task = samples(spread_out.model, language, corpus, device.torch, root=spread_out.root)
-    facts = {
-        "model": f"{job.model.name}: {described}",
-        "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
-        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
-        "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
-    }
+    facts = {"model": f"{job.model.name}: {described}", **_facts(job, text, language, device, layout)}
+    facts |= {"critic": f"begins {'as the reward model' if first else 'at random'}"} if task_of(job).critic else {}
     if balance is not None:
         facts["routers"] = f"{balance.layers}, balanced by an auxiliary loss of {balance.coefficient:g}"
     if built.new_rows is not None:
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
-    quantised = fact(job, device, layout)
-    if quantised is not None:
-        facts["base"] = quantised
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     engine = _engine_of(task, device, mesh, spread_out)
     return Prepared(
         job, task, device, facts, fingerprints, engine, pieces, aliases, checked, corpus, text, built.new_rows
     )
+
+
+def _first_values(loaded: LoadedJob, base: Path) -> Drawn:
+    values = task_of(loaded.job).first_values
+    return values(loaded, base) if values else {}
+
+
+def _facts(job: ResolvedJob, text: TextSide, language: LanguageModel, device: Device, layout: Layout) -> dict[str, str]:
+    facts = {
+        "template": "the tokenizer's own" if text.own_template else "plain (the tokenizer has none)",
+        "rows": "laid end to end, each attending to itself" if language.packs else "padded, grouped by length",
+        "loss": "over the model's own logits" if language.head is None and layout.pipeline == 1 else _CHUNKED,
+    }
+    quantised = fact(job, device, layout)
+    return facts if quantised is None else {**facts, "base": quantised}
 
 
 def _samples(loaded: LoadedJob, base: Path, text: TextSide, objective: Objective) -> Callable[..., LanguageTask]:

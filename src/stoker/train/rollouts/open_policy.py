@@ -9,12 +9,14 @@ from pathlib import Path
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
 from stoker.models.text import TextSide
+from stoker.models.virtual_tokens import Drawn
 from stoker.scoring.scorers import scorer_of
 from stoker.train.language_task import LanguageTask
-from stoker.train.rollouts.policy_block import PolicyBlock, RewardBlock
+from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
 from stoker.train.rollouts.rewards import Reward, Rewards, ScorerReward, length_reward
+from stoker.train.rollouts.run_reward import RunReward, critic_from
 
 
 def policy_samples(
@@ -32,7 +34,7 @@ def policy_samples(
     return partial(
         PolicyTask,
         settings=settings,
-        rewards=rewards_of(block, loaded, base),
+        rewards=rewards_of(block, loaded, base, text),
         codec=text.codec,
         context=text.context,
         seed=job.seed,
@@ -40,19 +42,26 @@ def policy_samples(
     )
 
 
-def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path) -> Rewards:
+def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:
+    """First weights of the job's critic by name: the reward run's, where it has the same adapters."""
+    return critic_from(block.reward, loaded, base) if block.reward is not None else {}
+
+
+def rewards_of(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Rewards:
     """The rewards of a job.
 
     Raises:
         UserError: there is no such reward, with the key's place.
     """
     given = [block.rewards] if isinstance(block.rewards, str) else block.rewards
-    named = [each if isinstance(each, RewardBlock) else RewardBlock(name=each) for each in given]
+    weights = given if isinstance(given, dict) else dict.fromkeys(given, 1.0)
     found: list[tuple[Reward, float]] = []
-    for number, each in enumerate(named):
-        key = f"{loaded.job.task}.rewards" + (f"[{number}]" if not isinstance(block.rewards, str) else "")
+    if block.reward is not None:
+        found.append((RunReward(block.reward, loaded, base, text.tokenizer.get_vocab()), 1.0))
+    for number, (name, weight) in enumerate(weights.items()):
+        key = f"{loaded.job.task}.rewards" + (f"[{number}]" if isinstance(block.rewards, list) else "")
         try:
-            found.append((_reward(each.name, base), each.weight))
+            found.append((_reward(name, base), weight))
         except UserError as error:
             (problem,) = error.problems
             raise UserError(loaded.problem(key, problem.message, problem.suggestion)) from error

@@ -16,20 +16,17 @@ if TYPE_CHECKING:
 NonNegative = Annotated[float, Field(ge=0)]
 
 
-class RewardBlock(Block):
-    """A reward and what it counts."""
-
-    name: Text = Field(description="as in the list: numeric, exact, regex:PATTERN, python:MODULE:FUNCTION, ...")
-    weight: float = Field(default=1.0, description="factor in the sum of the rewards")
-
-
 class PolicyBlock(Block):
     """How a policy answers, and what its answers are worth."""
 
-    rewards: str | Annotated[list[str | RewardBlock], Field(min_length=1)] = Field(
+    reward: Text | None = Field(
+        default=None, description="folder of a run of task reward, or name of an earlier stage, whose scores count"
+    )
+    rewards: str | list[str] | dict[str, float] = Field(
+        default_factory=list,
         description="what an answer is worth: exact, normalised, numeric, regex:PATTERN, json_schema:FILE, rouge, "
         "chrf, code, language:CODE, length:TOKENS, length:MIN-MAX, python:MODULE:FUNCTION, judge:URL; several are "
-        "added up"
+        "added up, a mapping gives each its weight",
     )
     prompts: PositiveInt = Field(default=8, description="prompts that are answered before a step is taken")
     max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")
@@ -57,6 +54,8 @@ class PolicyBlock(Block):
 
 
 REASONS = {
+    "reward": "rewards are computed from the text",
+    "rewards": "the reward run alone",
     "prompts": "a few prompts a step",
     "max_tokens": "a short paragraph",
     "temperature": "answers are drawn from the policy itself",
@@ -68,6 +67,7 @@ REASONS = {
     "reward_clip": "scores are not clipped",
 }
 EXAMPLES = {
+    "reward": "runs/reward",
     "rewards": "[numeric]",
     "kl": "0.04",
     "kl_in": "loss",
@@ -80,6 +80,9 @@ EXAMPLES = {
 
 def checks(view: View, name: str) -> Iterator[Problem]:
     """What of a job of such a task cannot be."""
+    if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
+        message = f"`{name}` has no reward, so there is nothing to learn from"
+        yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
     if view.value("train.pack") is True:
         message = f"`task: {name}` samples its answers, so there is nothing to pack beforehand"
         yield from view.at_each(["train.pack"], message, "remove it: answers are always packed")

@@ -65,7 +65,7 @@ class GrpoBlock(PolicyBlock):
 
 
 def _variant(job: Job) -> tuple[GrpoBlock, Variant]:
-    block = job.grpo if isinstance(job.grpo, GrpoBlock) else GrpoBlock(rewards="exact")  # type: ignore[attr-defined]
+    block = job.grpo if isinstance(job.grpo, GrpoBlock) else GrpoBlock()  # type: ignore[attr-defined]
     return block, VARIANTS[block.loss]
 
 
@@ -160,7 +160,7 @@ TASK = TaskSpec(
     adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
     batch=_batch,
     block=GrpoBlock,
-    block_hint="write `grpo:` with `rewards`, as {rewards: [numeric]}",
+    block_hint="write `grpo:` with a reward, as {rewards: [numeric]} or {reward: RUN}",
     reasons={
         **REASONS,
         "loss": "the usual one",
@@ -170,6 +170,7 @@ TASK = TaskSpec(
     examples={**EXAMPLES, "dynamic": "4"},
     checks=(_checks,),
     prompts=True,
+    dropout=False,
     objective=_objective,
     samples=_samples,
     target="answer",

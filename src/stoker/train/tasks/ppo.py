@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stoker.job.schema import Job
     from stoker.models.objective import Objective
     from stoker.models.text import TextSide
+    from stoker.models.virtual_tokens import Drawn
     from stoker.train.language_task import LanguageTask
     from stoker.train.rollouts.policy_settings import PolicySettings
 
@@ -46,7 +47,7 @@ class PpoBlock(PolicyBlock):
 
 
 def _block(job: Job) -> PpoBlock:
-    return job.ppo if isinstance(job.ppo, PpoBlock) else PpoBlock(rewards="exact")  # type: ignore[attr-defined]
+    return job.ppo if isinstance(job.ppo, PpoBlock) else PpoBlock()  # type: ignore[attr-defined]
 
 
 def _defaults(job: Job) -> dict[str, Decided]:
@@ -135,13 +136,19 @@ def _samples(loaded: LoadedJob, base: Path, text: TextSide) -> Callable[..., Lan
     return policy_samples(loaded, base, text, block=block, settings=settings_of(loaded.job))
 
 
+def _critic_values(loaded: LoadedJob, base: Path) -> Drawn:
+    from stoker.train.rollouts.open_policy import critic_values
+
+    return critic_values(loaded, base, block_of_task(loaded.job, PpoBlock))
+
+
 TASK = TaskSpec(
     name="ppo",
     defaults=_defaults,
     adapter_lr=Decided(1e-5, "adapters take ten times the rate of full tuning"),
     batch=_batch,
     block=PpoBlock,
-    block_hint="write `ppo:` with `rewards`, as {rewards: [numeric]}",
+    block_hint="write `ppo:` with a reward, as {reward: RUN} or {rewards: [numeric]}",
     reasons={
         **REASONS,
         "prompts": "enough for a mean over answers",
@@ -161,6 +168,8 @@ TASK = TaskSpec(
     checks=(_checks,),
     prompts=True,
     critic=True,
+    first_values=_critic_values,
+    dropout=False,
     objective=_objective,
     samples=_samples,
     target="answer",

@@ -1,0 +1,136 @@
+"""The scores of a reward run as a reward, and its weights as a critic's first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.checkpoint.load_run import TunedRun, checkpoint_step, open_run
+from stoker.errors import UserError
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.resolved import ResolvedJob
+from stoker.job.task_spec import task_of
+from stoker.models import packed_attention
+from stoker.models.adapters import unwrap
+from stoker.models.critic import CRITIC
+from stoker.models.head import VALUE_HEAD
+from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.models.score_head import OFFSET
+from stoker.models.virtual_tokens import Drawn
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.find_run import find_run
+from stoker.train.reward_objective import answer_scores, offset_of
+from stoker.train.rollouts.rewards import Answer
+
+TOKENS = 8192  # of a forward pass
+NAME = "reward"
+
+
+class RunReward:
+    """Scores answers with the model of a reward run; demonstrations score 0. Each process has a copy.
+
+    Raises:
+        UserError: there is no such run, it is of another task, or its tokenizer is not the policy's.
+    """
+
+    name = NAME
+
+    def __init__(self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int]) -> None:
+        key = f"{loaded.job.task}.reward"
+        self._tuned = _of_reward(run, loaded, base)
+        if self._tuned.tokenizer.get_vocab() != vocabulary:
+            message = f"the reward run {run} has another tokenizer than the policy"
+            raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
+
+    @cached_property
+    def _language(self) -> LanguageModel:
+        with arithmetic_of(self._tuned.device):
+            return lay_out_for(unwrap(self._tuned.model))
+
+    @torch.inference_mode()
+    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+        """See `stoker.train.rollouts.rewards.Reward`: the score at the last token of each answer."""
+        device = self._tuned.device
+        scores = np.zeros(len(answers))
+        with arithmetic_of(device), device.autocast():
+            for numbers in _in_passes([len(a.prompt_ids) + len(a.ids) for a in answers]):
+                for inputs in self._language.lay_out(
+                    [_row(answers[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
+                ):
+                    with packed_attention.segments(inputs.segments, inputs.across):
+                        found = self._language.read(inputs, answer_scores)
+                    scores[inputs.given["number"].tolist()] = found.double().cpu().numpy()
+        return (scores - offset_of(self._tuned.model)).tolist()
+
+
+def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
+    key = f"{loaded.job.task}.reward"
+    try:
+        tuned = open_run(run, base)
+    except UserError as error:
+        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
+    if task_of(tuned.job).head != "score":
+        message = f"{run} is a run of task {tuned.job.task}, whose model gives no scores"
+        raise UserError(loaded.problem(key, message, "name a run of task reward"))
+    return tuned
+
+
+def _row(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens with one target after the last, where the score is read."""
+    ids = np.array([*answer.prompt_ids, *answer.ids, answer.ids[-1]], np.uint32)
+    return ids, np.arange(len(ids)) == len(ids) - 1
+
+
+def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
+    """Answers by number in groups of at most `TOKENS`, or of one."""
+    groups: list[list[int]] = []
+    held = 0
+    for number, length in enumerate(lengths):
+        if not groups or held + length > TOKENS:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held += length
+    return groups
+
+
+def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
+    """First weights of a critic from a reward run with the same adapters on the same model; nothing of another.
+
+    A critic begins as the reward model (Huang et al., 2024, "The N+ Details", 7), so its values begin as the scores.
+    """
+    folder = find_run(run, base)
+    theirs = load_job(folder.job).job
+    if not _adapts_alike(theirs, loaded.job):
+        return {}
+    store, step = checkpoint_step(folder, theirs, "last", base)
+    tensors = store.load(step).tensors
+    found: dict[str, Callable[[], Tensor]] = {}
+    head = f"base_model.model.{VALUE_HEAD}"
+    for key, tensor in tensors.items():
+        name = key.removeprefix("model/")
+        if not isinstance(tensor, Tensor):
+            continue
+        if ".lora_" in name:
+            found[name.replace(".default.", f".{CRITIC}.")] = partial(_same, tensor)
+        elif key.startswith("model/") and tensor.shape[:1] == (1,):
+            found[f"{head}.weight"] = partial(_same, tensor)
+        elif key.startswith("buffer/") and name.endswith(f".{OFFSET}"):
+            found[f"{head}.bias"] = partial(_same, -tensor.reshape(1))
+    return found
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _adapts_alike(theirs: ResolvedJob, ours: ResolvedJob) -> bool:
+    assert theirs.model is not None and ours.model is not None
+    keys = ("method", "rank", "alpha", "targets", "rslora", "dora", "modules_to_save")
+    alike = all(getattr(theirs.tune, key) == getattr(ours.tune, key) for key in keys)
+    return ours.tune.method in ("lora", "qlora") and alike and theirs.model.name == ours.model.name

@@ -1,0 +1,79 @@
+"""A reward run in a policy's job: its scores are the rewards, and the critic begins as it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from running import run
+
+from stoker.checkpoint.load_run import open_run
+from stoker.errors import UserError
+from stoker.models.adapters import unwrap
+from stoker.train.reward_objective import offset_of
+from stoker.train.rollouts.policy_task import ROLLOUTS
+from stoker.train.rollouts.rollout_files import RolloutFiles
+
+LORA = {"method": "lora", "rank": 4}
+
+
+@pytest.fixture
+def with_reward(base: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """A job of ``ppo`` beside a trained reward run on the same model."""
+    with (base / "pairs.jsonl").open("w") as file:
+        for i in range(24):
+            answers = {"chosen": f"eee {i} e", "rejected": f"It is {i}."}
+            file.write(json.dumps({"prompt": f"Say {i} words about the sea", **answers}) + "\n")
+    shared = {key: job[key] for key in ("model", "train")}
+    reward = {**shared, "task": "reward", "data": "pairs.jsonl", "steps": 6, "output": "rm", "tune": LORA}
+    run(base, {**reward, "evaluate": {"fraction": 0.2, "every": 3}})
+    block = {"reward": "rm", "prompts": 8, "max_tokens": 8, "epochs": 1}
+    return {**{key: value for key, value in job.items() if key != "grpo"}, "task": "ppo", "tune": LORA, "ppo": block}
+
+
+def test_rewards_are_the_scores_of_the_reward_model(with_reward: dict[str, Any], base: Path) -> None:
+    ran = run(base, {**with_reward, "steps": 1})
+    reward = open_run("rm", base)
+    offset = offset_of(reward.model)
+    assert offset != 0.0
+    model = unwrap(reward.model)
+    for rollout in RolloutFiles(ran.folder.path / ROLLOUTS).read(0).rollouts:
+        ids = torch.tensor([[*rollout.prompt_ids.tolist(), *rollout.answer_ids.tolist()]])
+        with torch.no_grad():
+            expected = float(model(input_ids=ids).logits[0, -1, 0]) - offset
+        assert rollout.score == pytest.approx(expected, abs=1e-5)
+        assert rollout.rewards == {"reward": rollout.score}
+
+
+def test_a_critic_begins_as_the_reward_model(with_reward: dict[str, Any], base: Path) -> None:
+    ran = run(base, {**with_reward, "steps": 1})
+    assert ran.prepared.facts["critic"] == "begins as the reward model"
+    for rollout in RolloutFiles(ran.folder.path / ROLLOUTS).read(0).rollouts:
+        # Its value after a token is the score of the answer up to there: the last value is that before the last token.
+        model = unwrap(open_run("rm", base).model)
+        ids = torch.tensor([[*rollout.prompt_ids.tolist(), *rollout.answer_ids.tolist()]])
+        with torch.no_grad():
+            scores = model(input_ids=ids).logits[0, :, 0] - offset_of(open_run("rm", base).model)
+        first = len(rollout.prompt_ids) - 1
+        np.testing.assert_allclose(rollout.tokens["value"], scores[first:-1], atol=1e-5)
+        break
+
+
+def test_a_critic_with_other_adapters_begins_at_random(with_reward: dict[str, Any], base: Path) -> None:
+    ran = run(base, {**with_reward, "steps": 1, "tune": {**LORA, "rank": 2}})
+    assert ran.prepared.facts["critic"] == "begins at random"
+
+
+@pytest.mark.parametrize(
+    ("named", "message"), [("rn", "there is no run"), ("run", "whose model gives no scores"), (None, "has no reward")]
+)
+def test_wrong_rewards_are_refused(with_reward: dict[str, Any], base: Path, named: str | None, message: str) -> None:
+    if named == "run":
+        run(base, {**with_reward, "steps": 1})
+    block = {key: value for key, value in {**with_reward["ppo"], "reward": named}.items() if value is not None}
+    with pytest.raises(UserError, match=message):
+        run(base, {**with_reward, "ppo": block, "output": "other"})
