@@ -236,3 +236,20 @@ def test_a_function_may_ask_for_all_answers(tmp_path: Path, monkeypatch: pytest.
         together("fails")
     with pytest.raises(UserError, match=r"rows\.jsonl:8: python:together:infinite gave inf"):
         together("infinite")
+
+
+def test_a_function_of_trl_is_called_as_trl_calls_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "as_trl.py").write_text(
+        "def right(completions, answer, **more):\n"
+        "    texts = [c if isinstance(c, str) else c[0]['content'] for c in completions]\n"
+        "    assert sorted(more) == ['prompts']\n"
+        "    return [float(text == a) for text, a in zip(texts, answer)]\n"
+        "def first(prompts, completions):\n    return [float(c == p) for c, p in zip(completions, prompts)]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    chat = [{"role": "user", "content": "Say b."}]
+    rows = [row(prompt="Say a.", answer="a"), row(prompt=chat, answer="b"), row(prompt="x", answer="c")]
+    batch = scorer_of("python:as_trl:right", tmp_path).batch
+    assert batch is not None and [s.value for s in batch(["a", "b", "d"], rows)] == [1, 1, 0]
+    batch = scorer_of("python:as_trl:first", tmp_path).batch
+    assert batch is not None and [s.value for s in batch(["a", "b", "x"], rows)] == [0, 0, 1]

@@ -2,8 +2,9 @@
 
 ``function(answer, expected, row)`` gives a number for an answer; ``row`` has all columns of its row. A function with a
 parameter ``answers`` gets lists instead, by those of the names ``answers``, ``expected`` and ``rows`` that it takes,
-and gives a list of numbers: as a reward for all answers that one process scores together, the answers to a prompt
-behind each other; in ``stoker eval`` for one answer at a time.
+and gives a list of numbers; one with a parameter ``completions`` is called as TRL calls its reward functions, with
+``prompts``, ``completions`` and every column by its name, each a list. As a reward they are called for all answers that
+one process scores together, the answers to a prompt behind each other; in ``stoker eval`` for one answer at a time.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def _lists_taken(function: Callable[..., Any]) -> tuple[str, ...]:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some functions in C have none that can be read
         return ()
+    if "completions" in parameters:
+        return ("completions",)
     if "answers" not in parameters:
         return ()
     every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -80,20 +83,40 @@ def _call(name: str, function: Callable[..., Any], answer: str, row: AnswerRow) 
 def _call_batch(
     name: str, function: Callable[..., Any], taken: Sequence[str], answers: Sequence[str], rows: Sequence[AnswerRow]
 ) -> list[Score]:
-    lists = {
-        "answers": list(answers),
-        "expected": [row.expected for row in rows],
-        "rows": [dict(row.fields) for row in rows],
-    }
+    lists = _lists(answers, rows) if taken != ("completions",) else _as_trl(function, answers, rows)
     what = f"{name}, called with {len(rows)} answers, the first to this row,"
     try:
-        values = function(**{each: lists[each] for each in taken})
+        values = function(**(lists if taken == ("completions",) else {each: lists[each] for each in taken}))
         values = list(values)
     except Exception as error:
         raise UserError(rows[0].problem(f"{what} raised {type(error).__name__}: {reason_of(error)}")) from error
     if len(values) != len(rows):
         raise UserError(rows[0].problem(f"{what} gave {len(values)} numbers", "give one for each answer"))
     return [_score(name, value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def _lists(answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[Any]]:
+    return {
+        "answers": list(answers),
+        "expected": [row.expected for row in rows],
+        "rows": [dict(row.fields) for row in rows],
+    }
+
+
+def _as_trl(function: Callable[..., Any], answers: Sequence[str], rows: Sequence[AnswerRow]) -> dict[str, list[Any]]:
+    """The arguments of TRL's reward functions: answers to prompts of messages are messages, too."""
+    names = sorted({name for row in rows for name in row.fields} - {"prompt"})
+    chats = [isinstance(row.fields.get("prompt"), list) for row in rows]
+    found = {name: [row.fields.get(name) for row in rows] for name in names} | {
+        "prompts": [row.fields.get("prompt") for row in rows],
+        "completions": [
+            [{"role": "assistant", "content": answer}] if chat else answer
+            for answer, chat in zip(answers, chats, strict=True)
+        ],
+    }
+    parameters = inspect.signature(function).parameters
+    every = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {name: values for name, values in found.items() if every or name in parameters}
 
 
 def _score(name: str, value: Any, row: AnswerRow) -> Score:

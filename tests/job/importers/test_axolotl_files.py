@@ -59,9 +59,9 @@ def test_axolotl_s_fsdp_and_axes() -> None:
     assert (job.parallel.shard, job.parallel.offload, job.parallel.data) == ("zero3", "params", 2)
 
 
-@pytest.mark.parametrize("line", ["rl: dpo", "rl: grpo", "reward_model: true"])
+@pytest.mark.parametrize("line", ["rl: dpo", "reward_model: true"])
 def test_axolotl_s_other_tasks(line: str) -> None:
-    with pytest.raises(UserError, match=r"keys of Axolotl's `(dpo|grpo|reward)` are not carried"):
+    with pytest.raises(UserError, match=r"keys of Axolotl's `(dpo|reward)` are not carried"):
         import_files([written(AXOLOTL + line + "\n")])
 
 
@@ -151,3 +151,20 @@ def test_an_axis_of_no_process_is_refused_at_its_place() -> None:
     given = written(AXOLOTL + "tensor_parallel_size: 0\n")
     with pytest.raises(UserError, match=r"given.yaml:\d+:\d+: .*must be a whole number above 0, not 0"):
         import_files([given], processes=2)
+
+
+def test_axolotl_s_groups_of_answers() -> None:
+    text = "base_model: org/m\nrl: grpo\nmicro_batch_size: 8\ngradient_accumulation_steps: 2\nmax_steps: 20\n"
+    text += "trl:\n  num_generations: 4\n  max_completion_length: 64\n  beta: 0.02\n  use_vllm: true\n"
+    text += "  reward_funcs: [rewards.right, rewards.short]\n  reward_weights: [1.0, 0.5]\n  temperature: 0.8\n"
+    text += "datasets:\n  - path: asked.jsonl\n    type: chat_template\n"
+    imported = import_files([written(text)], processes=1)
+    job = checked(imported).job
+    block = job.grpo  # type: ignore[attr-defined]
+    assert (job.task, block.answers, block.prompts, block.max_tokens, job.train.batch) == ("grpo", 4, 4, 64, 16)
+    assert (block.kl, block.temperature, block.loss) == (0.02, 0.8, "dapo")
+    assert [(each.name, each.weight) for each in block.rewards] == [
+        ("python:rewards:right", 1.0),
+        ("python:rewards:short", 0.5),
+    ]
+    assert lost(imported) == set()

@@ -87,3 +87,50 @@ def test_trl_s_stop_token_and_trained_turns() -> None:
     assert job.data[0].train_on == "everything" and lost(imported) == set()
     imported, job = read("truncation_mode: keep_end\nchat_template_kwargs: {enable_thinking: false}\n", "true")
     assert lost(imported) == {"truncation_mode"} and job.data[0].template_arguments == {"enable_thinking": False}
+
+
+def test_trl_s_groups_of_answers() -> None:
+    text = "trl grpo --model_name_or_path org/m --dataset_name org/d --reward_funcs mine.rewards.good "
+    asked = "--num_generations 4 --max_completion_length 64 --beta 0.04 --epsilon 0.1 --epsilon_high 0.3 "
+    asked += "--num_iterations 2 --loss_type dr_grpo --scale_rewards none --temperature 0.9 --delta 4.0 "
+    asked += "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --max_steps 40"
+    imported = import_files([written(text + asked, "run.sh")], processes=1)
+    job = checked(imported).job
+    block = job.grpo  # type: ignore[attr-defined]
+    assert (job.task, job.train.lr, job.steps, job.train.batch) == ("grpo", 1e-6, 40, 16)
+    assert (block.loss, block.answers, block.prompts, block.max_tokens, block.epochs) == ("dr_grpo", 4, 4, 64, 2)
+    assert (block.kl, block.kl_in, block.kl_estimator) == (0.04, "loss", "k3")
+    assert (block.clip, block.clip_high, block.dual_clip, block.temperature) == (0.1, 0.3, 4.0, 0.9)
+    assert block.rewards == ["python:mine.rewards:good"] and block.dynamic == 1
+    assert lost(imported) == set()
+
+
+def test_trl_s_defaults_of_groups_and_what_has_no_counterpart() -> None:
+    text = "model_name_or_path: org/m\ndataset_name: org/d\nnum_generations: 8\nmax_steps: 5\ntop_p: 0.9\n"
+    text += "reward_funcs: [accuracy_reward, mine.short]\nreward_weights: [1.0, 0.5]\n"
+    text += "mask_truncated_completions: true\n"
+    imported = import_files([written(text)], processes=1)
+    block = checked(imported).job.grpo  # type: ignore[attr-defined]
+    assert (block.loss, block.kl, block.clip, block.clip_high, block.max_tokens) == ("dapo", 0.0, 0.2, 0.2, 256)
+    assert [(each.name, each.weight) for each in block.rewards] == [
+        ("python:trl.rewards:accuracy_reward", 1.0),
+        ("python:mine:short", 0.5),
+    ]
+    assert lost(imported) == {"top_p", "mask_truncated_completions"}
+    sequence = text + "importance_sampling_level: sequence\nloss_type: grpo\n"
+    block = checked(import_files([written(sequence)], processes=1)).job.grpo  # type: ignore[attr-defined]
+    assert block.loss == "gspo"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("loss_type: cispo\n", "no loss of groups `cispo` yet"),
+        ("reward_funcs: [org/reward-model]\n", "cannot take the model org/reward-model for a reward"),
+        ("per_device_train_batch_size: 3\n", "3 answers are no whole number of groups of 8"),
+    ],
+)
+def test_trl_s_groups_that_cannot_be_carried(more: str, message: str) -> None:
+    text = "model_name_or_path: org/m\ndataset_name: org/d\nnum_generations: 8\nmax_steps: 5\n"
+    with pytest.raises(UserError, match=message):
+        import_files([written(text + more)])

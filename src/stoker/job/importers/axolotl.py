@@ -6,7 +6,8 @@ from stoker.job.importers.adapter_keys import AdapterKeys, carry_bits, read_adap
 from stoker.job.importers.axolotl_data import read_data
 from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.engine_files import read_engine_keys
-from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_not_carried, tuning_of
+from stoker.job.importers.foreign_names import carry_schedule, drop_experts, task_not_carried, task_of, tuning_of
+from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.tokens import carry_stop, carry_tokens
 from stoker.job.importers.trainer_arguments import EPOCH, carry_length, leave_trust, read_optimizer
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
@@ -99,12 +100,16 @@ KEYS = AdapterKeys(
 def read_axolotl(document: JobDocument) -> ConfigReader:
     """Reads a training file of Axolotl; a DeepSpeed file that it names is read with it."""
     config = ConfigReader(document, "Axolotl")
-    refused = False
+    told = False
     for key in ("rl", "reward_model", "process_reward_model"):
         word = config.text(key)
-        if word is not None and word.lower() not in ("false", "no"):
+        if key == "rl" and word == "grpo":
+            task_of(config, key, word)
+            trl_grpo(config, "trl.")
+            told = True
+        elif word is not None and word.lower() not in ("false", "no"):
             task_not_carried(config, key, word if key == "rl" else "reward")
-            refused = True
+            told = True
     config.take_all(
         ("base_model", "model.name"),
         ("tokenizer_config", "model.tokenizer"),
@@ -117,7 +122,7 @@ def read_axolotl(document: JobDocument) -> ConfigReader:
     for role in ("bos", "unk"):
         config.take(f"special_tokens.{role}_token", f"model.special_tokens.{role}")
     added = carry_tokens(config, "tokens", "special_tokens.additional_special_tokens")
-    read_data(config, tell_task=not refused, added=added)
+    read_data(config, tell_task=not told, added=added)
     _training(config)
     _precision(config)
     _saving(config)

@@ -10,6 +10,7 @@ from stoker.job.importers.config_reader import ConfigReader
 from stoker.job.importers.foreign_data import LOADERS, SUBSET, ForeignSource, carry_share, data_files, local, take_first
 from stoker.job.importers.foreign_file import SUBCOMMAND
 from stoker.job.importers.foreign_names import task_of
+from stoker.job.importers.policies import trl_grpo
 from stoker.job.importers.preferences import trl_preferences
 from stoker.job.importers.tokens import carry_stop
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
@@ -71,6 +72,8 @@ def read_trl(document: JobDocument) -> ConfigReader:
         config.drop(
             "loss_type", "the loss is plain cross entropy", matters=config.text("loss_type") not in ("nll", None)
         )
+    if trainer == "grpo":
+        trl_grpo(config)
     trl_preferences(config, trainer)
     read_model(config)
     config.drop("model_init_kwargs.attn_implementation", "Stoker uses PyTorch's attention")
@@ -95,7 +98,7 @@ _OF_TASKS = {
 }
 
 
-RATES = {"dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}  # by trainer
+RATES = {"grpo": 1e-6, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}  # by trainer
 
 
 def _task_by_keys(config: ConfigReader) -> str:
