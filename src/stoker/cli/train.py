@@ -185,13 +185,17 @@ def say_ending(spec: RunSpec, ending: RunResult, command: str, *, last: bool = T
     if ending.state == "stopped":
         print(f"stopped after step {ending.step} of {ending.steps}, saved in {shown}\nto go on: {command}")
         return
+    task = task_of(spec.loaded.job)
+    name, sign, best = ("score", -1, "highest") if task.prompts else ("loss", 1, "lowest")
     if ending.held_out is not None and ending.held_out_before is not None:
-        print(f"held-out loss {ending.held_out_before:.4f} -> {ending.held_out:.4f}")
+        print(f"held-out {name} {sign * ending.held_out_before:.4f} -> {sign * ending.held_out:.4f}")
     elif ending.last_loss is not None:
         print(f"loss {ending.first_loss:.4f} -> {ending.last_loss:.4f}")
-    if ending.best_step not in (None, ending.step) and ending.keep_best:
-        print(f"lowest held-out loss {ending.best_loss:.4f} at step {ending.best_step}: take it with --at best")
+    if ending.best_loss is not None and ending.best_step != ending.step and ending.keep_best:
+        print(
+            f"{best} held-out {name} {sign * ending.best_loss:.4f} at step {ending.best_step}: take it with --at best"
+        )
     print(f"done: {shown}")
-    if last and (commands := task_of(spec.loaded.job).next_commands(spec.loaded.job, str(shown))):
+    if last and (commands := task.next_commands(spec.loaded.job, str(shown))):
         trust = options_of(spec.loaded.job)
         print("\nnext:", *(f"  stoker {command}{trust}" for command in commands), sep="\n")

@@ -19,6 +19,7 @@ from stoker.runs.run_folder import StepMetrics
 if TYPE_CHECKING:  # a process that shows something need not load what trains
     from stoker.train.evaluate import Evaluation
 
+SCORE = "score"  # what a policy is trained for; its loss says little
 LINES = 100  # plain lines of a run, at most, about
 
 
@@ -96,7 +97,9 @@ class Display:
         self._held_out = evaluation
         accuracy, target = evaluation.accuracy, evaluation.target
         right = f"  {target} accuracy {accuracy:.1%}" if accuracy is not None else ""
-        self.note(f"held out at step {step}: loss {evaluation.loss:.4f}{right}")
+        score = evaluation.measures.get(SCORE)
+        found = f"loss {evaluation.loss:.4f}" if score is None else f"{SCORE} {score:.4f}"
+        self.note(f"held out at step {step}: {found}{right}")
 
     def note(self, text: str) -> None:
         """A line that stays."""
@@ -105,7 +108,7 @@ class Display:
 
     def _line(self, m: StepMetrics) -> str:
         return (
-            f"step {m.step}/{self.steps}  loss {m.loss:.4f}  grad {m.grad_norm:.3g}  lr {m.lr:.2e}  "
+            f"step {m.step}/{self.steps}  {_goal(m)}  grad {m.grad_norm:.3g}  lr {m.lr:.2e}  "
             f"{m.tokens_per_s:,.0f} {self.unit}s/s  {m.memory_gib:.2f} GiB  left {self._left(m.step)}"
         )
 
@@ -121,10 +124,15 @@ class Display:
         held_out = f"held out [green]{self._held_out.loss:.4f}[/]" if self._held_out else ""
         table.add_row(
             f"[cyan]{'█' * filled}[/][dim]{'░' * (width - filled)}[/] {m.step}/{self.steps}",
-            f"loss [bold]{m.loss:.4f}[/]",
+            f"[bold]{_goal(m)}[/]",
             held_out,
             f"{m.tokens_per_s:,.0f} {self.unit}s/s",
             f"{m.memory_gib:.2f} GiB",
             f"left {self._left(m.step)}",
         )
         return table
+
+
+def _goal(m: StepMetrics) -> str:
+    """What a step is judged by."""
+    return f"{SCORE} {m.measures[SCORE]:.4f}" if SCORE in m.measures else f"loss {m.loss:.4f}"
