@@ -143,3 +143,14 @@ def test_tokens_and_what_is_trained() -> None:
     job = checked(import_files([written(LLAMA_FACTORY + "new_special_tokens_config: tokens.yaml\n")])).job
     assert job.model is not None and job.model.special_tokens is not None
     assert job.model.special_tokens.additional == ["<x>", "<y>"]
+
+
+def test_answers_by_rewards() -> None:
+    lines = "ppo_epochs: 2\nppo_target: 4.0\nppo_buffer_size: 2\nmax_new_tokens: 64\ntemperature: 0.9\n"
+    lines += "reward_model: org/reward\ntop_p: 0.9\nmax_steps: 10\n"
+    imported = import_files([written(LLAMA_FACTORY + lines, stage="ppo", num_train_epochs="")], processes=1)
+    job = checked(imported).job
+    block = job.ppo  # type: ignore[attr-defined]
+    assert (job.task, block.epochs, block.kl_target, block.max_tokens, block.temperature) == ("ppo", 2, 4.0, 64, 0.9)
+    assert block.prompts == 2 * job.train.batch and (block.kl, block.rewards) == (0.2, ["exact"])
+    assert {"reward_model", "top_p"} <= lost(imported)

@@ -10,6 +10,7 @@ from stoker.job.importers.dataset_info import as_text, find_register, source_of
 from stoker.job.importers.foreign_data import ForeignSource, carry_share
 from stoker.job.importers.foreign_file import find_beside, read_source
 from stoker.job.importers.foreign_names import task_of, tuning_of
+from stoker.job.importers.policies import factory_ppo
 from stoker.job.importers.preferences import factory_preferences
 from stoker.job.importers.tokens import carry_tokens, keep_in_content
 from stoker.job.importers.trainer_arguments import FREE as TRAINER_FREE
@@ -105,6 +106,8 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
         task = task_of(config, "stage", stage) or ""
     else:
         config.default("task", "sft")
+    if task == "ppo":
+        factory_ppo(config)
     factory_preferences(config, stage or "sft")
     read_model(config)
     _tuning(config)

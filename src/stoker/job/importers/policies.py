@@ -1,4 +1,4 @@
-"""The keys of learning from rewards: TRL's GRPO trainer, and Axolotl's ``rl: grpo``, which hands them on to it."""
+"""The keys of learning from rewards: TRL's GRPO trainer, Axolotl's ``rl: grpo``, LLaMA-Factory's ``stage: ppo``."""
 
 from __future__ import annotations
 
@@ -120,3 +120,28 @@ def _prompts(config: ConfigReader, prefix: str, answers: int) -> None:
         config.carry(f"{prefix}steps_per_generation", "grpo.prompts", count // answers, note)
     else:
         config.default("grpo.prompts", count // answers, note)
+
+
+def factory_ppo(config: ConfigReader) -> None:
+    """Carries what LLaMA-Factory's stage ``ppo`` reads; its clipping, gamma and lambda are Stoker's defaults."""
+    batch = config.whole("per_device_train_batch_size") or 8
+    steps = config.whole("gradient_accumulation_steps") or 1
+    note = "answers of one process: multiply by the number of processes"
+    buffer = config.whole("ppo_buffer_size")
+    if buffer is None:
+        config.default("ppo.prompts", batch * steps, note)
+    else:
+        config.carry("ppo_buffer_size", "ppo.prompts", batch * steps * buffer, note)
+    config.take("ppo_epochs", "ppo.epochs", 4)
+    config.take("ppo_target", "ppo.kl_target", 6.0)
+    config.default("ppo.kl", 0.2, "where the adaptive factor begins")
+    config.take("ppo_whiten_rewards", "ppo.whiten_rewards")
+    config.take("max_new_tokens", "ppo.max_tokens", 1024)
+    config.take("temperature", "ppo.temperature", 0.95)
+    config.switch("ppo_score_norm", "ppo.whiten_rewards", True, "by the deviation of a round of answers")
+    for key in ("top_p", "top_k"):
+        value = config.number(key)
+        config.drop(key, OTHER_SAMPLING, matters=value not in (None, NEUTRAL[key]))
+    config.default("ppo.rewards", ["exact"], "Stoker takes no reward model here yet: write your rewards")
+    for key in ("reward_model", "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type"):
+        config.drop(key, "Stoker's rewards are functions and scorers: write `rewards`", matters=True)
