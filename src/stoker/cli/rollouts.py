@@ -59,8 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--by {arguments.by}: the tokens of this run have {', '.join(names)}")
     if problems := code_problems(loaded, lambda key: "--" + key.split(".")[1].split("=")[0].replace("_", "-")):
         raise UserError(*problems)
+    from stoker.cli.report import quiet_libraries
     from stoker.models.tokenizer import load_tokenizer
 
+    quiet_libraries()
     tokenizer = load_tokenizer(loaded.job, Path.cwd()).backend_tokenizer
     if not arguments.json:
         from stoker.cli.rollout_view import show
