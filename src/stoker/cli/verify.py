@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 from stoker.job import LoadedJob
+from stoker.job.task_spec import task_of
 
 if TYPE_CHECKING:
     from stoker.verify.difference import TraceComparison
@@ -48,6 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps is not None and arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
     loaded = planned(open_job(arguments.job, arguments.overrides))
+    if task_of(loaded.job).prompts:
+        message = f"`stoker verify` compares steps on rows, and those of task {loaded.job.task} are on answers"
+        raise UserError(loaded.problem("task", message, "verify a job of task sft with the same model and layout"))
     # For the processes that are started: torch's own C++ warnings say nothing of the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":

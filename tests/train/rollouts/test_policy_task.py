@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from running import Ran, run, write_job
 
+from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
 from stoker.train.rollouts.policy_task import ROLLOUTS
@@ -114,6 +115,20 @@ def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: d
     changed["train"] = {**changed["train"], "batch": 16}
     with pytest.raises(UserError, match=message):
         run(base, changed)
+
+
+def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], base: Path) -> None:
+    (base / "other.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two", "expected": "2"}\n')
+    ran = run(base, {**job, "steps": 1, "evaluate": {"data": "other.jsonl"}})
+    held_out = [event for event in ran.folder.read_events() if event["event"] == "evaluated"]
+    assert [event["targets"] for event in held_out] == [2, 2]
+
+
+def test_layouts_of_a_policy_are_not_verified_by_the_verb(
+    job: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(write_job(base, job))]) == 2
+    assert "verify a job of task sft with the same model and layout" in capsys.readouterr().err
 
 
 def test_a_row_without_an_expected_answer_is_named(job: dict[str, Any], base: Path) -> None:

@@ -20,6 +20,7 @@ from stoker.models.collate import Inputs, Row
 from stoker.models.critic import as_critic
 from stoker.models.language_model import has_dropout
 from stoker.runs.run_folder import RunFolder
+from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.evaluate import Evaluation
 from stoker.train.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic, ValueReading
@@ -251,7 +252,8 @@ class PolicyTask(LanguageTask):
         assert decoder is not None, "the layout has been checked"
         first, last = engine.share(0, len(asked), self.plan.prompts)
         mine = asked[first:last]
-        prompts = [Prompt(n, _prompt_ids(d), *self.corpus.sequences.origin(d)) for n, d in mine]
+        rows = [self._rows[document] for _, document in mine]
+        prompts = [Prompt(n, _prompt_ids(d), row.source, row.row) for (n, d), row in zip(mine, rows, strict=True)]
         rollouts = sampled(
             decoder,
             prompts,
@@ -261,20 +263,20 @@ class PolicyTask(LanguageTask):
             stop_ids=self._codec.stop_ids,
             seed=self._seed,
         )
-        documents = [document for _, document in mine for _ in range(answers)]
-        return engine.gather(lambda: self._scored(rollouts, documents))
+        behind = [row for row in rows for _ in range(answers)]
+        return engine.gather(lambda: self._scored(rollouts, behind))
 
-    def _scored(self, rollouts: list[Rollout], documents: Sequence[Document]) -> list[Rollout]:
+    def _scored(self, rollouts: list[Rollout], rows: Sequence[AnswerRow]) -> list[Rollout]:
         decode = self._codec.tokenizer.decode
         answers = [
             Answer(
                 decode(rollout.answer_ids.tolist(), skip_special_tokens=True),
-                self._rows[document],
+                row,
                 tuple(rollout.prompt_ids.tolist()),
                 tuple(rollout.answer_ids.tolist()),
                 rollout.stopped,
             )
-            for rollout, document in zip(rollouts, documents, strict=True)
+            for rollout, row in zip(rollouts, rows, strict=True)
         ]
         for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
             rollout.rewards, rollout.score = parts, score
