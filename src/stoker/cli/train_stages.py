@@ -78,11 +78,12 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> i
 
 def _standing(staged: StagedJob, stage: Stage, base: Path) -> tuple[Lineage, Standing, LoadedJob]:
     """What the stage's run is made from, what there is of it, and its job with the runs of earlier stages in it."""
-    from stoker.train.lineage import lineage_of, standing_of
+    from stoker.train.lineage import lineage_of, standing_of, weights_digest
 
-    loaded = stage.load(trained=True)
-    earlier = {other.name: other for other in staged.stages[: stage.index]}
-    lineage = lineage_of(stage, loaded, earlier, base)
+    named = [other for other in staged.stages if other.name in stage.needs.values()]
+    weights = {other.name: weights_digest(other.output, base) for other in named}
+    loaded = stage.load(trained=weights)
+    lineage = lineage_of(stage, loaded, weights, base)
     return lineage, standing_of(RunFolder(base / stage.output), lineage), loaded
 
 

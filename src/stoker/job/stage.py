@@ -15,7 +15,6 @@ FROM = "model.from"
 # The keys that may name an earlier stage, and the task that it must be of; empty where it gives a language model.
 STAGE_KEYS = {FROM: "", "dpo.reference": "", "ppo.reward": "reward", "grpo.reward": "reward"}
 NAME = "[A-Za-z0-9][A-Za-z0-9_-]*"
-WEIGHTS = "merged"  # folder of a run with its weights for the stages that begin with them
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Stage:
         place: of the stage in the file.
         needs: earlier stages by the key that names them.
         output: the run's folder.
-        trained: what the document holds once the earlier stages are trained, by path.
+        trained: what the document holds once the earlier stages are trained, by path: runs, for a model as its name.
     """
 
     name: str
@@ -41,18 +40,21 @@ class Stage:
     output: str = ""
     trained: Mapping[KeyPath, Any] = field(default_factory=dict)
 
-    def load(self, *, trained: bool = False) -> LoadedJob:
+    def load(self, trained: Mapping[str, str] | None = None) -> LoadedJob:
         """The stage's job, checked and resolved.
 
         Args:
-            trained: whether it begins with the weights of the earlier stage, which are there.
+            trained: digests of the weights of the stages that it names, where it is to begin with what they have made.
 
         Raises:
             JobError: with all problems; see `placed`.
         """
         document = self.document
-        for path, value in self.trained.items() if trained else ():
-            document = with_value(document, path, value)
+        for path, value in self.trained.items() if trained is not None else ():
+            given = value
+            if isinstance(value, dict) and trained is not None:
+                given = {**value, "name": weights_folder(value["name"], trained[self.needs[FROM]])}
+            document = with_value(document, path, given)
         return check_document(document)
 
     def placed(self, problems: Sequence[Problem]) -> list[Problem]:
@@ -80,3 +82,8 @@ def with_value(document: JobDocument, path: KeyPath, value: Any) -> JobDocument:
         marks = {at: old for at, old in marks.items() if at[: len(path)] != path}
         marks |= {path: mark, **{(*path, key): mark for key in value}}
     return replace(document, data=data, marks=marks)
+
+
+def weights_folder(run: str, digest: str) -> str:
+    """Where a run's weights for later stages are: below the run, under a name that changes with them."""
+    return f"{run}/merged-{digest[:12]}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.job.key_paths import parse_key
 from stoker.job.paths import absolute, exists
-from stoker.job.stage import FROM, STAGE_KEYS, WEIGHTS, Stage, with_value
+from stoker.job.stage import FROM, STAGE_KEYS, Stage, with_value
 from stoker.job.suggest_key import nearest
 from stoker.job.task_spec import TASKS
 from stoker.job.tune_keys import VIRTUAL, merges
@@ -87,7 +87,7 @@ def _linked_to(stage: Stage, key: str, earlier: Stage) -> Stage:
             marks[at] = mark
     kept = {name: value for name, value in begin.items() if name != "quantise"}
     data = {**document.data, "model": {**kept, **own}}
-    model = {"name": f"{earlier.output}/{WEIGHTS}", **trust, **own}
+    model = {"name": earlier.output, **trust, **own}
     trained = {**stage.trained, ("model",): model}
     return replace(stage, document=replace(document, data=data, marks=marks), trained=trained, needs=needs)
 

@@ -11,7 +11,7 @@ LOCK = ".lock"
 # What a run writes into its folder. Nobody else writes the records.
 RECORDS = (LOCK, "environment.json", "plan.json", "metrics.jsonl", "repeated.jsonl", "events.jsonl", "lineage.json")
 FILES = (*RECORDS, "job.yaml")
-WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos", "merged", "merged.json")
+WRITTEN = (*FILES, "checkpoints", "logs", "tensorboard", "chaos")
 
 
 def is_run(folder: Path) -> bool:

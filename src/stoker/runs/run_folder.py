@@ -10,7 +10,7 @@ checkpoints/        step-00000060/ ...
 logs/               what each process printed, and how it failed
 tensorboard/        where train.tensorboard asks for it
 lineage.json        of a stage: its job as written and the content of its inputs; see `stoker.train.lineage`
-merged/             of a stage: its weights, for stages that begin with them; merged.json says of which checkpoint
+merged-0123456789ab/  of a stage: its weights, for stages that begin with them; the name changes with them
 chaos/              faults that are to happen on purpose; see `stoker chaos`
 """
 

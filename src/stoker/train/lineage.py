@@ -63,12 +63,12 @@ class Standing:
     why: tuple[str, ...] = ()
 
 
-def lineage_of(stage: Stage, loaded: LoadedJob, earlier: Mapping[str, Stage], base: Path) -> Lineage:
+def lineage_of(stage: Stage, loaded: LoadedJob, weights: Mapping[str, str], base: Path) -> Lineage:
     """The lineage that a stage's run would have now.
 
     Args:
         loaded: the stage's job.
-        earlier: the stages that it names, by name; they are done.
+        weights: digests of the stages that it names, by name; see `weights_digest`.
 
     Raises:
         UserError: a source or the model is not there.
@@ -83,7 +83,7 @@ def lineage_of(stage: Stage, loaded: LoadedJob, earlier: Mapping[str, Stage], ba
         inputs["model"] = _digest_of_model(job.model.name, base)
     for file in _named_files(loaded, base):
         inputs[f"file {file.relative_to(base) if file.is_relative_to(base) else file}"] = _digest([file])
-    inputs |= {f"stage {name}": weights_digest(earlier[name].output, base) for name in stage.needs.values()}
+    inputs |= {f"stage {name}": digest for name, digest in weights.items()}
     return Lineage(job_leaves, inputs)
 
 
