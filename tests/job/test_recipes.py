@@ -11,6 +11,7 @@ from stoker.errors import UserError
 from stoker.job import load_job
 from stoker.job.key_paths import describe, field_at, schema_paths
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
+from stoker.job.stages import has_stages, read_stages
 from stoker.job.tune_keys import KEYS
 from stoker.job.yaml_document import parse_document
 
@@ -20,7 +21,7 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 def test_the_default_comes_first_and_all_are_there() -> None:
     assert recipe_names() == [
         "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "grpo-arithmetic", "module-digits", "pretrain-10m",
-        "reward", "sft-full", "sft-qlora",
+        "reward", "rlhf", "sft-full", "sft-qlora",
     ]  # fmt: skip
 
 
@@ -28,6 +29,9 @@ def test_the_default_comes_first_and_all_are_there() -> None:
 def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(write_recipe(name))
+    if has_stages(path):
+        assert [stage.load().job.task for stage in read_stages(path).stages] == ["sft", "reward", "ppo"]
+        return
     loaded = load_job(path)
     assert loaded.origins["version"].source == "file"
     set_here = {key for key, origin in loaded.origins.items() if origin.source == "file"}

@@ -153,6 +153,39 @@ def test_a_launcher_trains_one_job(job: dict[str, Any], monkeypatch: pytest.Monk
     assert "a launcher's processes train one job, and this file has stages" in capsys.readouterr().err
 
 
+@pytest.fixture
+def rlhf(job: dict[str, Any], base: Path) -> dict[str, Any]:
+    """SFT, a reward model and PPO against it, all adapters over the model after SFT."""
+    with (base / "pairs.jsonl").open("w") as file:
+        for i in range(16):
+            row = {
+                "prompt": f"Say {i} words about the sea",
+                "chosen": "the sea " * (1 + i % 3),
+                "rejected": f"wind {i}",
+            }
+            file.write(json.dumps(row) + "\n")
+    first, _, _ = job["stages"]
+    begin = {"model": {"from": "first"}, "tune": first["tune"], "steps": 2}
+    reward = {"name": "reward", "task": "reward", "data": "pairs.jsonl", **begin}
+    block = {"reward": "reward", "prompts": 4, "max_tokens": 4}
+    return {
+        **job,
+        "stages": [first, reward, {"name": "ppo", "task": "ppo", "data": "asked.jsonl", **begin, "ppo": block}],
+    }
+
+
+def test_sft_reward_and_ppo(rlhf: dict[str, Any], train: Train, capsys: pytest.CaptureFixture[str]) -> None:
+    write(rlhf)
+    assert main(["plan", "chain.yaml", "--json"]) == 0
+    planned = {stage["name"]: stage["resident"] for stage in json.loads(capsys.readouterr().out)["stages"]}
+    assert planned["ppo"] == ["policy (lora)", "reference (its base)", "reward", "critic"]
+    assert train() == {"first": False, "reward": False, "ppo": False}
+    recorded = json.loads(RunFolder(Path("runs/chain/ppo")).environment.read_text())
+    assert recorded["facts"]["critic"] == "begins as the reward model"
+    assert train("stages.reward.train.lr=1e-3") == {"first": True, "reward": False, "ppo": False}
+    assert train("stages.reward.train.lr=1e-3", "stages.ppo.ppo.kl=0") == {"first": True, "reward": True, "ppo": False}
+
+
 @pytest.mark.slow  # starts the command four times, each of which starts workers
 def test_killed_within_and_between_stages(job: dict[str, Any], tmp_path: Path) -> None:
     """kill -9 within the first stage, within the second and while weights are merged; the end is that of one go."""

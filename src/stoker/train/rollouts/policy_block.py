@@ -12,6 +12,7 @@ from stoker.job.block import Block, PositiveInt, Text
 if TYPE_CHECKING:
     from stoker.errors import Problem
     from stoker.job.conflict_view import View
+    from stoker.job.schema import Job
 
 NonNegative = Annotated[float, Field(ge=0)]
 
@@ -76,6 +77,19 @@ EXAMPLES = {
     "dual_clip": "3.0",
     "reward_clip": "5.0",
 }
+
+
+def roles_of(block: PolicyBlock) -> tuple[str, ...]:
+    """What is resident while a policy learns, by name."""
+    return ("policy", *(["reference"] if block.kl != 0 else []), *(["reward"] if block.reward is not None else []))
+
+
+def copies_of(job: Job, block: PolicyBlock) -> int:
+    """Frozen models beside the policy: a reference where no adapter can be switched off, and the reward run's model.
+
+    That one is counted as large as the policy; its run may not be there yet.
+    """
+    return int(job.tune.method == "full" and block.kl != 0) + int(block.reward is not None)
 
 
 def checks(view: View, name: str) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from stoker.job.block import Fraction, NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks
+from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, copies_of, roles_of
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -174,6 +174,6 @@ TASK = TaskSpec(
     samples=_samples,
     target="answer",
     perplexity=False,
-    roles=lambda job: ("policy", *(["reference"] if _block(job).kl != 0 else []), "critic"),
-    resident=lambda job: int(job.tune.method == "full" and _block(job).kl != 0),
+    roles=lambda job: (*roles_of(_block(job)), "critic"),
+    resident=lambda job: copies_of(job, _block(job)),
 )
