@@ -125,8 +125,9 @@ def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], bas
 
 
 def test_layouts_of_a_policy_are_not_verified_by_the_verb(
-    job: dict[str, Any], base: Path, capsys: pytest.CaptureFixture[str]
+    job: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(base)
     assert main(["verify", str(write_job(base, job))]) == 2
     assert "verify a job of task sft with the same model and layout" in capsys.readouterr().err
 
