@@ -206,3 +206,20 @@ def test_the_editors_schema_knows_stages(was: str, now: str, fits: bool) -> None
     text = CHAIN.replace("{prompts: 4}", "{rewards: numeric}")
     job = parse_document(text.replace(was, now, 1), "chain.yaml").data
     assert Draft202012Validator(editor_schema()).is_valid(job) is fits
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (CHAIN.replace("stages:", "stagse:"), "chain.yaml:8:1: unknown key `stagse`; write `stages`"),
+        (
+            "task: sft\nmodel: {from: sft}\ndata: my.jsonl\n",
+            "chain.yaml:2:9: unknown key `model.from`; write `name`; `from` names an earlier stage, in a file with "
+            "`stages`",
+        ),
+    ],
+)
+def test_a_file_without_stages_says_what_was_meant(text: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("chain.yaml").write_text(text)
+    assert main(["check", "chain.yaml"]) == 2
+    assert f"error: {error}" in capsys.readouterr().err.splitlines()

@@ -129,6 +129,7 @@ HINTS = {
     "overwrite_output_dir": "remove it: give each run its own `output`",
     "logging_steps": "remove it: every step is logged",
     "report_to": "remove it, or write `tensorboard: true` under `train:`",
+    "from": "write `name`; `from` names an earlier stage, in a file with `stages`",
     "do_train": "remove it: `stoker train` trains",
     "do_eval": "remove it: `evaluate:` says on what and when",
     "val_set": "write `data` under `evaluate:`",
@@ -156,8 +157,9 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     alias = alias or ALIASES.get(name)
     if alias is not None:
         return _move(parent, parse_key(alias), certain=True)
-    if name in HINTS:
-        return Suggestion(HINTS[name])
+    stages = not level and difflib.get_close_matches(name, ["stages"], cutoff=0.8)
+    if name in HINTS or stages:  # `stages` is no key of a job, but of a file of several
+        return Suggestion("write `stages`" if stages else HINTS[name])
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
     if len(homes) == 1:
         under = f"belongs under `{dotted(homes[0])}:`" if homes[0] else "belongs at the top level"
