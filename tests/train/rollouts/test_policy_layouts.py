@@ -18,8 +18,7 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.train.prepare import prepare
-from stoker.train.rollouts.policy_task import ROLLOUTS
-from stoker.train.rollouts.rollout_files import RolloutFiles
+from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 from stoker.train.run import start
 
 STEPS = 5

@@ -12,8 +12,7 @@ from running import Ran, run, write_job
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
-from stoker.train.rollouts.policy_task import ROLLOUTS
-from stoker.train.rollouts.rollout_files import RolloutFiles
+from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 
 
 def files_of(ran: Ran) -> RolloutFiles:

@@ -15,8 +15,7 @@ from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.launch.process_pool import Pool
 from stoker.train.rollouts.advantages import gae, whitened
-from stoker.train.rollouts.policy_task import ROLLOUTS
-from stoker.train.rollouts.rollout_files import RolloutFiles
+from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 
 LORA = {"method": "lora", "rank": 4}
 

@@ -15,8 +15,7 @@ from stoker.checkpoint.load_run import open_run
 from stoker.errors import UserError
 from stoker.models.adapters import unwrap
 from stoker.train.reward_objective import offset_of
-from stoker.train.rollouts.policy_task import ROLLOUTS
-from stoker.train.rollouts.rollout_files import RolloutFiles
+from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
 
 LORA = {"method": "lora", "rank": 4}
 

@@ -10,37 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from peft import PeftModel
-from torch import Tensor
 
 from stoker.checkpoint.collective import by_first
-from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
-from stoker.models.collate import Inputs, Row
+from stoker.models.collate import Inputs
 from stoker.models.critic import as_critic
-from stoker.models.language_model import has_dropout
 from stoker.runs.run_folder import RunFolder
-from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.evaluate import Evaluation
 from stoker.train.language_task import HOST, LanguageTask
-from stoker.train.rollouts.actor_critic import RETURN, ActorCritic, ValueReading
-from stoker.train.rollouts.answer_sampling import Prompt, sampled
+from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
+from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_settings import PolicySettings
-from stoker.train.rollouts.prompt_rows import PromptRows
-from stoker.train.rollouts.reference_weights import ReferenceWeights
-from stoker.train.rollouts.rewards import Answer, Rewards
+from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_figures import alarms, figures_of
-from stoker.train.rollouts.rollout_files import Iteration, RolloutFiles
-from stoker.train.rollouts.shaping import add_advantages, groups, penalised, tells_apart
-from stoker.train.rollouts.token_scores import TokenScores, by_rollout, by_target
+from stoker.train.rollouts.rollout_files import ROLLOUTS, Iteration, RolloutFiles
+from stoker.train.rollouts.shaping import add_advantages, groups, tells_apart
+from stoker.train.rollouts.token_scores import by_target
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
-ROLLOUTS = "rollouts"
 CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
@@ -70,11 +62,11 @@ class PolicyTask(LanguageTask):
         objective = more.get("objective")
         if isinstance(objective, ActorCritic):
             objective.model = self.language.model
-        self.settings, self._rewards, self._codec, self._context = settings, rewards, codec, context
-        self._seed, self._micro_batch = seed, micro_batch
-        self._rows = PromptRows(self.corpus)
+        self.settings = settings
+        self._collector = AnswerCollector(
+            self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch
+        )
         self._files: RolloutFiles | None = None
-        self._reference: ReferenceWeights | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
         self._alarmed: set[str] = set()
@@ -92,8 +84,7 @@ class PolicyTask(LanguageTask):
     def begin(self, engine: Engine, folder: RunFolder) -> None:
         super().begin(engine, folder)
         self._files = RolloutFiles(folder.path / ROLLOUTS)
-        if self.settings.kl and not isinstance(self.model, PeftModel):
-            self._reference = ReferenceWeights(self.model)
+        self._collector.begin()
 
     @property
     def files(self) -> RolloutFiles:
@@ -150,7 +141,7 @@ class PolicyTask(LanguageTask):
             rollouts = self._iterations[number].rollouts
             found += [rollouts[i] for i in self.plan.chosen(first, end, len(rollouts))]
             first = end
-        laid_out = self._laid_out(found, HOST)
+        laid_out = self._collector.laid_out(found, HOST)
         policy = [self._part(inputs, found) for inputs in laid_out]
         return policy + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
 
@@ -171,11 +162,6 @@ class PolicyTask(LanguageTask):
     def around(self, part: Part) -> Iterator[None]:
         with super().around(part), as_critic(self.model) if _is_of_critic(part) else nullcontext():
             yield
-
-    def _laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
-        rows = [_row(rollout) for rollout in rollouts]
-        share = not has_dropout(self.language.model)
-        return self.language.lay_out(rows, device, share=share, given={"number": np.arange(len(rows))})
 
     def _part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
         rows = [rollouts[i] for i in inputs.given["number"].tolist()]
@@ -214,12 +200,12 @@ class PolicyTask(LanguageTask):
             wanted = self.plan.prompts - len(kept) // self.plan.answers
             last = first + wanted if self._prompts is None else min(first + wanted, self._prompts)
             asked = [(n, self.corpus.sequences[n][0]) for n in range(first, last)]
-            found = self._answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
+            found = self._collector.answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
             first = last
             kept += [r for group in groups(found) if not rounds_left or tells_apart(group) for r in group]
             if len(kept) == self.plan.rollouts or first == self._prompts:
                 break
-        self._score_tokens(kept, engine)
+        self._collector.score_tokens(kept, engine)
         kl = self._kl_factor(number)
         add_advantages(kept, settings, kl)
         if number < settings.critic_warmup:
@@ -244,85 +230,6 @@ class PolicyTask(LanguageTask):
         off = min(0.2, max(-0.2, before.figures["kl"] / settings.kl_target - 1))
         return before.figures["kl_factor"] * (1 + off * len(before.rollouts) / settings.kl_horizon)
 
-    def _answers(
-        self, asked: Sequence[tuple[int, Document]], engine: Engine, *, answers: int, temperature: float
-    ) -> list[Rollout]:
-        """Scored answers to prompts, sampled by all processes together; the same list on each."""
-        decoder = engine.decoder(self._context)
-        assert decoder is not None, "the layout has been checked"
-        first, last = engine.share(0, len(asked), self.plan.prompts)
-        mine = asked[first:last]
-        rows = [self._rows[document] for _, document in mine]
-        prompts = [Prompt(n, _prompt_ids(d), row.source, row.row) for (n, d), row in zip(mine, rows, strict=True)]
-        rollouts = sampled(
-            decoder,
-            prompts,
-            answers=answers,
-            max_tokens=self.settings.max_tokens,
-            temperature=temperature,
-            stop_ids=self._codec.stop_ids,
-            seed=self._seed,
-        )
-        behind = [row for row in rows for _ in range(answers)]
-        return engine.gather(lambda: self._scored(rollouts, behind))
-
-    def _scored(self, rollouts: list[Rollout], rows: Sequence[AnswerRow]) -> list[Rollout]:
-        decode = self._codec.tokenizer.decode
-        answers = [
-            Answer(
-                decode(rollout.answer_ids.tolist(), skip_special_tokens=True),
-                row,
-                tuple(rollout.prompt_ids.tolist()),
-                tuple(rollout.answer_ids.tolist()),
-                rollout.stopped,
-            )
-            for rollout, row in zip(rollouts, rows, strict=True)
-        ]
-        for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
-            rollout.rewards, rollout.score = parts, score
-            rollout.score = penalised(rollout, self.settings)
-        return rollouts
-
-    def _score_tokens(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
-        """Log-probabilities in the training forward pass, of the policy and of the reference; a collective."""
-        first, last = engine.share(0, len(rollouts), self.plan.rollouts)
-        mine, size = rollouts[first:last], self._micro_batch
-        chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
-        parts = [
-            (chunk, Part(inputs, len(inputs.targets), inputs.tokens))
-            for chunk in chunks
-            for inputs in self._laid_out(chunk, self.device)
-        ]
-        alone = [part for _, part in parts]
-        passes = engine.count(alone).passes
-        reading = TokenScores(self.settings.temperature)
-        scores = engine.read(alone, reading, passes)
-        references = self._reference_scores(alone, engine, passes) if self.settings.kl else scores
-        estimates: Sequence[Tensor] = scores
-        if self.settings.critic:
-            with as_critic(self.model):
-                estimates = engine.read(alone, ValueReading(self.language.model), passes)
-        columns: dict[int, dict[str, np.ndarray]] = {}
-        for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
-            inputs = part.inputs
-            assert isinstance(inputs, Inputs)
-            for number, (old, entropy) in by_rollout(own, inputs).items():
-                columns[id(chunk[number])] = {"old": old, "entropy": entropy}
-            for number, (log_p, _) in by_rollout(reference, inputs).items() if self.settings.kl else ():
-                columns[id(chunk[number])]["reference"] = log_p
-            for number, (value,) in by_rollout(estimate, inputs).items() if self.settings.critic else ():
-                columns[id(chunk[number])]["value"] = value
-        found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
-        for rollout, values in zip(rollouts, found, strict=True):
-            rollout.tokens |= values
-
-    def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
-        reading = TokenScores(self.settings.temperature)
-        if self._reference is None:
-            return engine.read(parts, reading, passes, tuned=False)
-        with self._reference.in_place():
-            return engine.read(parts, reading, passes)
-
     def evaluate(self, engine: Engine) -> Evaluation | None:
         """The mean score of the likeliest answers to the held-out prompts; the loss is what is missing of it."""
         documents = self.corpus.evaluation_documents()
@@ -331,7 +238,7 @@ class PolicyTask(LanguageTask):
         rollouts: list[Rollout] = []
         for first in range(0, len(documents), self.plan.prompts):
             asked = list(enumerate(documents[first : first + self.plan.prompts], first))
-            rollouts += self._answers(asked, engine, answers=1, temperature=0.0)
+            rollouts += self._collector.answers(asked, engine, answers=1, temperature=0.0)
         score = float(np.mean([rollout.score for rollout in rollouts]))
         measures = {
             "score": score,
@@ -343,13 +250,3 @@ class PolicyTask(LanguageTask):
 
 def _is_of_critic(part: Part) -> bool:
     return isinstance(part.inputs, Inputs) and RETURN in part.inputs.given
-
-
-def _prompt_ids(document: Document) -> np.ndarray:
-    """What comes before the answer that the row has."""
-    return np.asarray(document.row.ids[: int(document.row.trained.argmax())])
-
-
-def _row(rollout: Rollout) -> Row:
-    ids = np.concatenate((rollout.prompt_ids, rollout.answer_ids))
-    return ids, np.arange(len(ids)) >= len(rollout.prompt_ids)

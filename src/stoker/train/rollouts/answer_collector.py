@@ -1,0 +1,158 @@
+"""Collects the answers of an iteration: sampled, scored by rewards, and scored token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from peft import PeftModel
+from torch import Tensor
+
+from stoker.data.sequences import Document
+from stoker.data.tokenise import TextCodec
+from stoker.models.collate import Inputs, Row
+from stoker.models.critic import as_critic
+from stoker.models.language_model import has_dropout
+from stoker.scoring.answer_rows import AnswerRow
+from stoker.train.language_task import LanguageTask
+from stoker.train.rollouts.actor_critic import ValueReading
+from stoker.train.rollouts.answer_sampling import Prompt, sampled
+from stoker.train.rollouts.policy_settings import PolicySettings
+from stoker.train.rollouts.prompt_rows import PromptRows
+from stoker.train.rollouts.reference_weights import ReferenceWeights
+from stoker.train.rollouts.rewards import Answer, Rewards
+from stoker.train.rollouts.rollout import Rollout
+from stoker.train.rollouts.shaping import penalised
+from stoker.train.rollouts.token_scores import TokenScores, by_rollout
+from stoker.train.task import Part
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
+
+
+class AnswerCollector:
+    """Has all processes answer prompts with the weights as they are, and says what is known of the answers."""
+
+    def __init__(
+        self,
+        task: LanguageTask,
+        settings: PolicySettings,
+        rewards: Rewards,
+        codec: TextCodec,
+        *,
+        context: int | None,
+        seed: int,
+        micro_batch: int,
+    ) -> None:
+        """
+        Args:
+            task: whose model answers the prompts of its corpus.
+            context: most tokens of a prompt with its answer.
+            micro_batch: answers of a forward pass.
+        """
+        self._task, self._settings, self._rewards, self._codec = task, settings, rewards, codec
+        self._context, self._seed, self._micro_batch = context, seed, micro_batch
+        self._rows = PromptRows(task.corpus)
+        self._reference: ReferenceWeights | None = None
+
+    def begin(self) -> None:
+        """Keeps the first weights, where they are the reference."""
+        if self._settings.kl and not isinstance(self._task.model, PeftModel):
+            self._reference = ReferenceWeights(self._task.model)
+
+    def answers(
+        self, asked: Sequence[tuple[int, Document]], engine: Engine, *, answers: int, temperature: float
+    ) -> list[Rollout]:
+        """Scored answers to prompts, sampled by all processes together; the same list on each."""
+        decoder = engine.decoder(self._context)
+        assert decoder is not None, "the layout has been checked"
+        first, last = engine.share(0, len(asked), self._settings.plan.prompts)
+        mine = asked[first:last]
+        rows = [self._rows[document] for _, document in mine]
+        prompts = [Prompt(n, _prompt_ids(d), row.source, row.row) for (n, d), row in zip(mine, rows, strict=True)]
+        rollouts = sampled(
+            decoder,
+            prompts,
+            answers=answers,
+            max_tokens=self._settings.max_tokens,
+            temperature=temperature,
+            stop_ids=self._codec.stop_ids,
+            seed=self._seed,
+        )
+        behind = [row for row in rows for _ in range(answers)]
+        return engine.gather(lambda: self._scored(rollouts, behind))
+
+    def _scored(self, rollouts: list[Rollout], rows: Sequence[AnswerRow]) -> list[Rollout]:
+        decode = self._codec.tokenizer.decode
+        answers = [
+            Answer(
+                decode(rollout.answer_ids.tolist(), skip_special_tokens=True),
+                row,
+                tuple(rollout.prompt_ids.tolist()),
+                tuple(rollout.answer_ids.tolist()),
+                rollout.stopped,
+            )
+            for rollout, row in zip(rollouts, rows, strict=True)
+        ]
+        for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
+            rollout.rewards, rollout.score = parts, score
+            rollout.score = penalised(rollout, self._settings)
+        return rollouts
+
+    def score_tokens(self, rollouts: Sequence[Rollout], engine: Engine) -> None:
+        """Log-probabilities in the training forward pass, of the policy and of the reference; a collective."""
+        first, last = engine.share(0, len(rollouts), self._settings.plan.rollouts)
+        mine, size = rollouts[first:last], self._micro_batch
+        chunks = [mine[i : i + size] for i in range(0, len(mine), size)]
+        parts = [
+            (chunk, Part(inputs, len(inputs.targets), inputs.tokens))
+            for chunk in chunks
+            for inputs in self.laid_out(chunk, self._task.device)
+        ]
+        alone = [part for _, part in parts]
+        passes = engine.count(alone).passes
+        reading = TokenScores(self._settings.temperature)
+        scores = engine.read(alone, reading, passes)
+        references = self._reference_scores(alone, engine, passes) if self._settings.kl else scores
+        estimates: Sequence[Tensor] = scores
+        if self._settings.critic:
+            with as_critic(self._task.model):
+                estimates = engine.read(alone, ValueReading(self._task.language.model), passes)
+        columns: dict[int, dict[str, np.ndarray]] = {}
+        for (chunk, part), own, reference, estimate in zip(parts, scores, references, estimates, strict=True):
+            inputs = part.inputs
+            assert isinstance(inputs, Inputs)
+            for number, (old, entropy) in by_rollout(own, inputs).items():
+                columns[id(chunk[number])] = {"old": old, "entropy": entropy}
+            for number, (log_p, _) in by_rollout(reference, inputs).items() if self._settings.kl else ():
+                columns[id(chunk[number])]["reference"] = log_p
+            for number, (value,) in by_rollout(estimate, inputs).items() if self._settings.critic else ():
+                columns[id(chunk[number])]["value"] = value
+        found = engine.gather(lambda: [columns[id(rollout)] for rollout in mine])
+        for rollout, values in zip(rollouts, found, strict=True):
+            rollout.tokens |= values
+
+    def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
+        reading = TokenScores(self._settings.temperature)
+        if self._reference is None:
+            return engine.read(parts, reading, passes, tuned=False)
+        with self._reference.in_place():
+            return engine.read(parts, reading, passes)
+
+    def laid_out(self, rollouts: Sequence[Rollout], device: torch.device) -> list[Inputs]:
+        """Rollouts as rows; `Inputs.given` has their numbers in the list."""
+        rows = [_row(rollout) for rollout in rollouts]
+        share = not has_dropout(self._task.language.model)
+        return self._task.language.lay_out(rows, device, share=share, given={"number": np.arange(len(rows))})
+
+
+def _prompt_ids(document: Document) -> np.ndarray:
+    """What comes before the answer that the row has."""
+    return np.asarray(document.row.ids[: int(document.row.trained.argmax())])
+
+
+def _row(rollout: Rollout) -> Row:
+    ids = np.concatenate((rollout.prompt_ids, rollout.answer_ids))
+    return ids, np.arange(len(ids)) >= len(rollout.prompt_ids)
