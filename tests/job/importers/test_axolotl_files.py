@@ -163,7 +163,7 @@ def test_axolotl_s_groups_of_answers() -> None:
     block = job.grpo  # type: ignore[attr-defined]
     assert (job.task, block.answers, block.prompts, block.max_tokens, job.train.batch) == ("grpo", 4, 4, 64, 16)
     assert (block.kl, block.temperature, block.loss) == (0.02, 0.8, "dapo")
-    assert [(each.name, each.weight) for each in block.rewards] == [
+    assert list(block.rewards.items()) == [
         ("python:rewards:right", 1.0),
         ("python:rewards:short", 0.5),
     ]

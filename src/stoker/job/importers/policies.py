@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stoker.job.importers.config_reader import ConfigReader
 
 OTHER_SAMPLING = (
@@ -92,17 +90,18 @@ def _rewards(config: ConfigReader, prefix: str) -> None:
         config.default("grpo.rewards", ["exact"], "the file names no reward: write your own")
         config.drop(weights_key, "of rewards that the file does not name", matters=True)
         return
-    found: list[Any] = []
+    found: list[str] = []
     for name in names:
         if "/" in name:
             config.problem(key, f"Stoker cannot take the model {name} for a reward", "name a function: module.function")
             return
         module, _, function = name.rpartition(".")
         found.append(f"python:{module or 'trl.rewards'}:{function}")
+    rewards: list[str] | dict[str, float] = found
     if isinstance(weights, list) and len(weights) == len(found):
-        found = [{"name": name, "weight": float(weight)} for name, weight in zip(found, weights, strict=True)]
+        rewards = {name: float(weight) for name, weight in zip(found, weights, strict=True)}
         config.idle("beside each reward", weights_key)
-    config.carry(key, "grpo.rewards", found, "called with prompts and completions, as TRL does")
+    config.carry(key, "grpo.rewards", rewards, "called with prompts and completions, as TRL does")
 
 
 def _prompts(config: ConfigReader, prefix: str, answers: int) -> None:
