@@ -126,6 +126,9 @@ class LanguageTask:
     def begin(self, engine: Engine, folder: RunFolder) -> None:
         self._extras.begin(self, engine)
 
+    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
+        return ()
+
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
         return ()
 

@@ -195,13 +195,17 @@ class Loop:
         span = self._span(self.progress.samples)
         following = self._span(span[1]) if step < self.plan.steps else None
         self.heart.beat("rollouts", step)
-        for alarm in self.task.reach(*span, step, self.engine):
-            self._event("alarm", step=step, what=alarm)
-            self.display.note(f"step {step}: {alarm}")
+        self._alarm(step, self.task.reach(*span, step, self.engine))
         lr = self.schedule.lr(step)
         result = self.stepper.take(step, span, following, plan=self.plan, lr=lr, asked=self.stop.is_made)
         self._stop = result.asked
+        self._alarm(step, self.task.judge(result.measures))
         return result
+
+    def _alarm(self, step: int, found: Sequence[str]) -> None:
+        for what in found:
+            self._event("alarm", step=step, what=what)
+            self.display.note(f"step {step}: {what}")
 
     def _span(self, first: int) -> Span:
         """The samples of the step that begins at ``first``, or after it where samples are skipped."""

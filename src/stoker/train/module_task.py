@@ -112,6 +112,9 @@ class ModuleTask:
     def figures(self) -> Mapping[str, float]:
         return {}
 
+    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
+        return ()
+
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
         return ()
 

@@ -110,6 +110,9 @@ class Task(Protocol):
             What looks wrong in them, for people.
         """
 
+    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
+        """What looks wrong in what a step measured, for people."""
+
     def nothing(self) -> Part:
         """A part whose loss and gradients are zero, for a process that has fewer parts than others."""
 

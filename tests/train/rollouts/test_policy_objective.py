@@ -109,7 +109,8 @@ def test_before_the_first_step_the_ratio_is_one() -> None:
     inputs = replace(inputs, given={**inputs.given, "old": scores[0], "weight": even})
     objective = PolicyObjective(clip_low=0.2, clip_high=0.2, temperature=0.8)
     objective(hidden, inputs, head)
-    measured = dict(zip(objective.measures.names, objective.measures.take(torch.zeros(())).tolist(), strict=True))
+    means = objective.measures.take(torch.zeros(())) / len(inputs.targets)
+    measured = dict(zip(objective.measures.names, means.tolist(), strict=True))
     assert measured == pytest.approx({"ratio": 1.0, "approx_kl": 0.0, "clip_fraction": 0.0, "loss_kl": 0.0}, abs=1e-12)
 
 

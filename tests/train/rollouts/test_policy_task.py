@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from running import Ran, run, write_job
 
 from stoker.cli.main import main
 from stoker.errors import UserError
 from stoker.job.load_job import load_job
+from stoker.train.prepare import Prepared
 from stoker.train.rollouts.rollout_files import ROLLOUTS, RolloutFiles
+from stoker.train.task import Part
 
 
 def files_of(ran: Ran) -> RolloutFiles:
@@ -92,7 +95,9 @@ def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, lo
     train = {**job["train"], "batch": 64, "lr": 1e-2}
     grpo = {**job["grpo"], "loss": loss, "kl": 0.0, "answers": 16, "epochs": 1}
     ran = run(base, {**job, "steps": 50, "grpo": grpo, "train": train, "checkpoint": {"every": 50, "memory": 0}})
-    scores = [line["score"] for line in ran.folder.read_metrics()]
+    lines = ran.folder.read_metrics()
+    scores = [line["score"] for line in lines]
+    assert [line["ratio"] for line in lines] == pytest.approx([1.0] * len(lines), abs=1e-4)  # a step on each iteration
     assert np.mean(scores[:3]) < 0.2
     assert np.mean(scores[-5:]) > 0.95
 
@@ -114,6 +119,24 @@ def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: d
     changed["train"] = {**changed["train"], "batch": 16}
     with pytest.raises(UserError, match=message):
         run(base, changed)
+
+
+def test_a_policy_that_is_not_the_one_that_answered_is_told(job: dict[str, Any], base: Path) -> None:
+    def disturb(prepared: Prepared) -> None:
+        parts = prepared.task.parts
+
+        def disturbed(first: int, last: int) -> list[Part]:
+            with torch.no_grad():
+                for parameter in prepared.task.model.parameters():
+                    parameter.mul_(1.5)
+            return parts(first, last)
+
+        prepared.task.parts = disturbed  # type: ignore[method-assign]
+
+    for name, before, expected in (("run", disturb, 1), ("sound", lambda _: None, 0)):
+        ran = run(base, {**job, "steps": 1, "output": name}, before=before)
+        told = [event["what"] for event in ran.folder.read_events() if event["event"] == "alarm"]
+        assert sum("before the first step on new answers, and must be 1" in text for text in told) == expected
 
 
 def test_held_out_prompts_may_be_in_a_file_of_their_own(job: dict[str, Any], base: Path) -> None:

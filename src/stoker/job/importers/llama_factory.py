@@ -106,7 +106,7 @@ def read_llama_factory(document: JobDocument, data_info: str | None = None) -> C
         task = task_of(config, "stage", stage) or ""
     else:
         config.default("task", "sft")
-    if task == "ppo":
+    if stage == "ppo":
         factory_ppo(config)
     factory_preferences(config, stage or "sft")
     read_model(config)

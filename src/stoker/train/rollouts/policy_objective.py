@@ -56,6 +56,7 @@ class PolicyObjective:
         temperature: that answers are sampled with.
         sequence_ratio: whether there is one ratio for an answer.
         critic: whether a critic's loss is measured beside this one.
+        by_answer: whether the step's targets are answers, so that what is measured is a mean over them.
     """
 
     clip_low: float
@@ -67,6 +68,7 @@ class PolicyObjective:
     temperature: float = 1.0
     sequence_ratio: bool = False
     critic: bool = False
+    by_answer: bool = False
     measures: Measures = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,18 +97,22 @@ class PolicyObjective:
         if scores.entropy is not None:
             loss_N = loss_N - self.entropy * scores.entropy
         binds_N = (gain_N < ratio_N * advantage_N).to(weight_N)
+        share_N = 1 / self._lengths(log_ratio_N, inputs) if self.by_answer else torch.ones_like(log_ratio_N)
         self.measures.add(
             inputs,
-            ratio=(weight_N * ratio_N).sum(),
+            ratio=(share_N * ratio_N).sum(),
             # k3 of the old policy to this one, as log p is sampled from the old one.
-            approx_kl=(weight_N * (log_ratio_N.exp() - 1 - log_ratio_N)).sum(),
-            clip_fraction=(weight_N * binds_N).sum(),
-            loss_kl=(weight_N * k3_N).sum(),
+            approx_kl=(share_N * (log_ratio_N.exp() - 1 - log_ratio_N)).sum(),
+            clip_fraction=(share_N * binds_N).sum(),
+            loss_kl=(share_N * k3_N).sum(),
         )
         return Loss((weight_N * loss_N).sum(), None)
 
     def _of_sequences(self, log_ratio_N: Tensor, inputs: Inputs) -> Tensor:
         """The mean log-ratio of each answer at each of its tokens, shape (N,)."""
-        lengths_R = inputs.sum_by_document(torch.ones_like(log_ratio_N)).clamp(min=1)
-        mean_R = inputs.sum_by_document(log_ratio_N) / lengths_R
-        return mean_R[inputs.documents]
+        return inputs.sum_by_document(log_ratio_N)[inputs.documents] / self._lengths(log_ratio_N, inputs)
+
+    @staticmethod
+    def _lengths(like_N: Tensor, inputs: Inputs) -> Tensor:
+        """The tokens of each token's answer, shape (N,)."""
+        return inputs.sum_by_document(torch.ones_like(like_N))[inputs.documents]

@@ -33,6 +33,7 @@ from stoker.train.task import Part
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
+RATIO = 0.01  # how far the ratio may be from 1 before the first step on answers
 CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
@@ -70,6 +71,7 @@ class PolicyTask(LanguageTask):
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
         self._alarmed: set[str] = set()
+        self._untouched = False  # whether no step has been taken on the answers at hand
         self._figures: Mapping[str, float] = {}
         self._first_figures: Mapping[str, float] | None = None
 
@@ -109,11 +111,23 @@ class PolicyTask(LanguageTask):
                 iteration = self.files.read(number) if inside else self._sample(number, step, engine)
                 self._iterations[number] = iteration
                 self._figures = iteration.figures
+                self._untouched = not inside
                 if not inside:
                     found += self._new_alarms(iteration)
             else:
                 self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
         return found
+
+    def judge(self, measures: Mapping[str, float]) -> list[str]:
+        """Whether the policy that learns is the one that answered, before the first step on its answers."""
+        first, self._untouched = self._untouched, False
+        apart = abs(measures["ratio"] - 1)
+        if not first or not apart > RATIO:
+            return []
+        return [
+            f"the probability ratio is {measures['ratio']:.3f} before the first step on new answers, and must be 1: "
+            "dropout is active, or passes with and without gradients differ"
+        ]
 
     def _new_alarms(self, iteration: Iteration) -> list[str]:
         """What looks wrong and did not in the iteration before."""

@@ -144,6 +144,7 @@ def _objective(job: ResolvedJob) -> Objective:
         entropy=block.entropy,
         temperature=block.temperature,
         sequence_ratio=VARIANTS[block.loss].sequence_ratio,
+        by_answer=VARIANTS[block.loss].weight != "token",
     )
 
 
