@@ -1,12 +1,13 @@
-"""DPO of SmolLM2-135M on a CPU: Stoker beside TRL's DPOTrainer, on the same real pairs in the same order.
+"""DPO and GRPO of SmolLM2-135M on a CPU, Stoker beside TRL's trainers: of DPO the same real pairs in the same order.
 
-    python benchmarks/alignment.py PAIRS.jsonl [--rounds 1] [--steps 4]
+    python benchmarks/alignment.py [PAIRS.jsonl] [--rounds 1] [--steps 4]
 
-PAIRS holds rows with conversations, chosen and rejected. Both sides tune the same model (float32, LoRA r=16 on all
-linear layers, AdamW, constant 1e-5, beta 0.1, at most 512 tokens, 4 pairs a step), each in a fresh process, one after
-the other, in rounds. Rows whose prompt leaves no room for an answer are left out beforehand. Printed are medians over
-the rounds: seconds of a step (of all but the first), peak resident memory, and the loss of each step, which is the
-same up to the line feed after an answer's end, which TRL trains too.
+Without PAIRS only GRPO is measured; see `alignment_grpo`. PAIRS holds rows with conversations, chosen and rejected.
+Both sides of DPO tune the same model (float32, LoRA r=16 on all linear layers, AdamW, constant 1e-5, beta 0.1, at
+most 512 tokens, 4 pairs a step). Rows whose prompt leaves no room for an answer are left out beforehand. Each side
+runs in a fresh process, one after the other, in rounds. Printed are medians over the rounds: seconds of a step (of
+all but the first) and peak resident memory. On stderr are the loss of each step, which is the same up to the line
+feed after an answer's end, which TRL trains too, and of GRPO the mean tokens of an answer.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import alignment_grpo
+
 PAIRS, RANK, LR, LONGEST, WARM, ROOM = 4, 16, 1e-5, 512, 1, 64
 SIDES = ("stoker", "trl")
 ROLES = {"human": "user", "gpt": "assistant", "system": "system"}
@@ -34,7 +37,7 @@ class Result:
 
     seconds: float
     peak_gib: float
-    losses: list[float]
+    beside: list[float]
 
 
 def messages_of(turns: Any) -> list[dict[str, str]]:
@@ -169,33 +172,45 @@ def trl(folder: Path, steps: int) -> tuple[list[float], list[float]]:
     return clock.seconds, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def run_side(side: str, folder: Path, steps: int) -> Result:
+def run_side(what: str, side: str, folder: Path, steps: int) -> Result:
     """One side, in this process."""
-    seconds, losses = {"stoker": stoker, "trl": trl}[side](folder, steps)
+    if what == "dpo":
+        seconds, beside = {"stoker": stoker, "trl": trl}[side](folder, steps)
+    else:
+        seconds, beside = getattr(alignment_grpo, side)(folder, steps + WARM)
     from stoker.hardware.device import peak_resident
 
-    return Result(statistics.mean(seconds[WARM:]), peak_resident(), losses)
+    return Result(statistics.mean(seconds[WARM:]), peak_resident(), beside)
 
 
 def main() -> None:
     """Runs every side in its own process, in rounds, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pairs", type=Path)
+    parser.add_argument("pairs", type=Path, nargs="?")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--what", choices=("dpo", "grpo"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        print("RESULT " + json.dumps(asdict(run_side(arguments.side, arguments.folder, arguments.steps))))
+        result = run_side(arguments.what, arguments.side, arguments.folder, arguments.steps)
+        print("RESULT " + json.dumps(asdict(result)))
         return
+    for what in ("dpo", "grpo") if arguments.pairs else ("grpo",):
+        compare(what, arguments)
+
+
+def compare(what: str, arguments: argparse.Namespace) -> None:
+    """Runs the sides of one comparison, and prints its table."""
     results: dict[str, list[Result]] = {side: [] for side in arguments.sides}
     with tempfile.TemporaryDirectory() as temporary:
-        rows(arguments.pairs, Path(temporary), arguments.steps)
+        if what == "dpo":
+            rows(arguments.pairs, Path(temporary), arguments.steps)
         for number in range(arguments.rounds):
             for side in arguments.sides:
-                command = [sys.executable, __file__, str(arguments.pairs), "--side", side, "--folder", temporary]
+                command = [sys.executable, __file__, "--what", what, "--side", side, "--folder", temporary]
                 command += ["--steps", str(arguments.steps)]
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
                 lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -203,7 +218,7 @@ def main() -> None:
                     sys.exit(f"{side} failed:\n{done.stderr[-2000:]}")
                 results[side].append(Result(**json.loads(lines[-1].removeprefix("RESULT "))))
                 print(f"round {number + 1} {side:<7} {results[side][-1]}", file=sys.stderr)
-    print(f"{'':<8} s/step   faster   peak GiB   of its memory")
+    print(f"{what:<8} s/step   faster   peak GiB   of its memory")
     own = results.get("stoker", [])
     mine = {name: statistics.median(getattr(r, name) for r in own) for name in ("seconds", "peak_gib") if own}
     for side, runs in results.items():
