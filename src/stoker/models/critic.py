@@ -81,7 +81,8 @@ def values(hidden_ND: Tensor, model: nn.Module, head: Head | LogitsHead) -> Tens
     layer = unwrap(model).get_submodule(VALUE_HEAD)
     assert isinstance(layer, nn.Linear)
     kept = torch.promote_types(hidden_ND.dtype, torch.float32)
-    values_N = linear(hidden_ND.to(kept), layer.weight.to(kept), layer.bias.to(kept)).squeeze(-1)
+    with torch.autocast(hidden_ND.device.type, enabled=False):
+        values_N = linear(hidden_ND.to(kept), layer.weight.to(kept), layer.bias.to(kept)).squeeze(-1)
     across = head.across if isinstance(head, Head) else None
     if across is None:
         return values_N

@@ -166,7 +166,7 @@ def _named_files(loaded: LoadedJob, base: Path) -> Iterator[Path]:
     for path, value in leaves(block) if block is not None else ():
         if any(f"{loaded.job.task}.{path[-1]}" == key for key in STAGE_KEYS):
             continue
-        for text in value if isinstance(value, list) else [value]:
+        for text in value if isinstance(value, list | dict) else [value]:
             for part in text.split(":") if isinstance(text, str) else ():
                 for file in (base / part, base / (part.replace(".", "/") + ".py")):
                     if part and file.is_file():

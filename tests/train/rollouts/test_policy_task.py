@@ -74,6 +74,22 @@ def test_every_prompt_is_answered_once_in_an_epoch(job: dict[str, Any], base: Pa
     assert sorted(rows) == sorted([*range(1, 25)] * 2) and ran.outcome.step == 5
 
 
+def test_a_run_whose_last_round_was_smaller_does_not_go_on_to_more_epochs(job: dict[str, Any], base: Path) -> None:
+    del job["steps"]
+    job |= {"grpo": {**job["grpo"], "prompts": 5, "answers": 2, "epochs": 1}, "train": {**job["train"], "batch": 10}}
+    run(base, {**job, "epochs": 1})
+    with pytest.raises(UserError, match="ended with a round of fewer prompts"):
+        run(base, {**job, "epochs": 2})
+
+
+def test_an_upper_clip_follows_the_lower_one(job: dict[str, Any], base: Path) -> None:
+    def clips(loss: str) -> tuple[float, float]:
+        loaded = load_job(write_job(base, {**job, "grpo": {"rewards": "exact", "loss": loss, "clip": 0.1}}))
+        return loaded.job.grpo.clip, loaded.job.grpo.clip_high  # type: ignore[attr-defined]
+
+    assert clips("grpo") == (0.1, 0.1) and clips("dapo") == (0.1, 0.28)
+
+
 def test_prompts_whose_answers_all_score_alike_are_replaced(job: dict[str, Any], base: Path) -> None:
     (base / "some.py").write_text(
         "def some(answer, expected, row):\n    return float(len(answer) % 2) if int(expected) % 2 else 0.5\n"
@@ -112,6 +128,9 @@ def test_every_loss_learns_to_write_a_letter(job: dict[str, Any], base: Path, lo
         ({"parallel": {"pipeline": 2}}, "cache of keys and values, which pipeline splits"),
         ({"tune": {"method": "prompt", "tokens": 4}}, "so there is no reference for a KL"),
         ({"grpo": None}, "needs the block `grpo`"),
+        ({"tune": {"method": "lora", "modules_to_save": ["lm_head"]}}, "modules trained whole have no other weights"),
+        ({"tune": {"method": "lora", "dropout": 0.1}}, "with dropout it is another one"),
+        ({"data": [{"path": "asked.jsonl", "too_long": "split"}]}, "would make prompts of parts of answers"),
     ],
 )
 def test_wrong_jobs_say_what_is_wrong(job: dict[str, Any], base: Path, change: dict[str, Any], message: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from stoker.checkpoint.collective import together
 from stoker.data.order import stream_key
@@ -48,6 +49,8 @@ def sampled(
     Args:
         temperature: 0 for the likeliest tokens.
     """
+    if decoder.device.type == "cuda":
+        torch.cuda.empty_cache()  # what training has freed counts as free
     memory = min(together(lambda: free_memory(decoder.device.torch)))  # alike, so that all take the same steps
     engine = Engine(decoder, memory=memory)
     asked = [(prompt, number) for prompt in prompts for number in range(answers)]

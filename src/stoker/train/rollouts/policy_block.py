@@ -84,6 +84,11 @@ def roles_of(block: PolicyBlock) -> tuple[str, ...]:
     return ("policy", *(["reference"] if block.kl != 0 else []), *(["reward"] if block.reward is not None else []))
 
 
+def clip_high(written: float | None, low: float, high: float, why: str) -> tuple[float, str]:
+    """The upper clip and its reason: as far as the lower one where that is written and the two are usually alike."""
+    return (written, "as far as clip") if written is not None and low == high else (high, why)
+
+
 def copies_of(job: Job, block: PolicyBlock) -> int:
     """Frozen models beside the policy: a reference where no adapter can be switched off, and the reward run's model.
 
@@ -92,8 +97,12 @@ def copies_of(job: Job, block: PolicyBlock) -> int:
     return int(job.tune.method == "full" and block.kl != 0) + int(block.reward is not None)
 
 
-def checks(view: View, name: str) -> Iterator[Problem]:
-    """What of a job of such a task cannot be."""
+def checks(view: View, name: str, usual_kl: float) -> Iterator[Problem]:
+    """What of a job of such a task cannot be.
+
+    Args:
+        usual_kl: factor of the KL where none is written.
+    """
     if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
         yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
@@ -104,8 +113,21 @@ def checks(view: View, name: str) -> Iterator[Problem]:
         if view.value(f"parallel.{axis}") > 1:
             message = f"`task: {name}` samples answers with a cache of keys and values, which {axis} splits"
             yield from view.at_each([f"parallel.{axis}"], message, "spread it by data, shard or tensor")
+    if view.value("tune.method") == "prefix" and view.value("parallel.shard") != "none":
+        message = f"`task: {name}` samples answers, and a prefix' encoder is not gathered for that"
+        yield from view.at_each(["parallel.shard", "tune.method"], message, "write shard: none, or another method")
+    if view.value("tune.dropout"):
+        message = f"`task: {name}` learns from answers of the policy itself, and with dropout it is another one"
+        yield from view.at_each(["tune.dropout"], message, "remove it")
+    for key in ("data", "evaluate.data"):
+        for number, source in enumerate(view.value(key)):
+            if source.too_long == "split":
+                message = "`too_long: split` would make prompts of parts of answers"
+                yield from view.at_each([f"{key}[{number}].too_long"], message, "write cut or drop")
     yield from _numbers(view, name)
-    yield from _reference(view, name)
+    kl = view.value(f"{name}.kl")
+    if (usual_kl if kl is None else kl) > 0:
+        yield from _reference(view, name)
 
 
 def _numbers(view: View, name: str) -> Iterator[Problem]:
@@ -121,7 +143,10 @@ def _numbers(view: View, name: str) -> Iterator[Problem]:
 
 
 def _reference(view: View, name: str) -> Iterator[Problem]:
-    method, kl = view.value("tune.method"), view.value(f"{name}.kl")
-    if method in ("prefix", "prompt", "p-tuning") and kl != 0:
+    method = view.value("tune.method")
+    if view.value("tune.modules_to_save"):
+        message = "the reference is the model without its adapter, and modules trained whole have no other weights"
+        yield from view.at_each([f"{name}.kl", "tune.modules_to_save"], message, f"write {name}.kl: 0")
+    if method in ("prefix", "prompt", "p-tuning"):
         message = f"`tune: {method}` changes the rows themselves, so there is no reference for a KL"
         yield from view.at_each([f"{name}.kl", "tune.method"], message, f"write {name}.kl: 0, or take another method")

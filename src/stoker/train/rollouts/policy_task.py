@@ -13,6 +13,7 @@ import torch
 
 from stoker.checkpoint.collective import by_first
 from stoker.data.tokenise import TextCodec
+from stoker.errors import Problem, UserError
 from stoker.models.collate import Inputs
 from stoker.models.critic import as_critic
 from stoker.runs.run_folder import RunFolder
@@ -33,7 +34,7 @@ from stoker.train.task import Part
 if TYPE_CHECKING:
     from stoker.train.engine import Engine
 
-RATIO = 0.01  # how far the ratio may be from 1 before the first step on answers
+RATIO, APPROX_KL = 0.01, 1e-3  # how far the ratio may be from 1 before the first step on answers
 CRITIC_COLUMNS = ("value", RETURN, "weight")
 
 
@@ -62,6 +63,11 @@ class PolicyTask(LanguageTask):
         super().__init__(*arguments, **more)
         objective = more.get("objective")
         if isinstance(objective, ActorCritic):
+            if self.language.head is None:
+                message = (
+                    f"{type(self.language.model).__name__} has no plain output layer, so no critic can be beside it"
+                )
+                raise UserError(Problem(message, "take task grpo, which has no critic"))
             objective.model = self.language.model
         self.settings = settings
         self._collector = AnswerCollector(
@@ -71,6 +77,7 @@ class PolicyTask(LanguageTask):
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
         self._alarmed: set[str] = set()
+        self._only_critic = False  # whether the policy waits for its critic
         self._untouched = False  # whether no step has been taken on the answers at hand
         self._figures: Mapping[str, float] = {}
         self._first_figures: Mapping[str, float] | None = None
@@ -102,13 +109,14 @@ class PolicyTask(LanguageTask):
             What looks wrong in them.
         """
         (begin, place), (end, _) = self.plan.place(first), self.plan.place(last - 1)
+        self._only_critic = begin < self.settings.critic_warmup
         before = self._iterations
         self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
         found: list[str] = []
         for number in range(begin, end + 1):
             if number not in self._iterations:
                 inside = number == begin and place > 0
-                iteration = self.files.read(number) if inside else self._sample(number, step, engine)
+                iteration = self._restored(number, place) if inside else self._sample(number, step, engine)
                 self._iterations[number] = iteration
                 self._figures = iteration.figures
                 self._untouched = not inside
@@ -118,15 +126,27 @@ class PolicyTask(LanguageTask):
                 self._figures = {**self._iterations[number].figures, "rollout_seconds": 0.0}
         return found
 
+    def _restored(self, number: int, place: int) -> Iteration:
+        """An iteration that a run goes on within."""
+        iteration = self.files.read(number)
+        if place >= len(iteration.rollouts) * self.plan.epochs:
+            raise UserError(
+                Problem(
+                    "this run ended with a round of fewer prompts, as its epochs were over, so it cannot go on to more",
+                    "train further from its weights in a run of its own: export it, and name that folder as the model",
+                )
+            )
+        return iteration
+
     def judge(self, measures: Mapping[str, float]) -> list[str]:
         """Whether the policy that learns is the one that answered, before the first step on its answers."""
         first, self._untouched = self._untouched, False
-        apart = abs(measures["ratio"] - 1)
-        if not first or not apart > RATIO:
+        apart = abs(measures["ratio"] - 1) > RATIO or measures["approx_kl"] > APPROX_KL
+        if not first or self._only_critic or not apart:
             return []
         return [
-            f"the probability ratio is {measures['ratio']:.3f} before the first step on new answers, and must be 1: "
-            "dropout is active, or passes with and without gradients differ"
+            f"the probability ratio is {measures['ratio']:.3f} before the first step on new answers, and must be 1 "
+            f"(approx_kl {measures['approx_kl']:.2g}): dropout is active, or passes with and without gradients differ"
         ]
 
     def _new_alarms(self, iteration: Iteration) -> list[str]:
@@ -183,7 +203,7 @@ class PolicyTask(LanguageTask):
         if self.settings.kl and not self.settings.kl_in_reward:
             names.append("reference")
         columns = {name: [r.tokens[name] for r in rows] for name in names}
-        columns["weight"] = self._weights(rows)
+        columns["weight"] = [w * (not self._only_critic) for w in self._weights(rows)]
         targets = len(inputs.targets) if self.settings.weight == "token" else len(rows)
         return Part(replace(inputs, given=by_target(inputs, columns)), targets=targets, tokens=inputs.tokens)
 
@@ -210,22 +230,23 @@ class PolicyTask(LanguageTask):
         began, settings = time.perf_counter(), self.settings
         first = number * self.plan.prompts if settings.dynamic == 1 or not number else self._before(number).next_prompt
         kept: list[Rollout] = []
+        informative: list[bool] = []
         for rounds_left in reversed(range(settings.dynamic)):
             wanted = self.plan.prompts - len(kept) // self.plan.answers
             last = first + wanted if self._prompts is None else min(first + wanted, self._prompts)
             asked = [(n, self.corpus.sequences[n][0]) for n in range(first, last)]
             found = self._collector.answers(asked, engine, answers=self.plan.answers, temperature=settings.temperature)
             first = last
-            kept += [r for group in groups(found) if not rounds_left or tells_apart(group) for r in group]
+            told = [tells_apart(group) for group in groups(found)]
+            informative += told
+            kept += [r for group, t in zip(groups(found), told, strict=True) if not rounds_left or t for r in group]
             if len(kept) == self.plan.rollouts or first == self._prompts:
                 break
         self._collector.score_tokens(kept, engine)
         kl = self._kl_factor(number)
         add_advantages(kept, settings, kl)
-        if number < settings.critic_warmup:
-            for rollout in kept:
-                rollout.tokens["advantage"] *= 0
-        figures = {**figures_of(kept), "rollout_seconds": time.perf_counter() - began}
+        figures = {**figures_of(kept), "informative": float(np.mean(informative))}
+        figures |= {"rollout_seconds": time.perf_counter() - began}
         if settings.kl_target is not None:
             figures["kl_factor"] = kl
         iteration = Iteration(number, step, first, tuple(kept), figures)

@@ -8,7 +8,6 @@ import numpy as np
 
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.rollout import Rollout
-from stoker.train.rollouts.shaping import groups, tells_apart
 
 APART = 0.02  # nats: mean difference between the engine's and the trainer's log-probabilities; float32 gives 1e-5
 NEGATIVE = -1.0  # nats an answer: less than what chance gives
@@ -26,7 +25,6 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "response_tokens": float(np.mean([len(r.answer_ids) for r in rollouts])),
         "ended": float(np.mean([r.stopped for r in rollouts])),
         "logprob_difference": float(np.abs(every["old"] - every["sampled"]).mean()),
-        "informative": float(np.mean([tells_apart(group) for group in groups(rollouts)])),
     }
     if "reference" in every:
         figures["kl"] = float(np.mean([r.kl for r in rollouts]))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from stoker.job.block import NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, copies_of, roles_of
+from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, clip_high, copies_of, roles_of
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -76,10 +76,11 @@ def _defaults(job: Job) -> dict[str, Decided]:
     return {
         "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
         "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
+        "train.eps": Decided(1e-5, "early steps on small gradients are smaller, as in Huang et al., 2024"),
         "grpo.kl": Decided(variant.kl, why),
         "grpo.kl_in": Decided(variant.kl_in, why),
         "grpo.clip": Decided(variant.clip, why),
-        "grpo.clip_high": Decided(variant.clip_high, why),
+        "grpo.clip_high": Decided(*clip_high(block.clip, variant.clip, variant.clip_high, why)),
         "grpo.dynamic": Decided(dynamic, why if dynamic > 1 else f"{block.loss} keeps every prompt"),
     }
 
@@ -92,8 +93,8 @@ def _batch(job: Job) -> int:
 def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "grpo":
         return
-    yield from checks(view, "grpo")
     loss, answers = view.value("grpo.loss"), view.value("grpo.answers")
+    yield from checks(view, "grpo", VARIANTS[loss].kl)
     if answers == 1 and loss != "reinforce++":
         message = f"`loss: {loss}` compares the answers to a prompt, and there is one"
         yield from view.at_each(["grpo.answers"], message, "write 2 or more, or loss: reinforce++")

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from stoker.job.block import Fraction, NaturalInt, PositiveInt
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, copies_of, roles_of
+from stoker.train.rollouts.policy_block import EXAMPLES, REASONS, PolicyBlock, checks, clip_high, copies_of, roles_of
 
 if TYPE_CHECKING:
     from stoker.errors import Problem
@@ -55,10 +55,11 @@ def _defaults(job: Job) -> dict[str, Decided]:
     return {
         "train.lr": Decided(1e-6, "full tuning by rewards takes small steps"),
         "train.weight_decay": Decided(0.0, "a policy is not drawn to zero"),
+        "train.eps": Decided(1e-5, "early steps on small gradients are smaller, as in Huang et al., 2024"),
         "ppo.kl": Decided(kl, "as in Ziegler et al., 2019, at its start" if kl == 0.15 else "as in Huang et al., 2024"),
         "ppo.kl_in": Decided("reward", "the critic sees what it costs to leave the reference"),
         "ppo.clip": Decided(0.2, "as in Schulman et al., 2017"),
-        "ppo.clip_high": Decided(0.2, "as in Schulman et al., 2017"),
+        "ppo.clip_high": Decided(*clip_high(_block(job).clip, 0.2, 0.2, "as in Schulman et al., 2017")),
     }
 
 
@@ -70,11 +71,14 @@ def _batch(job: Job) -> int:
 def _checks(view: View) -> Iterator[Problem]:
     if view.value("task") != "ppo":
         return
-    yield from checks(view, "ppo")
+    yield from checks(view, "ppo", 0.05)
     method = view.value("tune.method")
     if method in ("prefix", "prompt", "p-tuning"):
         message = f"`tune: {method}` leaves the model as it is, so there is nothing that a critic could be trained in"
         yield from view.at_each(["tune.method"], message, "write full, lora or qlora")
+    if view.value("ppo.critic_warmup") and method == "full":
+        message = "with `tune: full` the critic learns in the policy's own body, so it cannot learn alone"
+        yield from view.at_each(["ppo.critic_warmup", "tune.method"], message, "remove it, or write tune: lora")
     if view.value("ppo.kl_target") is not None and view.value("ppo.kl_in") == "loss":
         message = "an adaptive KL is one in the reward"
         yield from view.at_each(["ppo.kl_target", "ppo.kl_in"], message, "write kl_in: reward")
