@@ -45,13 +45,15 @@ def _draw(width: int, seed: int) -> Tensor:
 def scores(hidden_ND: Tensor, head: Head | LogitsHead) -> Tensor:
     """The score at each position, before the offset, shape (N,), on every tensor process.
 
-    The head is split like a vocabulary of one: its only row is on the first of them.
+    One of them computes it, as the gradient of the hidden states is summed over them.
     """
     if isinstance(head, LogitsHead):
         return hidden_ND[:, 0]
     with torch.autocast(hidden_ND.device.type, enabled=False):  # answers are compared by small differences
-        score_N = head.linear(hidden_ND.to(head.linear.weight.dtype)).sum(-1)
-    return score_N if head.across is None else head.across.add(score_N)
+        score_N = head.linear(hidden_ND.to(head.linear.weight.dtype)).squeeze(-1)
+    if head.across is None:
+        return score_N
+    return head.across.add(score_N if head.across.start == 0 else score_N * 0)
 
 
 def score_head_of(model: Any) -> nn.Linear | None:

@@ -75,8 +75,11 @@ def split_vocabulary(model: nn.Module, family: Family, mesh: Mesh, placed: Place
         if tied:
             head.weight = embedding.weight  # type: ignore[union-attr]
             placed.pieces[f"{name}.weight"] = placed.pieces[f"{family.embedding}.weight"]
-        _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
-        head.out_features = head.weight.shape[0]
+        if head.weight.shape[0] == 1:  # a score: whole on each process, and computed by the first
+            placed.partial.add(f"{name}.weight")
+        else:
+            _split_rows(name, head, mesh, placed, keys=("bias",) if tied else ("weight", "bias"))
+            head.out_features = head.weight.shape[0]
     start, _ = chunk(int(vocabulary), mesh.layout.tensor, mesh.at("tensor"))
     return VocabularyGroup(group, start, chunk(int(vocabulary), mesh.layout.tensor, 0)[1], int(vocabulary))
 
