@@ -20,6 +20,7 @@ from stoker.job.key_paths import (
     field_at,
     parse_key,
     schema_paths,
+    target_paths,
 )
 from stoker.job.schema import Job, SourceBlock, TrainBlock
 from stoker.job.suggest_key import ALIASES, IN_BLOCK, nearest, suggest_key
@@ -77,7 +78,7 @@ def test_types_in_words(key: str, words: str) -> None:
 
 
 def test_other_tools_names_lead_to_keys_that_exist() -> None:
-    known = {dotted(path) for path in schema_paths()} | {"evaluate.data"}
+    known = {dotted(path) for path in (*schema_paths(), *target_paths())} | {"evaluate.data"}
     assert set(ALIASES.values()) | set(IN_BLOCK.values()) <= known
     assert not set(ALIASES) & {dotted(path) for path in schema_paths() if len(path) == 1}
 
@@ -87,7 +88,7 @@ def test_every_default_has_a_reason_for_a_key_that_exists() -> None:
 
 
 def test_examples_are_values_that_the_schema_takes() -> None:
-    for path in schema_paths():
+    for path in (*schema_paths(), *target_paths()):
         indexed = path if path[0] != "data" or len(path) == 1 else ("data", 0, *path[1:])
         field, found = field_at(indexed)
         assert field is not None and found == indexed

@@ -22,6 +22,7 @@ VERBS = {
     "verify": "prove that a layout computes what one process computes",
     "train": "train, or resume an earlier run of the same job",
     "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
+    "submit": "start a job over ssh, by Slurm, on Ray or by Kubernetes",
     "runs": "list the runs, and what their time went into",
     "rollouts": "show the answers that a step of ppo or grpo learnt from",
     "eval": "measure a run on data",

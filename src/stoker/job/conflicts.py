@@ -8,9 +8,10 @@ from stoker.errors import Problem
 from stoker.job.batch_solver import BatchError
 from stoker.job.batch_triangle import TRIANGLE, triangle_of
 from stoker.job.conflict_view import CannotTellError, View
-from stoker.job.key_paths import KeyPath, dotted, field_at, parse_key
+from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
 from stoker.job.schema import Job
+from stoker.job.targets import KINDS, TargetBlock, chosen_block
 from stoker.job.task_spec import TASKS
 from stoker.job.text_conflicts import TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
@@ -144,9 +145,21 @@ def _batch(view: View) -> Iterator[Problem]:
         yield from view.at_each(written, error.message, error.suggestion)
 
 
+def _one_target(view: View) -> Iterator[Problem]:
+    """A target is one of its blocks."""
+    target = view.value(TARGET)
+    if not isinstance(target, TargetBlock) or chosen_block(target) is not None:
+        return
+    written = [f"{TARGET}.{kind}" for kind in KINDS if getattr(target, kind) is not None]
+    if written:
+        yield from view.at_each(written, "`target` has several blocks, and a job runs in one place", "keep one of them")
+    else:
+        yield view.document.problem((TARGET,), "`target` has no block", f"write one of {', '.join(KINDS)} below it")
+
+
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _batch,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _one_target,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip
 

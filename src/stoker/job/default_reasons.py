@@ -80,10 +80,12 @@ REASONS = {
     "parallel.context": "a process has whole rows unless asked otherwise",
     "parallel.recompute": "memory is spent before time",
     "parallel.offload": "everything stays on the device unless asked otherwise",
-    "target": "the only target so far",
+    "target": "`stoker train` trains here",
     **{name: f"only for task: {name}" for name, task in TASKS.items() if task.block},
     **{f"{task.name}.{key}": why for task in TASKS.values() for key, why in task.reasons.items()},
 }
+
+OF_TARGET = "the target's own default"  # of every key of a target's block
 
 UNDECIDED = {
     "tune.width": "the model's own width, when the model is built",

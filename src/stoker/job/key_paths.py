@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import types
 from collections.abc import Iterator
@@ -13,9 +14,14 @@ from pydantic.fields import FieldInfo
 from stoker.errors import Problem, UserError
 from stoker.job.block import LARGEST, Block
 from stoker.job.schema import Job
+from stoker.job.targets import TargetBlock
 from stoker.job.task_spec import TASKS
 
 KeyPath = tuple[str | int, ...]
+
+# Blocks that a list of all keys does not enter: the sources to evaluate on, which have the keys of `data`; the targets.
+TARGET = "target"
+APART: tuple[KeyPath, ...] = (("evaluate", "data"), (TARGET,))
 
 _PART = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 
@@ -91,18 +97,23 @@ def block_at(path: KeyPath) -> type[Block] | None:
 def parents_of_keys() -> dict[str, tuple[KeyPath, ...]]:
     """For every key of the schema, the blocks that contain it, outermost first; without list indices."""
     found: dict[str, list[KeyPath]] = {}
-    for path in schema_paths():
+    for path in (*schema_paths(), *target_paths()):
         found.setdefault(str(path[-1]), []).append(path[:-1])
     return {key: tuple(sorted(parents, key=len)) for key, parents in found.items()}
 
 
 def schema_paths(block: type[Block] = Job, path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Every key of the schema in order, without list indices; ``evaluate.data``, as ``data``, not entered."""
+    """Every key of the schema in order, without list indices; what is `APART` is not entered."""
     for name, field in block.model_fields.items():
         yield (*path, name)
         inner, _ = block_of(field.annotation)
-        if inner is not None and (*path, name) != ("evaluate", "data"):
+        if inner is not None and (*path, name) not in APART:
             yield from schema_paths(inner, (*path, name))
+
+
+def target_paths() -> Iterator[KeyPath]:
+    """Every key below ``target``."""
+    return schema_paths(TargetBlock, (TARGET,))
 
 
 def leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -155,6 +166,8 @@ def example_of(path: KeyPath) -> str:
     key = dotted(tuple(part for part in path if isinstance(part, str))).replace("evaluate.data.", "data.")
     field, _ = field_at(path)
     default = None if field is None else field.default
+    if key not in EXAMPLES and field is not None and field.examples:
+        return json.dumps(field.examples[0])
     if key in EXAMPLES or not isinstance(default, str | int | float):
         return EXAMPLES.get(key, "auto")
     return str(default).lower() if isinstance(default, bool) else f"{default}"

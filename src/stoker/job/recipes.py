@@ -14,7 +14,7 @@ from stoker.errors import Problem, UserError
 from stoker.job.block import Block
 from stoker.job.job_to_yaml import INDENT, scalar
 from stoker.job.json_schema import STAGES_MEAN
-from stoker.job.key_paths import KeyPath, block_of, describe, example_of
+from stoker.job.key_paths import APART, TARGET, KeyPath, block_of, describe, example_of
 from stoker.job.load_job import STAGES
 from stoker.job.schema import SCHEMA_VERSION, Job
 from stoker.job.shorthand import expand_shorthands
@@ -82,7 +82,7 @@ def _block_lines(block: type[Block], values: dict[str, Any], path: KeyPath, *, l
         if not path:
             yield ""
         yield from _comment(field, here)
-        if inner is None or here == ("evaluate", "data"):
+        if inner is None or here in APART:
             yield _line(here, f"{name}: {_value(field, here, values.get(name))}", is_set)
             continue
         items = values.get(name) or {}
@@ -110,7 +110,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _comment(field: FieldInfo, path: KeyPath) -> Iterator[str]:
     inner, _ = block_of(field.annotation)
     text = str(field.description)
-    if inner is None:
+    if inner is None or path == (TARGET,):
         default = "" if field.is_required() or field.default is None else field.get_default(call_default_factory=True)
         ends = (
             "required"

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stoker.job.batch_triangle import DEFAULT_SCHEDULE, data_parallel_of, is_scratch, seq_len_of, triangle_of
-from stoker.job.default_reasons import REASONS, UNDECIDED
-from stoker.job.key_paths import KeyPath, dotted, leaves, parse_key
+from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
+from stoker.job.key_paths import TARGET, KeyPath, dotted, leaves, parse_key
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import Job
 from stoker.job.task_spec import Decided, task_of
@@ -75,7 +75,7 @@ def _origin(path: KeyPath, value: Any, decided: dict[str, Decided], document: Jo
     if value == "auto" and schema_key in UNDECIDED:  # elsewhere it is a name like any other
         return Origin("default", where, UNDECIDED[schema_key])
     if mark is None:
-        return Origin("default", "", REASONS[schema_key])
+        return Origin("default", "", OF_TARGET if path[0] == TARGET and len(path) > 1 else REASONS[schema_key])
     return Origin("override" if mark.override else "file", where, "")
 
 

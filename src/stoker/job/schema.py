@@ -13,6 +13,7 @@ from pydantic import Field, create_model
 
 from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
 from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
+from stoker.job.targets import TargetBlock
 from stoker.job.task_spec import TASKS
 
 SCHEMA_VERSION = 1
@@ -364,7 +365,11 @@ class Job(Block):
     parallel: ParallelBlock = Field(
         default_factory=ParallelBlock, description="how the work is spread; or auto: as the planner chooses"
     )
-    target: Literal["local"] = Field(default="local", description="where it runs")
+    target: Text | TargetBlock = Field(
+        default="local",
+        description="where `stoker submit` starts it: a block ssh, slurm, ray or kubernetes, a file with one, or a "
+        "name of targets.yaml",
+    )
 
 
 if not TYPE_CHECKING:  # what is known when the tasks have been found: their names, and a block for each that has one

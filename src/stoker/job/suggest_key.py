@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from stoker.job.key_paths import KeyPath, block_at, dotted, parents_of_keys, parse_key
+from stoker.job.targets import KINDS
 
 # Names that other trainers give to the same value, so that it can be moved as it is.
 SAME_VALUE = {
@@ -88,6 +89,27 @@ IN_BLOCK = {
     ("tune", "name"): "tune.method",
     ("evaluate", "steps"): "evaluate.every",
     ("checkpoint", "steps"): "checkpoint.every",
+    ("ssh", "host_file"): "target.ssh.hostfile",
+    ("ssh", "key"): "target.ssh.identity",
+    ("ssh", "identity_file"): "target.ssh.identity",
+    ("ssh", "proxy_jump"): "target.ssh.jump",
+    ("ssh", "workdir"): "target.ssh.folder",
+    **{
+        (kind, name): f"target.{kind}.{key}"
+        for kind in KINDS
+        for key, names in {
+            "devices": "slots gpus_per_node ntasks_per_node nproc_per_node processes",
+            "nodes": "num_nodes nnodes replicas",
+            "environment": "env variables",
+        }.items()
+        for name in names.split()
+    },
+    ("slurm", "walltime"): "target.slurm.time",
+    ("slurm", "cpus_per_task"): "target.slurm.cpus",
+    ("slurm", "mem"): "target.slurm.memory",
+    ("slurm", "container_image"): "target.slurm.image",
+    ("slurm", "container_mounts"): "target.slurm.mounts",
+    ("ray", "dashboard"): "target.ray.address",
 }
 
 # Names whose values must be written differently here.
@@ -163,7 +185,7 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
     if len(homes) == 1:
         under = f"belongs under `{dotted(homes[0])}:`" if homes[0] else "belongs at the top level"
-        return Suggestion(f"`{name}` {under}", (*homes[0], name), certain=homes[0] != ("data",))
+        return Suggestion(f"`{name}` {under}", (*homes[0], name), certain=homes[0][:1] not in (("data",), ("target",)))
     if homes:
         places = " or ".join(f"under `{dotted(home)}:`" if home else "at the top level" for home in homes)
         return Suggestion(f"`{name}` belongs {places}")

@@ -1,0 +1,111 @@
+"""Start a job on other machines: over ssh, by Slurm, on a Ray cluster or by Kubernetes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.cli.preflight import open_job
+from stoker.errors import Problem, UserError
+from stoker.job.stages import has_stages
+
+if TYPE_CHECKING:
+    from stoker.cluster.chosen_target import ChosenTarget
+    from stoker.cluster.record import Record
+    from stoker.cluster.submission import Submission
+    from stoker.cluster.target import Target
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker submit``."""
+    parser.add_argument("job", metavar="JOB", help="the job file")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="a target's file, or its name in targets.yaml (default: the job's own `target`)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="what to call the run (default: its output folder's name)")
+    parser.add_argument("--include", metavar="HOSTS", help="of ssh: these hosts or slots alone, as gpu1:0,2@gpu2")
+    parser.add_argument("--exclude", metavar="HOSTS", help="of ssh: all but these, as gpu1:3@gpu4")
+    parser.add_argument("--dry-run", action="store_true", help="print exactly what would be sent, and send nothing")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Submit; returns 0 once the target has taken the job."""
+    from stoker.cluster.record import find, keep
+    from stoker.cluster.target import open_target
+
+    loaded, chosen = chosen_of(arguments)
+    target = open_target(chosen)
+    submission = submission_on(loaded, chosen, target, arguments.name)
+    target.check(submission)
+    if arguments.dry_run:
+        print(target.preview(submission).rstrip("\n"))
+        return 0
+    earlier = find(submission.name)
+    if earlier is not None and (earlier.kind, dict(earlier.target)) == (chosen.kind, _plain(chosen)):
+        status = target.status(earlier)
+        if status.state in ("waiting", "running"):
+            message = f"{submission.name} is {status.state} there already"
+            raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
+    record = target.submit(submission)
+    keep(record)
+    if arguments.json:
+        print(json.dumps(_answer(record, submission)))
+    else:
+        print_submitted(record, submission)
+    return 0
+
+
+def chosen_of(arguments: argparse.Namespace) -> tuple[Any, ChosenTarget]:
+    """The job and its target, both checked."""
+    from stoker.cluster.chosen_target import choose_target
+
+    if has_stages(arguments.job):
+        hint = "`stoker check JOB --only STAGE` prints one as a job"
+        raise UserError(Problem("a target takes one job, and this file has stages", hint, file=arguments.job))
+    overrides = list(arguments.overrides)
+    loaded = open_job(arguments.job, overrides)
+    chosen = choose_target(loaded, arguments.on)
+    given = {name: getattr(arguments, name) for name in ("include", "exclude") if getattr(arguments, name)}
+    if given and chosen.kind != "ssh":
+        raise UserError(Problem(f"--{next(iter(given))} chooses hosts of ssh, and the target is {chosen.kind}"))
+    if given:
+        from dataclasses import replace
+
+        chosen = replace(chosen, block=chosen.block.model_copy(update=given))
+    return loaded, chosen
+
+
+def submission_on(loaded: Any, chosen: ChosenTarget, target: Target, name: str | None) -> Submission:
+    """The submission, for as many nodes as the target has hosts where nothing else says."""
+    from stoker.cluster.record import NAME
+    from stoker.cluster.submission import submission_of
+
+    if name is not None and not NAME.fullmatch(name):
+        raise UserError(Problem(f"--name {name}: that is no name", "write small letters, digits and hyphens"))
+    return submission_of(loaded, chosen, Path.cwd(), name=name, hosts=target.host_count())
+
+
+def print_submitted(record: Record, submission: Submission) -> None:
+    """Says where the job is, and how it is followed."""
+    nodes = f"{record.nodes} node{'s' * (record.nodes > 1)} with {record.devices} process{'es' * (record.devices > 1)}"
+    print(f"submitted {submission.label} to {record.kind}: {nodes}; {record.handle.get('words', record.output)}")
+    print(f"\nnext:\n  stoker logs {record.name} -f\n  stoker describe {record.name}\n  stoker stop {record.name}")
+    sys.stdout.flush()
+
+
+def _plain(chosen: ChosenTarget) -> dict[str, Any]:
+    values: dict[str, Any] = chosen.block.model_dump(mode="json")
+    return values
+
+
+def _answer(record: Record, submission: Submission) -> dict[str, Any]:
+    return {
+        **json.loads(record.to_json()),
+        "files": len(submission.files),
+        "bytes": submission.bytes,
+    }

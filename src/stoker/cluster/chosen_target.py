@@ -1,0 +1,131 @@
+"""Which target is meant: the job's own block, a file with one, or a name of the user's configuration."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from stoker.errors import Problem, UserError
+from stoker.job.block import Block
+from stoker.job.key_paths import TARGET, KeyPath, parse_key
+from stoker.job.load_job import LoadedJob
+from stoker.job.schema import Job
+from stoker.job.schema_errors import findings
+from stoker.job.targets import KINDS, LOCAL, TargetBlock, chosen_block
+from stoker.job.text_file import read_text
+from stoker.job.yaml_document import JobDocument, Mark, parse_document
+
+CONFIGURATION = "targets.yaml"
+SUFFIXES = (".yaml", ".yml")
+AROUND = {"task": "sft"}  # what a job must have, around a block alone
+
+
+@dataclass(frozen=True)
+class ChosenTarget:
+    """A target's block and where it is written.
+
+    Attributes:
+        kind: its key, such as ``ssh``.
+        name: as the user has called it: a name, a file; empty for the job's own block.
+        document: with the block at ``target.<kind>``.
+    """
+
+    kind: str
+    block: Block
+    name: str
+    document: JobDocument
+
+    def problem(self, key: str, message: str, suggestion: str = "") -> Problem:
+        """A problem at a key of the block, such as ``hosts[1]``; at the block for the empty key."""
+        inner: KeyPath = parse_key(key) if key else ()
+        return self.document.problem((TARGET, self.kind, *inner), message, suggestion)
+
+
+def choose_target(loaded: LoadedJob, on: str | None) -> ChosenTarget:
+    """The target of ``--on``, or else of the job.
+
+    Raises:
+        UserError: it is `local`, there is none of that name, or its block is wrong; with every problem's place.
+    """
+    target: str | TargetBlock = on if on is not None else loaded.job.target
+    if isinstance(target, TargetBlock):
+        return _chosen(target, "", loaded.document)
+    if target != LOCAL:
+        return named_target(target, loaded.document if on is None else None)
+    hint = f"write `--on TARGET`, or a block under `{TARGET}:` ({', '.join(KINDS)}); here, `stoker train` trains it"
+    problem = Problem("--on local: nothing is to be submitted", hint)
+    if on is None:
+        problem = loaded.document.problem((TARGET,), "the job has no target to be submitted to", hint)
+    raise UserError(problem)
+
+
+def named_target(name: str, written: JobDocument | None = None) -> ChosenTarget:
+    """The target of a file, or of that name in the user's configuration.
+
+    Args:
+        written: the job that names it, for the place of an error; None where the command line does.
+    """
+    if name.endswith(SUFFIXES):
+        if not Path(name).is_file():
+            raise UserError(_at(written, name, f"there is no file {name}", "name a file with a block such as `ssh:`"))
+        document = parse_document(read_text(name), file=name)
+        return _read(document.data, document.marks, document, (), name)
+    file = configuration()
+    data: Any = {}
+    marks: dict[KeyPath, Mark] = {}
+    document = JobDocument(str(file), data, marks)
+    if file.is_file():
+        document = parse_document(read_text(file), file=str(file))
+        data = document.data or {}
+        if not isinstance(data, dict):
+            hint = "write `mine: {ssh: {hosts: [...]}}`"
+            raise UserError(Problem("targets are written by name", hint, file=str(file), line=1, column=1))
+    if name not in data:
+        near = difflib.get_close_matches(name, data, n=1, cutoff=0.5)
+        known = f"it has {', '.join(map(str, data))}" if data else "write `NAME: {ssh: {hosts: [...]}}` there"
+        hint = f"did you mean {near[0]}?" if near else known
+        raise UserError(_at(written, name, f"there is no target {name} in {file}", hint))
+    return _read(data[name], document.marks, document, (name,), name)
+
+
+def configuration() -> Path:
+    """The user's file of targets: $XDG_CONFIG_HOME/stoker/targets.yaml, by default below ~/.config."""
+    home = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path("~/.config").expanduser()) / "stoker" / CONFIGURATION
+
+
+def _at(written: JobDocument | None, name: str, message: str, hint: str) -> Problem:
+    return Problem(f"--on {name}: {message}", hint) if written is None else written.problem((TARGET,), message, hint)
+
+
+def _read(data: Any, marks: dict[KeyPath, Mark], read: JobDocument, below: KeyPath, name: str) -> ChosenTarget:
+    """The target of a mapping at a path of a document: checked as the block of a job is."""
+    depth = len(below)
+    inner = {(TARGET, *path[depth:]): mark for path, mark in marks.items() if path[:depth] == below}
+    if not below:
+        inner[(TARGET,)] = Mark(read.file, (1, 1), (1, 1))
+    document = JobDocument(read.file, {**AROUND, TARGET: data}, inner)
+    if not isinstance(data, dict):
+        raise UserError(document.problem((TARGET,), "a target is a block", f"write one of {', '.join(KINDS)} below it"))
+    try:
+        target = Job.model_validate(document.data).target
+    except ValidationError as error:
+        found = findings(error, document)
+        raise UserError(
+            *(document.problem(f.path, f.message, f.suggestion, at_key=f.unknown) for f in found)
+        ) from error
+    assert isinstance(target, TargetBlock)
+    return _chosen(target, name, document)
+
+
+def _chosen(target: TargetBlock, name: str, document: JobDocument) -> ChosenTarget:
+    found = chosen_block(target)
+    if found is None:
+        hint = f"write one of {', '.join(KINDS)}"
+        raise UserError(document.problem((TARGET,), "a target has one block", hint))
+    return ChosenTarget(*found, name, document)

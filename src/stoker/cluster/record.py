@@ -1,0 +1,112 @@
+"""What a submission leaves behind: here in the user's state folder, and beside the run where the target keeps it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from stoker.errors import Problem, UserError
+from stoker.files import read_file, replace_file
+
+FILE = "submission.json"  # its name beside the run
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")  # fits a label of Kubernetes and a host name
+
+
+@dataclass(frozen=True)
+class Record:
+    """A submitted job.
+
+    Attributes:
+        name: by which it is found: `stoker logs NAME`.
+        kind: of its target: ``ssh``, ``slurm`` ...
+        target: the target's block, as JSON takes it.
+        on: the name or file of the target; empty for the job's own block.
+        time: when it was submitted, seconds since 1970.
+        fingerprint: of all that was sent.
+        nodes, devices: nodes, and processes on each.
+        output: the run's folder, as the nodes name it.
+        base: the folder from which it was submitted, with the host before it.
+        handle: what the target needs to find it again: a job's number, process groups, folders.
+    """
+
+    name: str
+    kind: str
+    target: Mapping[str, Any]
+    on: str
+    time: float
+    fingerprint: str
+    nodes: int
+    devices: int
+    output: str
+    base: str
+    handle: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The record as the text of its file."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The record of a file's text.
+
+        Raises:
+            ValueError: it is none.
+        """
+        values = json.loads(text)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"it is no submission: {error}") from None
+
+
+def folder() -> Path:
+    """Where this user's records are: $XDG_STATE_HOME/stoker/submitted, by default below ~/.local/state."""
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path("~/.local/state").expanduser()) / "stoker" / "submitted"
+
+
+def keep(record: Record) -> None:
+    """Writes a record, in the place of an earlier one of that name.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder().mkdir(parents=True, exist_ok=True, mode=0o700)
+    replace_file(folder() / f"{record.name}.json", record.to_json())
+
+
+def kept() -> list[Record]:
+    """This user's records, the newest first; files that are none are left out."""
+    found = []
+    for path in folder().glob("*.json") if folder().is_dir() else ():
+        try:
+            found.append(Record.from_json(read_file(path)))
+        except (OSError, ValueError):
+            continue
+    return sorted(found, key=lambda record: -record.time)
+
+
+def find(name: str) -> Record | None:
+    """The record of a name; None where there is none."""
+    return next((record for record in kept() if record.name == name), None)
+
+
+def found(name: str) -> Record:
+    """The record of a name.
+
+    Raises:
+        UserError: there is none; the nearest is named.
+    """
+    record = find(name)
+    if record is not None:
+        return record
+    names = [record.name for record in kept()]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    known = f"submitted were {', '.join(names[:5])}" if names else "`stoker submit JOB --on TARGET` makes one"
+    raise UserError(Problem(f"no job {name} was submitted", f"did you mean {near[0]}?" if near else known))

@@ -1,0 +1,211 @@
+"""A job as it is submitted: its text, its files at one fingerprint, and how many nodes and processes it takes."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.sent_files import CODE, SentFile, fingerprint_of, needed_files
+from stoker.errors import CannotRun, Problem, UserError
+from stoker.job.job_to_yaml import dump_job
+from stoker.job.layout import layout_of
+from stoker.job.load_job import LoadedJob, check_document
+from stoker.job.overrides import apply_overrides
+from stoker.job.targets.shared_keys import TargetKeys
+
+JOB = "job.yaml"
+SECRET = "secret"
+FIRST_PORT, PORTS = 15_000, 17_000  # below those that systems hand out by themselves
+LONGEST_NAME = 40
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What is sent to a target.
+
+    Attributes:
+        name: of the run and of the record; letters, digits and hyphens.
+        loaded: the resolved job, with the planner's layout where it asked for one.
+        job: the same as YAML text, paths as they are on the nodes. It needs no overrides.
+        nodes, devices: nodes, and processes on each.
+        files: what is sent, `job` among them as ``job.yaml``.
+        fingerprint: of all files.
+        output: the run's folder: a URL, absolute, or below the folder in which the nodes work.
+        port: where the nodes meet.
+        base: the folder in which the command was given.
+    """
+
+    name: str
+    loaded: LoadedJob
+    job: str
+    nodes: int
+    devices: int
+    files: tuple[SentFile, ...]
+    fingerprint: str
+    output: str
+    port: int
+    base: Path
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def label(self) -> str:
+        """Name and beginning of the fingerprint, for messages."""
+        return f"{self.name} ({self.fingerprint[:12]})"
+
+    def node_words(
+        self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB, more: Sequence[str] = ()
+    ) -> list[str]:
+        """The command that a node runs, word by word.
+
+        Args:
+            rendezvous: ``HOST:PORT`` where nodes are reached, the first one first.
+            secret: the secret's file, as the node names it.
+            more: further options of `stoker node`.
+        """
+        meet = ",".join(rendezvous)
+        words = [python, "-m", "stoker", "node", job, "--rendezvous", meet, "--secret", secret]
+        return [*words, "--nodes", str(self.nodes), "--devices", str(self.devices), *more]
+
+    def node_command(self, **given: object) -> str:
+        """The same as a line of a shell."""
+        return shlex.join(self.node_words(**given))  # type: ignore[arg-type]
+
+
+def submission_of(
+    loaded: LoadedJob, chosen: ChosenTarget, base: Path, *, name: str | None = None, hosts: int | None = None
+) -> Submission:
+    """The submission of a job to a target.
+
+    Args:
+        base: the folder in which the command was given.
+        name: of the run; by default of its output folder.
+        hosts: how many hosts the target has, where it counts them; the default number of nodes.
+
+    Raises:
+        UserError: nodes and processes do not agree with the layout, or what the job needs cannot be read.
+        CannotRun: the planner finds no layout for the nodes.
+    """
+    keys = chosen.block
+    assert isinstance(keys, TargetKeys)
+    loaded = _planned(loaded, chosen, keys, hosts)
+    nodes, devices = _counted(loaded, chosen, keys, hosts)
+    needed = needed_files(
+        loaded,
+        base,
+        extra=keys.send,
+        code=keys.code,
+        problem=lambda index, message, hint: chosen.problem(f"send[{index}]", message, hint),
+    )
+    text = dump_job(_moved(loaded, needed.moved).job)
+    files = (SentFile.made(JOB, text), *needed.files)
+    chosen_name = name or name_of(loaded.job.output)
+    return Submission(
+        name=chosen_name,
+        loaded=loaded,
+        job=text,
+        nodes=nodes,
+        devices=devices,
+        files=files,
+        fingerprint=fingerprint_of(files),
+        output=loaded.job.output,
+        port=keys.port if keys.port != "auto" else port_of(chosen_name),
+        base=base,
+    )
+
+
+def name_of(output: str) -> str:
+    """The name of a run's folder, so that it can be a host's or a label: ``runs/My job`` -> ``my-job``."""
+    last = output.rstrip("/").rpartition("/")[2]
+    plain = re.sub(r"[^a-z0-9]+", "-", last.lower()).strip("-")
+    return plain[:LONGEST_NAME].rstrip("-") or "job"
+
+
+def port_of(name: str) -> int:
+    """A port that a name always has."""
+    digest = hashlib.blake2b(name.encode(), digest_size=4).digest()
+    return FIRST_PORT + int.from_bytes(digest) % PORTS
+
+
+def sends_code(submission: Submission) -> bool:
+    """Whether Stoker's own code is among the files."""
+    return any(file.path.startswith(f"{CODE}/") for file in submission.files)
+
+
+def _planned(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:
+    """The job with the planner's layout for the target's nodes, where it asks for one."""
+    if not loaded.document.planned:
+        return loaded
+    if keys.cluster is None:
+        hint = f"write `cluster: 4x8xH100` under `target.{chosen.kind}:`, or the layout under `parallel:`"
+        raise UserError(loaded.document.problem(("parallel",), "`parallel: auto` needs to know the nodes", hint))
+    from stoker.hardware.cluster_file import load_cluster
+    from stoker.launch.auto_parallel import with_plan
+
+    try:
+        cluster = load_cluster(keys.cluster)
+    except UserError as error:
+        raise UserError(
+            *(p if p.line else chosen.problem("cluster", p.message, p.suggestion) for p in error.problems)
+        ) from error
+    nodes = keys.nodes if keys.nodes != "auto" else hosts
+    if nodes is not None and cluster.nodes == 1:
+        cluster = cluster.with_nodes(nodes)
+    if keys.devices not in ("auto", cluster.per_node):
+        message = f"`cluster: {keys.cluster}` has {cluster.per_node} devices a node, and `devices` is {keys.devices}"
+        raise UserError(chosen.problem("devices", message, "remove `devices`"))
+    return with_plan(loaded, cluster=cluster)
+
+
+def _counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> tuple[int, int]:
+    """(nodes, processes on each) for the layout."""
+    layout = layout_of(loaded.job)
+    world = layout.world
+    words = f"the layout ({layout.describe()}) has {world} process{'es' * (world > 1)}"
+    if keys.nodes != "auto" and keys.devices != "auto":
+        nodes, devices = keys.nodes, keys.devices
+        if nodes * devices != world:
+            hint = f"write `parallel: {{data: {nodes * devices}}}`, or change `nodes` and `devices`"
+            message = f"{nodes} nodes with {devices} processes are {nodes * devices}, and {words}"
+            raise UserError(chosen.problem("nodes", message, hint))
+    elif keys.nodes == "auto" and keys.devices != "auto":
+        nodes, devices = -(-world // keys.devices), min(keys.devices, world)
+    else:
+        nodes = min(keys.nodes if keys.nodes != "auto" else (hosts or 1), world)
+        devices = -(-world // nodes)
+    if nodes * devices != world:
+        near = nodes * (world // nodes)
+        fits = next(count for count in range(nodes, 0, -1) if world % count == 0)
+        message = f"{words}, which cannot be spread equally over {nodes} nodes"
+        hint = f"write `nodes: {fits}`" + (f", or {near} processes" if near else "")
+        raise UserError(chosen.problem("nodes" if keys.nodes != "auto" else "devices", message, hint))
+    if keys.nodes != "auto" and keys.nodes > world:
+        raise UserError(chosen.problem("nodes", f"there are {keys.nodes} nodes, and {words}", f"write at most {world}"))
+    if hosts is not None and nodes > hosts:
+        message = f"{nodes} nodes are needed, and the target has {hosts} host{'s' * (hosts != 1)}"
+        raise CannotRun(chosen.problem("nodes" if keys.nodes != "auto" else "", message, "name more hosts"))
+    return nodes, devices
+
+
+def _moved(loaded: LoadedJob, moved: dict[str, str]) -> LoadedJob:
+    """The job with paths as they are on the nodes."""
+    if not moved:
+        return loaded
+    document, problems = apply_overrides(loaded.document, [f"{key}={_quoted(value)}" for key, value in moved.items()])
+    if problems:
+        raise UserError(*(Problem(f"{p.message}", p.suggestion) for p in problems))
+    return check_document(document)
+
+
+def _quoted(text: str) -> str:
+    import json
+
+    return json.dumps(text)

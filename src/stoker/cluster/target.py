@@ -1,0 +1,77 @@
+"""What every target does with a submitted job: the protocol, and where each target is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, Protocol
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.record import Record
+from stoker.cluster.submission import Submission
+
+State = Literal["waiting", "running", "done", "stopped", "failed", "lost"]
+
+# The module of each kind, which has `open_target(chosen: ChosenTarget) -> Target`. Imported when a job needs it.
+MODULES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a submitted job is, as its target says.
+
+    Attributes:
+        state: ``waiting`` (for the scheduler), ``running``, ``done``, ``stopped``, ``failed``, or ``lost``: the target
+            knows it no more.
+        why: the reason, in words; empty where there is none to give.
+        nodes: where it runs.
+    """
+
+    state: State
+    why: str = ""
+    nodes: Sequence[str] = ()
+
+
+class Target(Protocol):
+    """A place where jobs run. Errors are `stoker.errors.UserError`: 2 wrong input, 3 cannot be scheduled."""
+
+    def host_count(self) -> int | None:
+        """How many hosts it has, where it counts them: the default number of nodes."""
+
+    def check(self, submission: Submission) -> None:
+        """Raises UserError with every problem that can be known before anything is sent or started."""
+
+    def preview(self, submission: Submission) -> str:
+        """Exactly what `submit` would send, without sending it: what `--dry-run` prints."""
+
+    def submit(self, submission: Submission) -> Record:
+        """Sends the job and starts it; what is returned is kept by `stoker.cluster.record.keep`."""
+
+    def status(self, record: Record) -> Status:
+        """How the job is."""
+
+    def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
+        """Lines of its logs, without line ends: of one rank, or of all with the rank before each line.
+
+        Args:
+            follow: go on until the job has ended.
+        """
+
+    def stop(self, record: Record) -> None:
+        """Ends it on every node, after it has saved."""
+
+    def resume(self, record: Record) -> Record:
+        """Starts it again from its newest state; the new record."""
+
+    def describe(self, record: Record) -> Iterator[str]:
+        """Lines on it: nodes, states, reasons, where its files are."""
+
+    def records(self) -> Sequence[Record]:
+        """The jobs that the target itself knows, so that they are found from any machine."""
+
+
+def open_target(chosen: ChosenTarget) -> Target:
+    """The target that a block means."""
+    target: Target = import_module(MODULES[chosen.kind]).open_target(chosen)
+    return target

@@ -1,0 +1,31 @@
+"""``target: {ray: ...}``: an existing Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from stoker.job.block import Auto, Text
+from stoker.job.targets.shared_keys import TargetKeys
+
+
+class RayBlock(TargetKeys):
+    """An existing Ray cluster: one supervisor on each node of a placement group."""
+
+    address: Text = Field(
+        default="http://127.0.0.1:8265", description="Ray's dashboard, which takes jobs; RAY_API_SERVER_ADDRESS else"
+    )
+    gpus: bool | Auto = Field(
+        default="auto", description="whether a process takes a GPU of Ray's; auto: where the cluster has any"
+    )
+    cpus: Annotated[float, Field(gt=0)] = Field(default=1.0, description="Ray's CPUs for each process")
+    resources: dict[str, float] = Field(
+        default_factory=dict, description="further resources of a node, such as {rdma: 1}", examples=[{"rdma": 1.0}]
+    )
+    folder: Text = Field(
+        default="~/stoker", description="folder on the nodes in which relative paths of runs begin; all nodes see it"
+    )
+    wait: Annotated[float, Field(gt=0)] = Field(
+        default=3600.0, description="seconds within which the nodes must be free, all at once"
+    )
