@@ -30,10 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run's folder, its name below runs/, or a folder of runs (default: runs)",
     )
     parser.add_argument("--json", action="store_true", help="print the runs as JSON")
+    parser.add_argument("--submitted", action="store_true", help="the runs that were submitted, as their targets say")
+    parser.add_argument(
+        "--on", metavar="TARGET", help="those that this target knows, from wherever they were submitted"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the runs, the newest first."""
+    if arguments.submitted or arguments.on:
+        from stoker.cli.submitted_runs import print_submitted_runs
+
+        return print_submitted_runs(arguments.on, as_json=arguments.json)
     if stages := _stages(arguments.run):
         return _print_stages(stages, as_json=arguments.json)
     runs = _runs(arguments.run)

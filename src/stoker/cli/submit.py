@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     loaded, chosen = chosen_of(arguments)
     target = open_target(chosen)
     submission = submission_on(loaded, chosen, target, arguments.name)
-    target.check(submission)
     if arguments.dry_run:
         print(target.preview(submission).rstrip("\n"))
         return 0
+    target.check(submission)
     earlier = find(submission.name)
     if earlier is not None and (earlier.kind, dict(earlier.target)) == (chosen.kind, _plain(chosen)):
         status = target.status(earlier)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -17,7 +19,8 @@ from stoker.job.load_job import LoadedJob
 from stoker.job.paths import absolute, exists
 
 OUTSIDE = "outside"  # folder of what does not lie below the folder in which the command is given
-CODE = "code"  # folder of Stoker's package, on the nodes' PYTHONPATH
+ARCHIVE = ".code.tar"  # Stoker's package
+CODE = ".code"  # folder in which it is unpacked, on the nodes' PYTHONPATH
 LEFT_OUT = ("__pycache__", ".git", ".venv", "*.pyc", ".*.partial")
 
 
@@ -31,6 +34,7 @@ class SentFile:
         size: bytes.
         source: the file here; None where ``content`` is given.
         content: of a file that is made here.
+        in_place: whether the nodes see it where it is, so that it counts in the fingerprint and is not sent.
     """
 
     path: str
@@ -38,11 +42,12 @@ class SentFile:
     size: int
     source: Path | None = None
     content: bytes | None = None
+    in_place: bool = False
 
     @classmethod
-    def made(cls, path: str, text: str) -> SentFile:
+    def made(cls, path: str, text: str | bytes) -> SentFile:
         """A file with this text."""
-        content = text.encode()
+        content = text.encode() if isinstance(text, str) else text
         return cls(path, hashlib.blake2b(content, digest_size=32).hexdigest(), len(content), content=content)
 
     def read(self) -> bytes:
@@ -109,10 +114,20 @@ def needed_files(loaded: LoadedJob, base: Path, *, extra: Sequence[str], code: b
             found[_below(file, base)] = file
     if problems:
         raise UserError(*problems)
-    if code:
-        package = Path(stoker.__path__[0])
-        found |= {f"{CODE}/stoker/{file.relative_to(package).as_posix()}": file for file in _below_folder(package)}
-    return Needed(tuple(_sent(found)), moved)
+    return Needed((*([code_archive()] if code else []), *_sent(found)), moved)
+
+
+def code_archive() -> SentFile:
+    """Stoker's own package as an archive: the same bytes for the same code."""
+    package = Path(stoker.__path__[0])
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for file in _below_folder(package):
+            content = file.read_bytes()
+            info = tarfile.TarInfo(f"stoker/{file.relative_to(package).as_posix()}")
+            info.size, info.mode = len(content), 0o644
+            archive.addfile(info, io.BytesIO(content))
+    return SentFile.made(ARCHIVE, buffer.getvalue())
 
 
 def named_paths(loaded: LoadedJob, base: Path) -> Iterator[tuple[str, str]]:

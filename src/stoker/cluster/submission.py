@@ -6,16 +6,17 @@ import hashlib
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stoker.cluster.chosen_target import ChosenTarget
-from stoker.cluster.sent_files import CODE, SentFile, fingerprint_of, needed_files
+from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.layout import layout_of
 from stoker.job.load_job import LoadedJob, check_document
 from stoker.job.overrides import apply_overrides
+from stoker.job.targets import LOCAL
 from stoker.job.targets.shared_keys import TargetKeys
 
 JOB = "job.yaml"
@@ -105,8 +106,13 @@ def submission_of(
         code=keys.code,
         problem=lambda index, message, hint: chosen.problem(f"send[{index}]", message, hint),
     )
-    text = dump_job(_moved(loaded, needed.moved).job)
-    files = (SentFile.made(JOB, text), *needed.files)
+    sent = needed.files
+    if keys.in_place:
+        sent = tuple(replace(file, in_place=True) if file.source else file for file in needed.files)
+    else:
+        loaded = _moved(loaded, needed.moved)
+    text = dump_job(loaded.job.model_copy(update={"target": LOCAL}))  # the nodes need not know it
+    files = (SentFile.made(JOB, text), *sent)
     chosen_name = name or name_of(loaded.job.output)
     return Submission(
         name=chosen_name,
@@ -137,7 +143,7 @@ def port_of(name: str) -> int:
 
 def sends_code(submission: Submission) -> bool:
     """Whether Stoker's own code is among the files."""
-    return any(file.path.startswith(f"{CODE}/") for file in submission.files)
+    return any(file.path == ARCHIVE for file in submission.files)
 
 
 def _planned(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: int | None) -> LoadedJob:
@@ -178,9 +184,12 @@ def _counted(loaded: LoadedJob, chosen: ChosenTarget, keys: TargetKeys, hosts: i
             raise UserError(chosen.problem("nodes", message, hint))
     elif keys.nodes == "auto" and keys.devices != "auto":
         nodes, devices = -(-world // keys.devices), min(keys.devices, world)
-    else:
-        nodes = min(keys.nodes if keys.nodes != "auto" else (hosts or 1), world)
+    elif keys.nodes != "auto":
+        nodes = min(keys.nodes, world)
         devices = -(-world // nodes)
+    else:  # as many of the hosts as can have equally many
+        nodes = next(count for count in range(min(hosts or 1, world), 0, -1) if world % count == 0)
+        devices = world // nodes
     if nodes * devices != world:
         near = nodes * (world // nodes)
         fits = next(count for count in range(nodes, 0, -1) if world % count == 0)

@@ -14,7 +14,10 @@ from stoker.cluster.submission import Submission
 State = Literal["waiting", "running", "done", "stopped", "failed", "lost"]
 
 # The module of each kind, which has `open_target(chosen: ChosenTarget) -> Target`. Imported when a job needs it.
-MODULES: dict[str, str] = {}
+MODULES = {
+    "ssh": "stoker.cluster.ssh.ssh_target",
+    "slurm": "stoker.cluster.slurm.slurm_target",
+}
 
 
 @dataclass(frozen=True)

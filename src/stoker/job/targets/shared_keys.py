@@ -50,3 +50,8 @@ class TargetKeys(Block):
         default=True, description="send this Stoker's own code; false: the nodes have one installed already"
     )
     port: Port | Auto = Field(default="auto", description="where the nodes meet; auto: one that the run's name gives")
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the nodes see the files of this machine, so that data is not sent."""
+        return False

@@ -17,6 +17,11 @@ class SlurmBlock(TargetKeys):
         default=None, description="login node that is reached by ssh; without it sbatch is called here",
         examples=["me@login.example.org"],
     )  # fmt: skip
+    ssh: dict[str, str] = Field(
+        default_factory=dict,
+        description="options of ssh_config for the login node, such as {IdentityFile: ~/.ssh/cluster}",
+        examples=[{"IdentityFile": "~/.ssh/cluster"}],
+    )
     folder: Text = Field(
         default=".stoker",
         description="folder of what is sent, on storage that all nodes see: from here, or from the login node's home",
@@ -64,3 +69,8 @@ class SlurmBlock(TargetKeys):
         description="further options of sbatch, such as [--mail-type=END]",
         examples=[["--mail-type=END"]],
     )
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the nodes see the files of this machine: where it is a login node itself."""
+        return self.login is None

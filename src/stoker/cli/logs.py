@@ -1,0 +1,48 @@
+"""Print what the processes of a run have written: of a submitted run from all its nodes, else of a run here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.errors import Problem, UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker logs``."""
+    add_submitted(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until the run has ended")
+    parser.add_argument("--rank", metavar="N", type=int, help="of this rank alone")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the lines; each has the rank before it, unless one is asked for."""
+    count = 0
+    for line in _lines(arguments):
+        print(line, flush=arguments.follow)
+        count += 1
+    if not count and arguments.rank is not None:
+        raise UserError(Problem(f"{arguments.run} has no log of rank {arguments.rank}", "ranks begin at 0"))
+    return 0
+
+
+def _lines(arguments: argparse.Namespace) -> Iterator[str]:
+    from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+    from stoker.cluster.record import find
+    from stoker.cluster.shell import LocalShell
+    from stoker.cluster.submitted_run import submitted_run
+
+    name = name_of(arguments.run)
+    if arguments.on is not None or find(name) is not None:
+        found = submitted_run(name, arguments.on)
+        yield from found.target.logs(found.record, rank=arguments.rank, follow=arguments.follow)
+        return
+    from shlex import quote
+
+    from stoker.runs.find_run import find_run
+
+    folder = find_run(arguments.run, Path.cwd())
+    place = LogPlace(LocalShell(), f"{quote(str(folder.path))}/logs/rank-*.log", rank_label)
+    yield from read_logs([place], rank=arguments.rank, follow=arguments.follow, ended=lambda: not folder.is_taken())

@@ -1,0 +1,29 @@
+"""Start a submitted run again, from its newest state."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from stoker.cli.submitted_options import add_submitted, name_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker resume``."""
+    add_submitted(parser)
+    parser.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Resume; returns 0 once the target has taken the job."""
+    from stoker.cluster.record import keep
+    from stoker.cluster.submitted_run import submitted_run
+
+    found = submitted_run(name_of(arguments.run), arguments.on)
+    record = found.target.resume(found.record)
+    keep(record)
+    if arguments.json:
+        print(json.dumps(json.loads(record.to_json())))
+    else:
+        print(f"{record.name} goes on: {record.handle.get('words', record.output)}")
+    return 0

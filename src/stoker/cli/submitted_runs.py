@@ -1,0 +1,59 @@
+"""The table of submitted runs, each with its state as the target says."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from stoker.errors import UserError
+
+if TYPE_CHECKING:
+    from stoker.cluster.record import Record
+    from stoker.cluster.target import Status
+
+AT_ONCE = 8  # targets that are asked at the same time
+
+
+def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
+    """Prints the runs that this user has submitted, or those that a target knows; the newest first."""
+    from stoker.cluster.chosen_target import named_target
+    from stoker.cluster.record import kept
+    from stoker.cluster.target import open_target
+
+    records = kept() if on is None else sorted(open_target(named_target(on)).records(), key=lambda r: -r.time)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        states = list(pool.map(_state, records))
+    if as_json:
+        both = zip(records, states, strict=True)
+        print(json.dumps([{**json.loads(r.to_json()), "status": asdict(s)} for r, s in both], indent=2))
+        return 0
+    if not records:
+        print("no run was submitted; `stoker submit JOB --on TARGET` makes one")
+        return 0
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    for column in ("run", "target", "nodes", "state", "why", "submitted"):
+        table.add_column(column)
+    for record, status in zip(records, states, strict=True):
+        target = f"{record.kind} ({record.on})" if record.on else record.kind
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(record.time))
+        table.add_row(record.name, target, f"{record.nodes} x {record.devices}", status.state, status.why, when)
+    Console(soft_wrap=True, highlight=False).print(table)
+    return 0
+
+
+def _state(record: Record) -> Status:
+    """The state of a run; ``lost`` with the reason where its target cannot be asked."""
+    from stoker.cluster.submitted_run import target_of
+    from stoker.cluster.target import Status
+
+    try:
+        return target_of(record).status(record)
+    except UserError as error:
+        return Status("lost", str(error.problems[0]))

@@ -1,0 +1,125 @@
+"""Log files on other machines, read from where the last look ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stoker.cluster.shell import Shell, on_all
+
+POLL = 1.0  # seconds between two looks
+MOST = 4 * 2**20  # bytes of a file that one look brings
+_RANK = re.compile(r"rank-(\d+)\.log$")
+
+
+@dataclass(frozen=True)
+class LogPlace:
+    """Where logs are.
+
+    Attributes:
+        pattern: their paths, as the shell reads them.
+        label: what is shown before each line, of a path.
+    """
+
+    shell: Shell
+    pattern: str
+    label: Callable[[str], str]
+
+
+@dataclass
+class _File:
+    """A file that is read: how far, and the line that has not ended yet."""
+
+    label: str
+    offset: int = 0
+    begun: bytes = b""
+    places: list[int] = field(default_factory=list)
+
+
+def rank_of(path: str) -> int | None:
+    """The rank of a log's name; None of another file."""
+    found = _RANK.search(path)
+    return int(found[1]) if found else None
+
+
+def rank_label(path: str) -> str:
+    """``rank 3`` of a rank's log."""
+    return f"rank {rank_of(path)}"
+
+
+def read_logs(
+    places: Sequence[LogPlace], *, rank: int | None, follow: bool, ended: Callable[[], bool]
+) -> Iterator[str]:
+    """Lines of all files, each with its label before it; of one rank without.
+
+    A file that several hosts see (the same name and the same inode) is read once.
+
+    Args:
+        follow: go on until the job has ended.
+        ended: whether it has.
+
+    Raises:
+        ShellFailed: a host cannot be reached.
+    """
+    known: dict[tuple[str, str], _File] = {}
+    last = False
+    while True:
+        last = last or not follow or ended()  # before the look, so that nothing written until then is missed
+        grown = False
+        for file, content in _new(places, known, rank):
+            grown = True
+            *lines, file.begun = (file.begun + content).split(b"\n")
+            for line in lines:
+                yield _shown(file, line, alone=rank is not None)
+        if last and not grown:
+            break
+        if not grown:
+            time.sleep(POLL)
+    for file in known.values():
+        if file.begun:
+            yield _shown(file, file.begun, alone=rank is not None)
+
+
+def _shown(file: _File, line: bytes, *, alone: bool) -> str:
+    text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]  # of a progress line what it came to
+    return text if alone else f"{file.label} | {text}"
+
+
+def _new(
+    places: Sequence[LogPlace], known: dict[tuple[str, str], _File], rank: int | None
+) -> Iterator[tuple[_File, bytes]]:
+    """The files that have grown, with what is new."""
+    listed = on_all(places, _listed)
+    for place, files in zip(places, listed, strict=True):
+        wanted: list[tuple[_File, str, int]] = []
+        for size, inode, path in files:
+            if rank is not None and rank_of(path) != rank:
+                continue
+            key = (path.rpartition("/")[2], inode)
+            file = known.setdefault(key, _File(place.label(path)))
+            if size < file.offset:  # written anew
+                file.offset, file.begun = 0, b""
+            length = min(size - file.offset, MOST)
+            if length > 0:
+                wanted.append((file, path, length))
+        if not wanted:
+            continue
+        asked = "".join(f"{file.offset + 1} {length} {path}\n" for file, path, length in wanted)
+        script = 'while read -r o n p; do tail -c +$o "$p" | head -c $n; done'
+        content = place.shell.run(script, given=asked.encode())
+        for file, _, length in wanted:
+            part, content = content[:length], content[length:]
+            file.offset += len(part)
+            yield file, part
+
+
+def _listed(place: LogPlace) -> list[tuple[int, str, str]]:
+    """(size, inode, path) of each file."""
+    lines = place.shell.run(f"stat -c '%s %i %n' {place.pattern} 2>/dev/null || :").decode().splitlines()
+    found = []
+    for line in lines:
+        size, inode, path = line.split(" ", 2)
+        found.append((int(size), inode, path))
+    return sorted(found, key=lambda one: (rank_of(one[2]) or 0, one[2]))

@@ -1,0 +1,31 @@
+"""Records and secrets on other machines."""
+
+from __future__ import annotations
+
+import shlex
+
+from stoker.cluster.record import FILE, Record
+from stoker.cluster.send import quoted
+from stoker.cluster.shell import Shell
+
+
+def write_private(shell: Shell, path: str, content: bytes) -> None:
+    """Writes a file that only its owner can read (mode 600).
+
+    Args:
+        path: as the shell reads it.
+    """
+    shell.run(f"umask 077 && rm -f {path} && cat > {path}", given=content)
+
+
+def records_in(shell: Shell, folder: str) -> list[Record]:
+    """The submissions below a folder; files that are none are left out."""
+    home = quoted(folder)
+    paths = shell.run(f'cd {home} 2>/dev/null && for f in */{FILE}; do [ -f "$f" ] && echo "$f"; done; :')
+    found = []
+    for path in paths.decode().splitlines():
+        try:
+            found.append(Record.from_json(shell.run(f"cat {home}/{shlex.quote(path)}")))
+        except ValueError:
+            continue
+    return found

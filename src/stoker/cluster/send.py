@@ -1,0 +1,114 @@
+"""Sends files by content: what a host has, it is not sent again, under whatever name.
+
+A host keeps contents in ``<folder>/.store/<digest>``. A run's folder has links to them, and Stoker's own code unpacked.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile
+from stoker.cluster.shell import Shell, ShellFailed
+
+STORE = ".store"
+FROM_HERE = '"$HOME"/'  # what a relative path begins with on a host
+
+
+def quoted(folder: str) -> str:
+    """A folder as the shell reads it: one that begins with ``~/`` or no slash is in the user's home."""
+    if folder.startswith("/"):
+        return shlex.quote(folder)
+    rest = folder.removeprefix("~/") if folder != "~" else ""
+    return f"{FROM_HERE}{shlex.quote(rest)}" if rest else '"$HOME"'
+
+
+def missing_script(folder: str) -> str:
+    """Prints the digests on standard input that the host does not have."""
+    store = f"{quoted(folder)}/{STORE}"
+    return f"mkdir -p {store} && chmod 700 {store} && cd {store} && while read -r d; do [ -f $d ] || echo $d; done"
+
+
+def link_script(folder: str, name: str) -> str:
+    """Makes a run's folder of what is in the store: lines ``<digest> <path>`` on standard input."""
+    home = f"{quoted(folder)}/{shlex.quote(name)}"
+    return (
+        f"mkdir -p {home}/logs && chmod 700 {home} && cd {home} && rm -rf {CODE} && while IFS= read -r line; do "
+        'd=${line%% *}; p=${line#* }; case $p in */*) mkdir -p "${p%/*}";; esac; '
+        f'ln -f "../{STORE}/$d" "$p" 2>/dev/null || cp -f "../{STORE}/$d" "$p" || exit 1; done && '
+        f"if [ -f {ARCHIVE} ]; then mkdir {CODE} && tar -xf {ARCHIVE} -C {CODE}; fi"
+    )
+
+
+def send(shell: Shell, files: Sequence[SentFile], folder: str, name: str) -> int:
+    """Brings the files into ``<folder>/<name>`` of a host; returns the bytes that had to be sent.
+
+    Raises:
+        ShellFailed: the host cannot be reached, or what is sent does not arrive.
+    """
+    by_digest = {file.digest: file for file in files}
+    wanted = "".join(f"{digest}\n" for digest in by_digest).encode()
+    missing = [by_digest[digest] for digest in shell.run(missing_script(folder), given=wanted).decode().split()]
+    if missing:
+        _bring(shell, missing, folder)
+    lines = "".join(f"{file.digest} {file.path}\n" for file in files)
+    shell.run(link_script(folder, name), given=lines.encode())
+    return sum(file.size for file in missing)
+
+
+def _bring(shell: Shell, files: Sequence[SentFile], folder: str) -> None:
+    """Sends contents to the store: they lie beside it until they are whole."""
+    store = f"{quoted(folder)}/{STORE}"
+    came = shell.run(f"cd {store} && mktemp -d in-XXXXXX && command -v rsync || :").decode().split("\n")
+    inbox, has_rsync = came[0], len(came) > 1 and bool(came[1])
+    copies = shell.copies()
+    if has_rsync and copies is not None and _rsync_here():
+        base = folder if folder.startswith("/") else folder.removeprefix("~/")
+        _by_rsync(shell, copies, files, f"{base}/{STORE}/{inbox}/")
+    else:
+        shell.run(f"cd {store}/{inbox} && tar -xf -", given=lambda stdin: _write_archive(files, stdin))
+    count = f'[ "$(ls | wc -l)" -eq {len(files)} ] || {{ echo "not all files have arrived" >&2; exit 1; }}'
+    shell.run(f"cd {store}/{inbox} && {count} && for f in *; do mv -f $f ../$f; done && cd .. && rmdir {inbox}")
+
+
+def _by_rsync(shell: Shell, copies: Sequence[str], files: Sequence[SentFile], to: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="stoker-send-") as staged:
+        for file in files:
+            place = Path(staged) / file.digest
+            if file.source is not None:
+                place.symlink_to(file.source.resolve())
+            else:
+                place.write_bytes(file.read())
+        words = [*copies, f"{staged}/", shell.place(to)]
+        ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if ended.returncode:
+        lines = ended.stderr.decode(errors="replace").strip().splitlines()
+        raise ShellFailed(shell.name, ended.returncode, f"files could not be sent: {lines[0] if lines else 'rsync'}")
+
+
+def _rsync_here() -> bool:
+    from shutil import which
+
+    return which("rsync") is not None
+
+
+def _write_archive(files: Sequence[SentFile], to: IO[bytes]) -> None:
+    """A tar archive of contents by digest."""
+    with tarfile.open(fileobj=to, mode="w|") as archive:
+        for file in files:
+            info = tarfile.TarInfo(file.digest)
+            info.mode = 0o444
+            if file.source is None:
+                info.size = file.size
+                archive.addfile(info, io.BytesIO(file.read()))
+                continue
+            with file.source.open("rb") as source:
+                info.size = os.fstat(source.fileno()).st_size
+                archive.addfile(info, source)

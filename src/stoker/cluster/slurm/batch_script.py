@@ -1,0 +1,136 @@
+"""The script that sbatch takes: one supervisor a node, started by srun."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from stoker.cluster.sent_files import CODE
+from stoker.cluster.start_script import ENVIRONMENT, python_word
+from stoker.cluster.submission import JOB, SECRET, Submission, sends_code
+from stoker.job.targets.slurm import SlurmBlock
+
+SCRIPT = "submit.sbatch"
+ENDED = "exit-code"  # file in the submission's folder: how the job's last start ended
+STOP = "stop"  # file there: the user wants it to end, so that it does not go back into the queue
+SIGTERM_EXIT = 143
+
+
+def batch_script(submission: Submission, block: SlurmBlock, *, files: str) -> str:
+    """The script.
+
+    Args:
+        files: the submission's folder, from the folder in which sbatch is called.
+    """
+    return "\n".join(["#!/bin/bash", *_header(submission, block, files), "", *_body(submission, block, files), ""])
+
+
+def _header(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str]:
+    options: list[tuple[str, object]] = [
+        ("job-name", submission.name),
+        ("comment", f"stoker {submission.fingerprint[:16]}"),
+        ("nodes", submission.nodes),
+        ("ntasks-per-node", 1),
+        ("gres", gres_of(submission, block)),
+        ("cpus-per-task", block.cpus),
+        ("mem", block.memory),
+        ("partition", block.partition),
+        ("account", block.account),
+        ("qos", block.qos),
+        ("reservation", block.reservation),
+        ("constraint", block.constraint),
+        ("nodelist", block.nodelist),
+        ("exclude", block.exclude),
+        ("time", block.time),
+        ("output", f"{files}/logs/slurm-%j.log"),
+        ("open-mode", "append"),
+        ("signal", f"B:TERM@{block.warn}"),
+    ]
+    for name, value in options:
+        if value is not None:
+            yield f"#SBATCH --{name}={_word(str(value))}"
+    if block.exclusive:
+        yield "#SBATCH --exclusive"
+    yield "#SBATCH --requeue" if block.requeue else "#SBATCH --no-requeue"
+    for option in block.sbatch:
+        yield f"#SBATCH {option}"
+
+
+def _body(submission: Submission, block: SlurmBlock, files: str) -> Iterator[str]:
+    faults = submission.loaded.job.faults
+    requeue_code = SIGTERM_EXIT if faults.requeue is None else faults.requeue
+    yield f"# Stoker: {submission.label}. It resumes from its newest checkpoint when it is submitted again."
+    yield f"export STOKER_FILES={shlex.quote(files)}"
+    yield 'cd "$SLURM_SUBMIT_DIR" || exit 1'
+    yield f'. "$STOKER_FILES/{ENVIRONMENT}"'
+    yield ""
+    yield "# Where the supervisors meet: any of them may be the first."
+    yield 'export STOKER_MEET=""'
+    yield 'for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do'
+    yield f'    STOKER_MEET="$STOKER_MEET${{STOKER_MEET:+,}}$host:{submission.port}"'
+    yield "done"
+    yield ""
+    yield "# One supervisor on each node. SIGTERM reaches it alone; it has its processes save and end."
+    yield f"{srun_line(submission, block, files)} <<'NODE' &"
+    if sends_code(submission):
+        yield f'export PYTHONPATH="$(realpath "$STOKER_FILES/{CODE}")${{PYTHONPATH:+:$PYTHONPATH}}"'
+    yield from block.setup
+    words = submission.node_words(python="", rendezvous=["MEET"], secret="SECRET", job="JOB")[1:]
+    named = {"MEET": '"$STOKER_MEET"', "SECRET": f'"$STOKER_FILES/{SECRET}"', "JOB": f'"$STOKER_FILES/{JOB}"'}
+    node = " ".join(named.get(word, shlex.quote(word)) for word in words)
+    yield f'setsid {python_word(block.python)} {node} --name "$SLURMD_NODENAME" </dev/null &'
+    yield "node=$!"
+    yield "trap 'kill -TERM $node' TERM"
+    yield "wait $node; code=$?"
+    yield "while kill -0 $node 2>/dev/null; do wait $node; code=$?; done"
+    yield "exit $code"
+    yield "NODE"
+    yield "run=$!"
+    yield ""
+    yield f"# SIGTERM comes {block.warn} s before the end of the time, and from `stoker stop`."
+    yield "asked="
+    yield "trap 'asked=yes; scancel --signal=TERM \"$SLURM_JOB_ID\"' TERM"
+    yield "wait $run; code=$?"
+    yield "while kill -0 $run 2>/dev/null; do wait $run; code=$?; done"
+    if block.requeue:
+        yield ""
+        yield f'if [ -n "$asked" ] && [ $code -eq {requeue_code} ] && [ ! -e "$STOKER_FILES/{STOP}" ] &&'
+        yield f'    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {block.requeue} ]; then'
+        yield '    scontrol requeue "$SLURM_JOB_ID" && exit 0'
+        yield "fi"
+    yield f'echo $code > "$STOKER_FILES/{ENDED}"'
+    yield "exit $code"
+
+
+def srun_line(submission: Submission, block: SlurmBlock, files: str) -> str:
+    """srun, with the container around what it starts; the script for each node is its standard input."""
+    words = ["srun", "--ntasks-per-node=1", "--kill-on-bad-exit=0", "--label"]
+    if submission.nodes == 1:
+        words.remove("--label")
+    if block.cpus is not None:
+        words.append(f"--cpus-per-task={block.cpus}")  # from Slurm 22.05 on srun does not inherit it
+    mounts = [mount if ":" in mount else f"{mount}:{mount}" for mount in block.mounts]
+    if block.container == "pyxis":
+        words += [f"--container-image={block.image}", '--container-workdir="$PWD"']
+        listed = ",".join(['"$PWD":"$PWD"', *map(shlex.quote, mounts)])
+        words.append(f"--container-mounts={listed}")
+        return " ".join([*(word if '"' in word else shlex.quote(word) for word in words), "bash -s"])
+    if block.container == "apptainer":
+        nv = [] if block.gres == "none" else ["--nv"]
+        binds = [f"--bind={','.join(mounts)}"] if mounts else []
+        words += ["apptainer", "exec", *nv, *binds, str(block.image)]
+        return shlex.join(words).replace(" exec ", ' exec --pwd="$PWD" --bind="$PWD" ', 1) + " bash -s"
+    return shlex.join([*words, "bash", "-s"])
+
+
+def gres_of(submission: Submission, block: SlurmBlock) -> str | None:
+    """What each node gives: ``gpu:8`` for eight processes; None where nothing is asked for."""
+    if block.gres == "none":
+        return None
+    last = block.gres.rpartition(":")[2]
+    return block.gres if last.isdecimal() or "," in block.gres else f"{block.gres}:{submission.devices}"
+
+
+def _word(text: str) -> str:
+    """A value of an #SBATCH line: in double quotes where it has a space."""
+    return f'"{text}"' if " " in text else text

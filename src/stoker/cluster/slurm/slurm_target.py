@@ -1,0 +1,267 @@
+"""``target: {slurm: ...}``: sbatch, squeue and scancel, here or on a login node."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.record import FILE, Record
+from stoker.cluster.records_there import records_in, write_private
+from stoker.cluster.send import quoted, send
+from stoker.cluster.shell import LocalShell, Shell, ShellFailed
+from stoker.cluster.slurm.batch_script import ENDED, SCRIPT, STOP, batch_script
+from stoker.cluster.slurm.job_state import JobState, job_state
+from stoker.cluster.ssh.connection import Connection, SshSettings
+from stoker.cluster.ssh.host_file import parse_host
+from stoker.cluster.start_script import ENVIRONMENT, environment_text, variables
+from stoker.cluster.submission import SECRET, SentFile, Submission
+from stoker.cluster.target import Status
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.job.targets.slurm import SlurmBlock
+
+TIME = re.compile(r"\d+|\d+:\d{2}(:\d{2})?|\d+-\d+(:\d{2}){0,2}")  # as `sbatch --time` reads it
+POLL = 1.0  # seconds between two looks while a job ends
+SECONDS_TO_END = 60.0  # beyond the job's own deadline, until it is cancelled
+UNSCHEDULABLE = ("node configuration is not available", "Node count specification invalid", "nodes are busy")
+
+
+def open_target(chosen: ChosenTarget) -> SlurmTarget:
+    """The target of a block.
+
+    Raises:
+        UserError: keys of the block exclude each other.
+    """
+    assert isinstance(chosen.block, SlurmBlock)
+    block, problems = chosen.block, []
+    if isinstance(block.time, str) and not TIME.fullmatch(block.time):
+        hint = 'write minutes, "24:00:00" or 1-12 (days-hours)'
+        problems.append(chosen.problem("time", f"`time: {block.time}` is no time of Slurm", hint))
+    if (block.container == "none") != (block.image is None):
+        message = "`container` and `image` go together"
+        problems.append(chosen.problem("image" if block.image else "container", message, "write both, or neither"))
+    for index, option in enumerate(block.sbatch):
+        if re.match(r"(-a|--array)\b", option):
+            message = "an array starts the job several times, and a run is one job"
+            problems.append(chosen.problem(f"sbatch[{index}]", message, "remove it"))
+        elif not option.startswith("-"):
+            problems.append(chosen.problem(f"sbatch[{index}]", f"`{option}` is no option", f"write `--{option}`"))
+    if problems:
+        raise UserError(*problems)
+    return SlurmTarget(chosen, block)
+
+
+class SlurmTarget:
+    """A cluster with Slurm; see `stoker.cluster.target.Target`."""
+
+    def __init__(self, chosen: ChosenTarget, block: SlurmBlock) -> None:
+        self._chosen, self._block = chosen, block
+        self._shell: Shell = LocalShell()
+        if block.login is not None:
+            host = parse_host(block.login, lambda message, hint: chosen.problem("login", message, hint))
+            settings = SshSettings(options=block.ssh)
+            self._shell = Connection(host.name, settings, host.user, host.port)
+
+    def host_count(self) -> int | None:
+        return None
+
+    def check(self, submission: Submission) -> None:
+        try:
+            there = self._shell.run(
+                "for c in sbatch squeue scancel scontrol; do command -v $c >/dev/null || echo $c; done"
+            )
+        except ShellFailed as error:
+            raise UserError(self._chosen.problem("login", str(error), f"`ssh {self._block.login}` must work")) from None
+        if missing := there.decode().split():
+            where = f"on {self._block.login}" if self._block.login else "here"
+            hint = "write another `login`" if self._block.login else "write `login: me@host`, or submit on a login node"
+            message = f"there is no {' and no '.join(missing)} {where}"
+            raise UserError(self._chosen.problem("login", message, hint))
+        self._check_partition()
+        try:
+            self._shell.run(
+                f"cd {self._from} && sbatch --test-only", given=self._script(submission).encode(), timeout=60
+            )
+        except ShellFailed as error:
+            said = error.said.splitlines()[-1].removeprefix("sbatch: ").removeprefix("error: ") if error.said else ""
+            said = said.removeprefix("allocation failure: ")
+            kind = CannotRun if any(words in said for words in UNSCHEDULABLE) else UserError
+            raise kind(self._chosen.problem(_key_of(said), f"Slurm refuses the job: {said}", "")) from None
+
+    def preview(self, submission: Submission) -> str:
+        shown = environment_text(variables(self._block, os.environ), hidden=True)
+        where = f"{self._block.login}:" if self._block.login else ""
+        notes = [
+            f"sent to {where}{self._files(submission.name)}, beside this script ({SCRIPT}):",
+            *(f"  {file.path}  {file.size} bytes  {file.digest[:16]}" for file in self._sent(submission)),
+            f"  {SECRET}  32 random bytes, mode 600",
+            f"  {ENVIRONMENT}, mode 600:",
+            *(f"    {line}" for line in shown.splitlines()),
+            *(f"used where it is: {file.path}  {file.digest[:16]}" for file in submission.files if file.in_place),
+            "job.yaml:",
+            *(f"  {line}" for line in submission.job.splitlines()),
+        ]
+        return self._script(submission) + "\n" + "".join(f"# {note}".rstrip() + "\n" for note in notes)
+
+    def submit(self, submission: Submission) -> Record:
+        block, name, shell = self._block, submission.name, self._shell
+        files = [*self._sent(submission), SentFile.made(SCRIPT, self._script(submission))]
+        sent = send(shell, files, self._folder, name)
+        home = self._home(name)
+        shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
+        write_private(shell, f"{home}/{SECRET}", secrets.token_hex(32).encode())
+        write_private(shell, f"{home}/{ENVIRONMENT}", environment_text(variables(block, os.environ)).encode())
+        number = self._sbatch(name)
+        record = Record(
+            name=name,
+            kind="slurm",
+            target=block.model_dump(mode="json"),
+            on=self._chosen.name,
+            time=time.time(),
+            fingerprint=submission.fingerprint,
+            nodes=submission.nodes,
+            devices=submission.devices,
+            output=submission.output,
+            base=str(submission.base),
+            handle={
+                "words": f"job {number}",
+                "job": number,
+                "folder": self._folder,
+                "deadline": submission.loaded.job.faults.deadline,
+                "requeue": submission.loaded.job.faults.requeue,
+                "bytes_sent": sent,
+            },
+        )
+        write_private(shell, f"{home}/{FILE}", record.to_json().encode())
+        return record
+
+    def status(self, record: Record) -> Status:
+        return self._state(record).status(self._own_code(record), record.handle["requeue"])
+
+    def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
+        home = self._home_of(record)
+        output = record.output
+        if not output.startswith("/"):
+            output = f"{home}/{shlex.quote(output)}" if self._block.login else f"{record.base}/{output}"
+        places = [
+            LogPlace(self._shell, f"{output if self._block.login else shlex.quote(output)}/logs/rank-*.log", rank_label)
+        ]
+        if rank is None:
+            places.insert(0, LogPlace(self._shell, f"{home}/logs/slurm-*.log", lambda path: "slurm"))
+        yield from read_logs(
+            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
+        )
+
+    def stop(self, record: Record) -> None:
+        job, shell = record.handle["job"], self._shell
+        status = self.status(record)
+        shell.run(f": > {self._home_of(record)}/{STOP}")
+        if status.state == "waiting":
+            shell.run(f"scancel {job}")
+            return
+        if status.state != "running":
+            return
+        shell.run(f"scancel --batch --signal=TERM {job}")
+        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        while time.monotonic() < until:
+            if self.status(record).state not in ("waiting", "running"):
+                return
+            time.sleep(POLL)
+        shell.run(f"scancel {job}")
+
+    def resume(self, record: Record) -> Record:
+        status = self.status(record)
+        if status.state in ("waiting", "running"):
+            message = f"{record.name} is {status.state} as job {record.handle['job']}"
+            raise UserError(Problem(message, "nothing is to be done"))
+        self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")
+        number = self._sbatch(record.name)
+        handle = {**record.handle, "job": number, "words": f"job {number}"}
+        again = replace(record, time=time.time(), handle=handle)
+        write_private(self._shell, f"{self._home_of(record)}/{FILE}", again.to_json().encode())
+        return again
+
+    def describe(self, record: Record) -> Iterator[str]:
+        found = self._state(record)
+        yield f"job          {record.handle['job']}" + (f" at {self._block.login}" if self._block.login else "")
+        yield f"Slurm says   {found.state or 'nothing any more'}" + (f" ({found.reason})" if found.reason else "")
+        yield f"nodes        {found.nodes or '-'}"
+        yield f"restarts     {found.restarts}"
+        yield f"files        {record.handle['folder']}/{record.name}"
+        try:
+            start = self._shell.run(f"squeue --noheader --start --jobs={record.handle['job']} --Format=StartTime:32")
+        except ShellFailed:
+            return
+        if start.strip() and found.state == "PENDING":
+            yield f"may start    {start.decode().strip()}"
+
+    def records(self) -> Sequence[Record]:
+        return records_in(self._shell, self._folder)
+
+    @property
+    def _folder(self) -> str:
+        """The folder of all submissions; without a login node as an absolute path."""
+        return self._block.folder if self._block.login else str(Path.cwd() / Path(self._block.folder).expanduser())
+
+    @property
+    def _from(self) -> str:
+        """Where sbatch is called, as the shell reads it."""
+        return '"$HOME"' if self._block.login else shlex.quote(str(Path.cwd()))
+
+    def _home(self, name: str) -> str:
+        return f"{quoted(self._folder)}/{shlex.quote(name)}"
+
+    def _home_of(self, record: Record) -> str:
+        return f"{quoted(record.handle['folder'])}/{shlex.quote(record.name)}"
+
+    def _files(self, name: str) -> str:
+        """The submission's folder, from where sbatch is called."""
+        return "." if self._block.login else f"{self._block.folder.rstrip('/')}/{name}"
+
+    def _script(self, submission: Submission) -> str:
+        return batch_script(submission, self._block, files=self._files(submission.name))
+
+    def _sent(self, submission: Submission) -> list[SentFile]:
+        return [file for file in submission.files if not file.in_place]
+
+    def _sbatch(self, name: str) -> str:
+        """Gives the script to sbatch; the job's number."""
+        home = self._home(name)
+        where, script = (home, SCRIPT) if self._block.login else (self._from, f"{home}/{SCRIPT}")
+        try:
+            out = self._shell.run(f"cd {where} && sbatch --parsable {script}")
+        except ShellFailed as error:
+            raise RunFailed(Problem(f"sbatch: {error.said.removeprefix('sbatch: ')}")) from None
+        return out.decode().strip().partition(";")[0]
+
+    def _state(self, record: Record) -> JobState:
+        return job_state(self._shell, record.handle["job"])
+
+    def _own_code(self, record: Record) -> int | None:
+        text = self._shell.run(f"cat {self._home_of(record)}/{ENDED} 2>/dev/null || :").decode().strip()
+        return int(text) if text.isdecimal() else None
+
+    def _check_partition(self) -> None:
+        if self._block.partition is None:
+            return
+        known = self._shell.run("sinfo --noheader --format=%R", timeout=60).decode().split()
+        for name in self._block.partition.split(","):
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"write {near[0]}" if near else f"the partitions are {', '.join(sorted(set(known)))}"
+                raise UserError(self._chosen.problem("partition", f"there is no partition {name}", hint))
+
+
+def _key_of(said: str) -> str:
+    """The key that an error of sbatch is about; empty where it does not say."""
+    words = {"account": "account", "partition": "partition", "qos": "qos", "QOS": "qos", "feature": "constraint"}
+    words |= {"time limit": "time", "generic resource": "gres", "reservation": "reservation", "Node count": "nodes"}
+    return next((key for word, key in words.items() if word in said), "")

@@ -1,0 +1,55 @@
+"""The addresses at which hosts reach each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import replace
+
+from stoker.cluster.ssh.connection import Connection
+from stoker.cluster.ssh.host_file import Host
+from stoker.errors import Problem, RunFailed
+
+
+def with_address(host: Host, connection: Connection, *, interface: str | None, alone: bool) -> Host:
+    """The host with the address that the others use.
+
+    Taken in this order: the one that its line states; that of ``interface``; the one that ssh uses, where the host has
+    it itself; its only one.
+
+    Args:
+        alone: whether it is the only host, which needs none but its own.
+
+    Raises:
+        RunFailed: the host has no such interface, or several addresses and none of them is ssh's.
+    """
+    if host.address:
+        return host
+    if alone:
+        return replace(host, address="127.0.0.1")
+    if interface:
+        shown = connection.run(f"ip -o -4 addr show dev {interface} || :").decode()
+        words = shown.split()
+        if "inet" not in words:
+            hint = "write another `interface`, or `address=` behind the host"
+            raise RunFailed(Problem(f"{host.name} has no address on the interface {interface}", hint))
+        return replace(host, address=words[words.index("inet") + 1].partition("/")[0])
+    own = connection.run("hostname -I 2>/dev/null || :").decode().split()
+    used = _resolved(connection.real_name())
+    here = next((address for address in used if address in own or ipaddress.ip_address(address).is_loopback), None)
+    if here is not None:
+        return replace(host, address=here)
+    plain = [address for address in own if ":" not in address]
+    if len(plain) == 1:
+        return replace(host, address=plain[0])
+    listed = ", ".join(plain) or "none"
+    hint = "write `address=` behind the host, or `interface` for all of them"
+    raise RunFailed(Problem(f"{host.name}: which of its addresses the others reach is unclear ({listed})", hint))
+
+
+def _resolved(name: str) -> list[str]:
+    """The IPv4 addresses of a name, as this machine knows it; none where it does not."""
+    try:
+        return list(dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)))
+    except OSError:
+        return []

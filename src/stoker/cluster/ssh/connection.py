@@ -1,0 +1,135 @@
+"""A host that OpenSSH reaches: its own settings, the agent, jump hosts, one connection for all commands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker.cluster.shell import Given, ShellFailed, finished
+from stoker.errors import RunFailed
+
+UNREACHED = 255  # exit code of ssh itself
+PERSIST = 120  # seconds that a connection is kept after its last command
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """What ssh is given beside the host.
+
+    Attributes:
+        identity, jump, config: as `ssh -i`, `-J` and `-F` take them; empty for ssh's own.
+        options: of ssh_config; they win over Stoker's.
+        connect: seconds within which a host must answer.
+    """
+
+    identity: str = ""
+    jump: str = ""
+    config: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    connect: int = 15
+
+    def words(self) -> list[str]:
+        """The options of an ssh command. ssh takes the first value of an option: the user's come first."""
+        own = {
+            "BatchMode": "yes",  # nobody is there to answer a question
+            "ConnectTimeout": str(self.connect),
+            "ServerAliveInterval": "15",
+            "ServerAliveCountMax": "4",
+            "ControlMaster": "auto",
+            "ControlPath": f"{control_folder()}/%C",
+            "ControlPersist": str(PERSIST),
+        }
+        given = {name.lower() for name in self.options}
+        words = []
+        for flag, value in (("-F", self.config), ("-i", self.identity), ("-J", self.jump)):
+            words += [flag, str(Path(value).expanduser()) if flag != "-J" else value] if value else []
+        for name, value in (*self.options.items(), *((n, v) for n, v in own.items() if n.lower() not in given)):
+            words += ["-o", f"{name}={value}"]
+        return words
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Scripts on a host, by ssh.
+
+    Attributes:
+        name: of the host, as ssh knows it.
+        user, port: where they are not ssh's own.
+    """
+
+    name: str
+    settings: SshSettings
+    user: str = ""
+    port: int | None = None
+
+    @property
+    def ssh(self) -> list[str]:
+        """The command without host and script."""
+        port = ["-p", str(self.port)] if self.port is not None else []
+        return ["ssh", *self.settings.words(), *port]
+
+    @property
+    def destination(self) -> str:
+        """The host, with the user where one is named."""
+        return f"{self.user}@{self.name}" if self.user else self.name
+
+    def words(self, script: str) -> list[str]:
+        """The command that runs a script there, whatever the user's shell is."""
+        return [*self.ssh, self.destination, f"sh -c {shlex.quote(script)}"]
+
+    def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
+        try:
+            return finished(self.words(script), self.name, given, timeout)
+        except ShellFailed as error:
+            if error.code == UNREACHED:
+                raise ShellFailed(self.name, UNREACHED, f"cannot be reached: {_last_line(error.said)}") from None
+            raise
+
+    def copies(self) -> Sequence[str] | None:
+        return ["rsync", "-rLt", "--chmod=F444", "--partial", "-e", shlex.join(self.ssh)]
+
+    def place(self, path: str) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        return f"{self.user}@{name}:{path}" if self.user else f"{name}:{path}"
+
+    def real_name(self) -> str:
+        """The host's name or address as ssh's configuration has it (`HostName`)."""
+        port = ["-p", str(self.port)] if self.port is not None else []
+        words = ["ssh", *self.settings.words(), *port, "-G", self.destination]
+        try:
+            lines = finished(words, self.name, b"", 30).decode().splitlines()
+        except ShellFailed as error:
+            raise ShellFailed(self.name, error.code, f"cannot be reached: {_last_line(error.said)}") from None
+        return next((line.split(maxsplit=1)[1] for line in lines if line.startswith("hostname ")), self.name)
+
+    def close(self) -> None:
+        """Ends the connection that is kept for later commands."""
+        words = [*self.ssh, "-O", "exit", self.destination]
+        subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+
+def control_folder() -> Path:
+    """A short path of this user's alone, for the sockets of kept connections: a socket's path has 107 bytes at most.
+
+    Raises:
+        RunFailed: it belongs to somebody else.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    path = Path(runtime) / "stoker" if runtime else Path(tempfile.gettempdir()) / f"stoker-ssh-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise RunFailed(f"{path} must be a folder that only you can enter; remove it, and try again")
+    return path
+
+
+def _last_line(text: str) -> str:
+    """ssh's own reason: what it says last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "ssh gives no reason"

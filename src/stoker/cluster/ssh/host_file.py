@@ -1,0 +1,167 @@
+"""Hosts and their slots: lines of a host file as MPI and DeepSpeed read them, and which of them are taken."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from stoker.errors import Problem, UserError
+
+_LINE = re.compile(
+    r"(?:(?P<user>[^\s@:]+)@)?(?P<name>\[[0-9A-Fa-f:]+\]|[^\s@:#=]+)(?::(?P<count>\d+))?(?P<rest>(?:\s+[\w-]+\s*=\s*\S+)*)"
+)
+_PAIR = re.compile(r"([\w-]+)\s*=\s*(\S+)")
+IGNORED = ("max_slots", "max-slots")  # of Open MPI: how far a host may be filled beyond its slots
+KEYS = ("slots", "address", "port")
+
+Placed = Callable[[str, str], Problem]  # makes a problem at a line, of message and suggestion
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host.
+
+    Attributes:
+        name: as ssh knows it.
+        user, port: where they are not ssh's own.
+        slots: numbers of its devices that are taken; None where the line does not say how many it has.
+        chosen: whether slots were chosen among others, so that the processes must see these only.
+        address: at which the other hosts reach it; empty where that is to be found out.
+    """
+
+    name: str
+    user: str = ""
+    port: int | None = None
+    slots: tuple[int, ...] | None = None
+    chosen: bool = False
+    address: str = ""
+
+
+def parse_host(line: str, problem: Placed) -> Host:
+    """The host of a line: ``gpu1 slots=8``, ``me@gpu1 slots=8 address=10.0.0.1``, ``gpu1:8`` (MPICH).
+
+    Raises:
+        UserError: it is no such line.
+    """
+    match = _LINE.fullmatch(line.split("#", maxsplit=1)[0].strip())
+    if match is None:
+        raise UserError(problem(f"`{line.strip()}` names no host", "write `gpu1 slots=8`"))
+    values: dict[str, str] = {}
+    for key, value in _PAIR.findall(match["rest"]):
+        if key in IGNORED:
+            continue
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            raise UserError(problem(f"`{key}=` is not known of a host", f"write `{near[0] if near else 'slots'}=`"))
+        values[key] = value
+    for key in ("slots", "port"):
+        if key in values and (not values[key].isdecimal() or int(values[key]) < 1):
+            raise UserError(problem(f"`{key}={values[key]}` is no number above 0", f"write `{key}=8`"))
+    count = values.get("slots") or match["count"]
+    return Host(
+        name=match["name"].strip("[]"),
+        user=match["user"] or "",
+        port=int(values["port"]) if "port" in values else None,
+        slots=tuple(range(int(count))) if count else None,
+        address=values.get("address", ""),
+    )
+
+
+def parse_host_file(text: str, file: str) -> list[Host]:
+    """The hosts of a host file; a host of several lines has the slots of all of them.
+
+    Raises:
+        UserError: with the place of every line that is wrong, or that there is none.
+    """
+    hosts: dict[str, Host] = {}
+    problems: list[Problem] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.split("#")[0].strip():
+            continue
+        column = len(line) - len(line.lstrip()) + 1
+
+        def at(message: str, hint: str, place: tuple[int, int] = (number, column)) -> Problem:
+            return Problem(message, hint, file=file, line=place[0], column=place[1])
+
+        try:
+            host = parse_host(line, at)
+        except UserError as error:
+            problems += error.problems
+            continue
+        before = hosts.get(host.name)
+        if before is not None:
+            both = len(before.slots or (0,)) + len(host.slots or (0,))
+            host = replace(before, slots=tuple(range(both)))
+        hosts[host.name] = host
+    if not hosts and not problems:
+        problems = [Problem("no host is named", "write `gpu1 slots=8`", file=file, line=1, column=1)]
+    if problems:
+        raise UserError(*problems)
+    return list(hosts.values())
+
+
+def chosen_hosts(
+    hosts: list[Host], *, include: str | None, exclude: str | None, include_at: Placed, exclude_at: Placed
+) -> list[Host]:
+    """The hosts and slots that ``include`` and ``exclude`` leave, in the order of the host file.
+
+    Both are written as DeepSpeed has it: ``gpu1:0,2@gpu2`` is slots 0 and 2 of gpu1, and all of gpu2.
+
+    Raises:
+        UserError: a host or slot is named that is not there, or nothing is left.
+    """
+    left = hosts
+    if include is not None:
+        taken = _parsed(include, hosts, include_at)
+        left = [_with_slots(host, taken[host.name]) for host in hosts if host.name in taken]
+    if exclude is not None:
+        dropped = _parsed(exclude, left, exclude_at)
+        left = [rest for host in left if (rest := _without(host, dropped)) is not None]
+    if not left:
+        raise UserError((include_at if exclude is None else exclude_at)("no host is left", "leave one"))
+    return left
+
+
+def _parsed(text: str, hosts: list[Host], problem: Placed) -> dict[str, tuple[int, ...] | None]:
+    """Slots by host; None for all of them."""
+    found: dict[str, tuple[int, ...] | None] = {}
+    known = {host.name: host for host in hosts}
+    for part in filter(None, re.split(r"[@\s;]+", text)):
+        name, colon, numbers = part.partition(":")
+        if name not in known:
+            raise UserError(problem(f"there is no host {name}", _near(name, known)))
+        if not colon:
+            found[name] = None
+            continue
+        slots = numbers.split(",")
+        if not all(slot.isdecimal() for slot in slots):
+            raise UserError(problem(f"`{part}` names no slots", f"write `{name}:0,2`"))
+        have = known[name].slots
+        absent = [slot for slot in slots if have is not None and int(slot) not in have]
+        if absent:
+            last = max(have or (0,))
+            raise UserError(problem(f"{name} has no slot {absent[0]}", f"its slots are 0 to {last}"))
+        found[name] = tuple(int(slot) for slot in slots)
+    return found
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else f"the hosts are {', '.join(known)}"
+
+
+def _with_slots(host: Host, slots: tuple[int, ...] | None) -> Host:
+    return host if slots is None else replace(host, slots=slots, chosen=True)
+
+
+def _without(host: Host, dropped: dict[str, tuple[int, ...] | None]) -> Host | None:
+    """A host without its dropped slots; None where none is left."""
+    if host.name not in dropped:
+        return host
+    slots = dropped[host.name]
+    if slots is None or host.slots is None:
+        return None
+    left = tuple(slot for slot in host.slots if slot not in slots)
+    return replace(host, slots=left, chosen=True) if left else None

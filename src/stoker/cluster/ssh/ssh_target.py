@@ -1,0 +1,326 @@
+"""``target: {ssh: ...}``: hosts of a list or a host file, one supervisor on each, started and ended by ssh."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.record import FILE, Record
+from stoker.cluster.records_there import records_in, write_private
+from stoker.cluster.send import link_script, missing_script, quoted, send
+from stoker.cluster.shell import ShellFailed, on_all
+from stoker.cluster.ssh.addresses import with_address
+from stoker.cluster.ssh.connection import Connection, SshSettings
+from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file
+from stoker.cluster.start_script import (
+    ENVIRONMENT,
+    PYTHON_HINT,
+    START,
+    environment_text,
+    launch_line,
+    python_problem,
+    start_script,
+    state_script,
+    stop_script,
+    variables,
+)
+from stoker.cluster.submission import SECRET, SentFile, Submission
+from stoker.cluster.target import Status
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.job.targets.ssh import SshBlock
+from stoker.job.text_file import read_text
+
+SECONDS_TO_END = 90.0  # beyond the job's own deadline, until the process groups are killed
+
+
+def open_target(chosen: ChosenTarget) -> SshTarget:
+    """The target of a block; its host file is read.
+
+    Raises:
+        UserError: the hosts are not named, or wrongly.
+    """
+    assert isinstance(chosen.block, SshBlock)
+    return SshTarget(chosen, chosen.block)
+
+
+class SshTarget:
+    """Hosts with OpenSSH; see `stoker.cluster.target.Target`."""
+
+    def __init__(self, chosen: ChosenTarget, block: SshBlock) -> None:
+        self._chosen, self._block = chosen, block
+        self._hosts = _hosts(chosen, block)
+        self._settings = SshSettings(
+            identity=block.identity or "",
+            jump=block.jump or "",
+            config=block.config or "",
+            options=block.options,
+            connect=block.connect,
+        )
+
+    def host_count(self) -> int | None:
+        return len(self._hosts)
+
+    def check(self, submission: Submission) -> None:
+        self._counted(submission)
+        self._files_exist()
+        if shutil.which("ssh") is None:
+            raise UserError(self._chosen.problem("", "there is no ssh here", "install OpenSSH's client"))
+        problems = [problem for problem in on_all(self._taken(submission), self._problem) if problem is not None]
+        if problems:
+            raise UserError(*problems)
+
+    def preview(self, submission: Submission) -> str:
+        self._counted(submission)
+        hosts = [host if host.address else replace(host, address=host.name) for host in self._taken(submission)]
+        script = start_script(submission, self._block, self._rendezvous(hosts, submission))
+        shown = environment_text(variables(self._block, os.environ), hidden=True)
+        lines = [
+            f"# {submission.label} to {len(hosts)} host{'s' * (len(hosts) > 1)}, {submission.devices} on each",
+            f"# sent to {self._block.folder}/.store unless it is there, and linked into {self._home(submission.name)}:",
+            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            f"# written there with mode 600: {SECRET} (32 random bytes), {ENVIRONMENT}:",
+            *(f"#   {line}" for line in shown.splitlines()),
+            "# where a host has no address here, the one found on it is written in its place",
+        ]
+        for host in hosts:
+            ssh = self._connection(host)
+            words = [ssh.words(missing_script(self._block.folder)), ssh.words(self._link(submission.name))]
+            words.append(ssh.words(self._launch(submission.name, host)))
+            lines += ["", f"# {host.name}", *(shlex.join(command) for command in words)]
+        lines += ["", f"# {START}", *_commented(script), "", "# job.yaml", *_commented(submission.job)]
+        return "\n".join(lines) + "\n"
+
+    def submit(self, submission: Submission) -> Record:
+        block, name = self._block, submission.name
+        connections = [self._connection(host) for host in self._taken(submission)]
+        alone = len(connections) == 1
+        hosts = on_all(
+            list(zip(self._taken(submission), connections, strict=True)),
+            lambda pair: with_address(*pair, interface=block.interface, alone=alone),
+        )
+        script = start_script(submission, block, self._rendezvous(hosts, submission))
+        files = [*submission.files, SentFile.made(START, script)]
+        places = connections[:1] if block.shared else connections
+        secret = secrets.token_hex(32).encode()
+        environment = environment_text(variables(block, os.environ)).encode()
+        record = self._record(submission, hosts)
+        home = self._home(name)
+
+        def place(connection: Connection) -> int:
+            sent = send(connection, files, block.folder, name)
+            for file, content in ((SECRET, secret), (ENVIRONMENT, environment), (FILE, record.to_json().encode())):
+                write_private(connection, f"{home}/{file}", content)
+            return sent
+
+        sent = sum(on_all(places, place))
+        record = replace(record, handle={**record.handle, "bytes_sent": sent})
+        self._launched(record, hosts, again=False)
+        return record
+
+    def status(self, record: Record) -> Status:
+        hosts = _hosts_of(record)
+        states = on_all(hosts, lambda host: self._state(record, host))
+        return status_of(dict(zip((host.name for host in hosts), states, strict=True)))
+
+    def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
+        home, output = self._home(record.name), record.output
+        folder = shlex.quote(output) if output.startswith("/") else f"{home}/{shlex.quote(output)}"
+        places = []
+        for host in _hosts_of(record):
+            connection = self._connection(host)
+            if rank is None:
+                log = f"{home}/logs/{shlex.quote(host.name)}.log"
+                places.append(LogPlace(connection, log, lambda path: path.rpartition("/")[2].removesuffix(".log")))
+            places.append(LogPlace(connection, f"{folder}/logs/rank-*.log", rank_label))
+        yield from read_logs(
+            places, rank=rank, follow=follow, ended=lambda: self.status(record).state not in ("waiting", "running")
+        )
+
+    def stop(self, record: Record) -> None:
+        home, seconds = self._home(record.name), record.handle["deadline"] + SECONDS_TO_END
+        on_all(
+            _hosts_of(record),
+            lambda host: self._connection(host).run(stop_script(home, host.name, seconds), timeout=seconds + 60),
+        )
+
+    def resume(self, record: Record) -> Record:
+        status = self.status(record)
+        if status.state == "running":
+            raise UserError(Problem(f"{record.name} is running on {', '.join(status.nodes)}", "nothing is to be done"))
+        hosts = _hosts_of(record)
+        self._launched(record, hosts, again=True)
+        return replace(record, time=time.time())
+
+    def describe(self, record: Record) -> Iterator[str]:
+        for host in _hosts_of(record):
+            connection = self._connection(host)
+            try:
+                state = self._state(record, host)
+            except RunFailed as error:
+                state = str(error.problems[0])
+            where = f"{connection.destination}:{self._block.folder}/{record.name}"
+            yield f"{host.name:<20} {host.address:<16} {state:<10} {where}"
+
+    def records(self) -> Sequence[Record]:
+        return records_in(self._connection(self._hosts[0]), self._block.folder)
+
+    def _counted(self, submission: Submission) -> None:
+        """Raises where a host has fewer slots than the node has processes."""
+        problems = []
+        for index, host in enumerate(self._taken(submission)):
+            if host.slots is not None and len(host.slots) < submission.devices:
+                key = "" if self._block.hostfile else f"hosts[{index}]"
+                message = f"{host.name} has {len(host.slots)} slots, and {submission.devices} processes start on each"
+                problems.append(self._chosen.problem(key, message, "lower `parallel`, or write `devices`"))
+        if problems:
+            raise CannotRun(*problems)
+
+    def _files_exist(self) -> None:
+        for key in ("identity", "config"):
+            value = getattr(self._block, key)
+            if value and not Path(value).expanduser().is_file():
+                raise UserError(self._chosen.problem(key, f"there is no file {value}", "name the file"))
+
+    def _taken(self, submission: Submission) -> list[Host]:
+        return self._hosts[: submission.nodes]
+
+    def _connection(self, host: Host) -> Connection:
+        block = self._block
+        return Connection(host.name, self._settings, host.user or block.user or "", host.port or block.ssh_port)
+
+    def _home(self, name: str) -> str:
+        return f"{quoted(self._block.folder)}/{shlex.quote(name)}"
+
+    def _link(self, name: str) -> str:
+        return link_script(self._block.folder, name)
+
+    def _launch(self, name: str, host: Host, *, again: bool = False) -> str:
+        slots = ",".join(map(str, host.slots)) if host.chosen and host.slots else ""
+        return launch_line(self._home(name), host.name, host.address, slots, again=again)
+
+    def _rendezvous(self, hosts: Sequence[Host], submission: Submission) -> list[str]:
+        return [f"{host.address}:{submission.port}" for host in hosts]
+
+    def _problem(self, host: Host) -> Problem | None:
+        """Why a host cannot be used: ssh's own reason, or no Python that Stoker runs with; None where it can."""
+        try:
+            why = python_problem(self._connection(host), self._block, self._block.connect)
+        except ShellFailed as error:
+            key = "hostfile" if self._block.hostfile else f"hosts[{self._hosts.index(host)}]"
+            return self._chosen.problem(key, str(error), f"`ssh {self._connection(host).destination}` must work")
+        return self._chosen.problem("python", f"{host.name}: {why}", PYTHON_HINT) if why else None
+
+    def _launched(self, record: Record, hosts: Sequence[Host], *, again: bool) -> None:
+        """Starts the supervisors; where one cannot be started, the others are ended."""
+        try:
+            on_all(hosts, lambda host: self._connection(host).run(self._launch(record.name, host, again=again)))
+        except RunFailed:
+            home = self._home(record.name)
+            for host in hosts:
+                try:
+                    self._connection(host).run(stop_script(home, host.name, 0))
+                except RunFailed:
+                    continue
+            raise
+
+    def _state(self, record: Record, host: Host) -> str:
+        return self._connection(host).run(state_script(self._home(record.name), host.name)).decode().strip()
+
+    def _record(self, submission: Submission, hosts: Sequence[Host]) -> Record:
+        names = ", ".join(host.name for host in hosts)
+        return Record(
+            name=submission.name,
+            kind="ssh",
+            target=self._block.model_dump(mode="json"),
+            on=self._chosen.name,
+            time=time.time(),
+            fingerprint=submission.fingerprint,
+            nodes=submission.nodes,
+            devices=submission.devices,
+            output=submission.output,
+            base=str(submission.base),
+            handle={
+                "words": names,
+                "hosts": [asdict(host) for host in hosts],
+                "deadline": submission.loaded.job.faults.deadline,
+            },
+        )
+
+
+def status_of(states: dict[str, str]) -> Status:
+    """The state of a run from those of its hosts: ``running``, ``ended CODE`` or ``gone``."""
+    running = [host for host, state in states.items() if state == "running"]
+    codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
+    bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
+    gone = [f"{host} has no supervisor" for host, state in states.items() if state == "gone"]
+    if running:
+        return Status("running", "; ".join(bad + gone), running)
+    if not codes:
+        return Status("lost", "; ".join(gone), ())
+    if any(code == 0 for code in codes.values()):
+        return Status("done", "; ".join(bad + gone), ())
+    stopped = all(code >= 128 for code in codes.values())
+    return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
+
+
+def _hosts(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
+    """The hosts of a block, of its list or its host file, as `include` and `exclude` leave them."""
+    if block.hosts and block.hostfile:
+        raise UserError(chosen.problem("hostfile", "`hosts` and `hostfile` both name the hosts", "keep one of them"))
+    if block.hostfile:
+        path = Path(block.hostfile).expanduser()
+        if not path.is_file():
+            message = f"there is no host file {block.hostfile}"
+            raise UserError(chosen.problem("hostfile", message, "write `gpu1 slots=8` into it, a line for each host"))
+        hosts = parse_host_file(read_text(path), str(block.hostfile))
+    else:
+        hosts = _listed(chosen, block)
+    return chosen_hosts(
+        hosts,
+        include=block.include,
+        exclude=block.exclude,
+        include_at=lambda message, hint: chosen.problem("include", message, hint),
+        exclude_at=lambda message, hint: chosen.problem("exclude", message, hint),
+    )
+
+
+def _listed(chosen: ChosenTarget, block: SshBlock) -> list[Host]:
+    if not block.hosts:
+        raise UserError(chosen.problem("hosts", "no host is named", "write `hosts: [gpu1, gpu2]`, or a `hostfile`"))
+    hosts: list[Host] = []
+    problems: list[Problem] = []
+    for index, line in enumerate(block.hosts):
+        try:
+            host = parse_host(line, lambda m, h, key=f"hosts[{index}]": chosen.problem(key, m, h))  # type: ignore[misc]
+        except UserError as error:
+            problems += error.problems
+            continue
+        if any(host.name == other.name for other in hosts):
+            problems.append(chosen.problem(f"hosts[{index}]", f"{host.name} is named twice", "remove one"))
+        hosts.append(host)
+    if problems:
+        raise UserError(*problems)
+    return hosts
+
+
+def _hosts_of(record: Record) -> list[Host]:
+    """The hosts of a submitted job."""
+
+    def of(values: dict[str, Any]) -> Host:
+        slots = values["slots"]
+        return Host(**{**values, "slots": None if slots is None else tuple(slots)})
+
+    return [of(values) for values in record.handle["hosts"]]
+
+
+def _commented(text: str) -> list[str]:
+    return [f"#   {line}".rstrip() for line in text.splitlines()]

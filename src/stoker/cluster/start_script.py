@@ -1,0 +1,159 @@
+"""What a host runs: a shell script around `stoker node`, and the variables that it sets before."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from stoker.cluster.sent_files import CODE
+from stoker.cluster.shell import Shell
+from stoker.cluster.submission import SECRET, Submission, sends_code
+from stoker.job.targets.shared_keys import TargetKeys
+
+START = "start.sh"
+ENVIRONMENT = "environment.sh"
+PYTHON = (3, 11)
+PYTHON_HINT = "write the path of a Python with Stoker's dependencies, or `setup` commands that lead to it"
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.I)
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def variables(keys: TargetKeys, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that the nodes get: those of this shell that the target forwards, then its own."""
+    handed = {
+        name: value
+        for name, value in sorted(environment.items())
+        if any(fnmatchcase(name, pattern) for pattern in keys.forward) and _NAME.fullmatch(name)
+    }
+    return {**handed, **keys.environment}
+
+
+def environment_text(values: Mapping[str, str], *, hidden: bool = False) -> str:
+    """The file of variables.
+
+    Args:
+        hidden: show no value of a variable whose name says that it is a secret.
+    """
+    return "".join(
+        f"export {name}={'...' if hidden and _SECRET.search(name) else shlex.quote(value)}\n"
+        for name, value in values.items()
+    )
+
+
+def python_word(python: str) -> str:
+    """The Python of a target as a word of the shell; ``~/`` is the home of the user there."""
+    return f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
+
+
+def python_problem(shell: Shell, keys: TargetKeys, patience: float) -> str:
+    """Why a host has no Python that Stoker runs with; empty where it has one.
+
+    Args:
+        patience: seconds within which the host answers.
+
+    Raises:
+        ShellFailed: it cannot be reached.
+    """
+    python, least = python_word(keys.python), ".".join(map(str, PYTHON))
+    found_torch = "4 * (not importlib.util.find_spec('torch'))"
+    code = f"import importlib.util, sys; sys.exit(3 if sys.version_info < {PYTHON} else {found_torch})"
+    lines = [*keys.setup, f"command -v {python} >/dev/null || exit 5", f'{python} -c "{code}"']
+    ended = shell.run(f"( {'; '.join(lines)} ) >/dev/null; echo $?", timeout=patience + 60).decode().split()
+    found = {
+        "0": "",
+        "3": f"{keys.python} is older than {least}",
+        "4": f"{keys.python} has no torch",
+        "5": f"there is no {keys.python}",
+    }
+    return found.get(ended[-1] if ended else "", "the setup commands fail")
+
+
+def preparing_lines(submission: Submission, keys: TargetKeys) -> list[str]:
+    """Lines of a script that make ready what `stoker node` needs: variables, code, the user's own commands."""
+    lines = [f". ./{ENVIRONMENT}"]
+    if sends_code(submission):
+        lines.append(f'export PYTHONPATH="$PWD/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"')
+    return [*lines, *keys.setup]
+
+
+def node_line(submission: Submission, keys: TargetKeys, *, rendezvous: Sequence[str], more: str = "") -> str:
+    """The line that starts `stoker node`.
+
+    Args:
+        more: what comes behind it, as the shell reads it.
+    """
+    words = submission.node_words(python="", rendezvous=rendezvous, secret=SECRET)[1:]
+    return f"{python_word(keys.python)} {shlex.join(words)}{more and ' '}{more}"
+
+
+def start_script(submission: Submission, keys: TargetKeys, rendezvous: Sequence[str]) -> str:
+    """The script that runs a supervisor on a host in a process group of its own, and records how it ended."""
+    node = node_line(submission, keys, rendezvous=rendezvous, more='--name "$1" --listen "$2"')
+    return "\n".join(
+        [
+            "#!/bin/sh",
+            f"# {submission.label}: one supervisor on this host.",
+            f"# usage: {START} NAME ADDRESS [DEVICES]",
+            'cd "$(dirname "$0")" || exit 1',
+            "begun=$(cut -d' ' -f22 /proc/$$/stat 2>/dev/null)",
+            'echo "$$ $$ $begun" > "$1.pids"',
+            *preparing_lines(submission, keys),
+            '[ -z "$3" ] || export CUDA_VISIBLE_DEVICES="$3"',
+            f"{node} &",
+            "node=$!",
+            'echo "$$ $node $begun" > "$1.pids"',
+            "trap 'kill -TERM $node' TERM",
+            "wait $node; code=$?",
+            "while kill -0 $node 2>/dev/null; do wait $node; code=$?; done",
+            'echo "$code" > "$1.exit"',
+            "",
+        ]
+    )
+
+
+def launch_line(home: str, name: str, address: str, slots: str, *, again: bool = False) -> str:
+    """Runs the script in the background, apart from the shell that starts it, and waits until it has begun.
+
+    Args:
+        home: the run's folder, as the shell reads it.
+        again: whether its log is appended to.
+    """
+    words = shlex.join([name, address, slots])
+    pids, log = shlex.quote(f"{name}.pids"), shlex.quote(f"logs/{name}.log")
+    return (
+        f"cd {home} && mkdir -p logs && rm -f {pids} {shlex.quote(f'{name}.exit')} && "
+        f"{{ setsid sh ./{START} {words} {'>>' if again else '>'}{log} 2>&1 </dev/null & }} && "
+        f"n=0 && while [ ! -s {pids} ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n+1)); done; [ -s {pids} ]"
+    )
+
+
+def state_script(home: str, name: str) -> str:
+    """Prints ``running``, ``ended CODE``, or ``gone`` where the process is no more and has left no exit code."""
+    pids, ended = shlex.quote(f"{name}.pids"), shlex.quote(f"{name}.exit")
+    return (
+        f"cd {home} 2>/dev/null || {{ echo gone; exit 0; }}; "
+        f'if [ -s {ended} ]; then echo "ended $(cat {ended})"; exit 0; fi; '
+        f"{_alive(pids)} && echo running || echo gone"
+    )
+
+
+def stop_script(home: str, name: str, seconds: float) -> str:
+    """Asks the supervisor to save and end; kills the whole process group of what is left after ``seconds``."""
+    pids, ended = shlex.quote(f"{name}.pids"), shlex.quote(f"{name}.exit")
+    return (
+        f"cd {home} 2>/dev/null || exit 0; {_alive(pids)} || exit 0; "
+        f"[ -s {ended} ] || kill -TERM $node 2>/dev/null; n=0; "
+        f"while [ $n -lt {int(seconds * 2)} ] && [ ! -s {ended} ] && kill -0 $group 2>/dev/null; "
+        "do sleep 0.5; n=$((n+1)); done; "
+        f"kill -s KILL -- -$group 2>/dev/null; [ -s {ended} ] || echo 137 > {ended}"
+    )
+
+
+def _alive(pids: str) -> str:
+    """Whether the script still runs: its process is there, and began when it did."""
+    began = "\"$(cut -d' ' -f22 /proc/$group/stat 2>/dev/null)\""
+    return (
+        f'{{ read -r group node begun < {pids}; }} 2>/dev/null && kill -0 $group 2>/dev/null && [ {began} = "$begun" ]'
+    )

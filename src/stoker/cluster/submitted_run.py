@@ -1,0 +1,53 @@
+"""A submitted run by its name: from this user's records, or from those that a target keeps itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.cluster.chosen_target import ChosenTarget, named_target
+from stoker.cluster.record import Record, found
+from stoker.cluster.target import Target, open_target
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import TARGET
+from stoker.job.targets import KINDS
+from stoker.job.yaml_document import JobDocument
+
+
+@dataclass(frozen=True)
+class SubmittedRun:
+    """A run and the target that has it."""
+
+    record: Record
+    target: Target
+
+
+def submitted_run(name: str, on: str | None = None) -> SubmittedRun:
+    """The submitted run of a name.
+
+    Args:
+        on: a target, whose own records are asked instead of this user's: for runs that were submitted elsewhere.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    if on is None:
+        record = found(name)
+        return SubmittedRun(record, target_of(record))
+    target = open_target(named_target(on))
+    records = {record.name: record for record in target.records()}
+    if name not in records:
+        known = f"it has {', '.join(sorted(records))}" if records else "it has none"
+        raise UserError(Problem(f"the target {on} has no run {name}", known))
+    return SubmittedRun(records[name], target)
+
+
+def target_of(record: Record) -> Target:
+    """The target of a record, as it was when the run was submitted."""
+    block = KINDS[record.kind].model_validate(_plain(record.target))
+    data = {"task": "sft", TARGET: {record.kind: dict(record.target)}}
+    return open_target(ChosenTarget(record.kind, block, record.on, JobDocument(f"{record.name}.json", data, {})))
+
+
+def _plain(values: Any) -> dict[str, Any]:
+    return dict(values)

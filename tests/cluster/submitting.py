@@ -1,0 +1,27 @@
+"""Jobs that the tests submit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.submission import Submission, submission_of
+from stoker.job import load_job
+
+JOB: dict[str, Any] = {"task": "sft", "model": "llama-tiny", "data": "rows.jsonl", "steps": 2}
+
+
+def write_job(folder: Path, **keys: Any) -> Path:
+    """A job file with one row of data beside it."""
+    (folder / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n')
+    path = folder / "job.yaml"
+    path.write_text(json.dumps({**JOB, **keys}))
+    return path
+
+
+def submission_in(folder: Path, *, hosts: int | None = None, **keys: Any) -> Submission:
+    """The submission of such a job."""
+    loaded = load_job(write_job(folder, **keys))
+    return submission_of(loaded, choose_target(loaded, None), folder, hosts=hosts)

@@ -1,0 +1,61 @@
+"""Logs of several places as one stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stoker.cluster import log_files
+from stoker.cluster.log_files import LogPlace, rank_label, read_logs
+from stoker.cluster.shell import LocalShell
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_files, "POLL", 0.01)
+
+
+def test_lines_have_their_rank(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("a\nb\n")
+    (tmp_path / "rank-10.log").write_text("c\nno end")
+    (tmp_path / "rank-1.log").write_text("5%\r10%\r\nd\n")
+    place = LogPlace(LocalShell(), f"{tmp_path}/rank-*.log", rank_label)
+    both = [place, place]  # two hosts that see one folder
+    lines = list(read_logs(both, rank=None, follow=False, ended=lambda: False))
+    assert lines == ["rank 0 | a", "rank 0 | b", "rank 1 | 10%", "rank 1 | d", "rank 10 | c", "rank 10 | no end"]
+    assert list(read_logs(both, rank=10, follow=False, ended=lambda: False)) == ["c", "no end"]
+    assert list(read_logs(both, rank=7, follow=False, ended=lambda: False)) == []
+
+
+def test_following_sees_what_is_written_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "rank-0.log"
+    monkeypatch.setattr(log_files, "MOST", 7)
+    looks = 0
+
+    def ended() -> bool:
+        nonlocal looks
+        looks += 1
+        with log.open("a") as file:
+            file.write(f"look {looks}\nrest of a long line {looks}\n")
+        return looks == 4
+
+    place = LogPlace(LocalShell(), f"{tmp_path}/rank-*.log", rank_label)
+    lines = list(read_logs([place], rank=0, follow=True, ended=ended))
+    assert lines == [line for n in range(1, looks + 1) for line in (f"look {n}", f"rest of a long line {n}")]
+
+
+def test_a_log_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text("a long first line\n")
+    texts = iter(["short\n"])
+
+    def ended() -> bool:
+        text = next(texts, None)
+        if text is not None:
+            log.write_text(text)
+        return text is None
+
+    place = LogPlace(LocalShell(), f"{tmp_path}/rank-*.log", rank_label)
+    stream = read_logs([place], rank=0, follow=True, ended=ended)
+    assert list(stream) == ["short"]

@@ -1,0 +1,65 @@
+"""Files arrive by content; what is there is not sent again."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from stoker.cluster.records_there import write_private
+from stoker.cluster.send import STORE, quoted, send
+from stoker.cluster.sent_files import ARCHIVE, CODE, SentFile, code_archive
+from stoker.cluster.shell import LocalShell, ShellFailed
+
+
+def files(folder: Path, **contents: str) -> list[SentFile]:
+    made = []
+    for name, text in contents.items():
+        source = folder / name
+        source.write_text(text)
+        made.append(SentFile(f"data/{name} x.txt", SentFile.made("", text).digest, len(text), source))
+    return made
+
+
+def test_only_new_contents_are_sent(tmp_path: Path) -> None:
+    shell, there = LocalShell(), str(tmp_path / "there")
+    sent = files(tmp_path, a="first", b="second")
+    job = SentFile.made("job.yaml", "task: sft\n")
+    assert send(shell, [job, *sent], there, "one") == len("firstsecondtask: sft\n")
+    assert send(shell, [job, *sent], there, "two") == 0
+    assert send(shell, [job, *files(tmp_path, a="first", b="changed")], there, "two") == len("changed")
+    home = tmp_path / "there/two"
+    assert (home / "data/a x.txt").read_text() == "first" and (home / "data/b x.txt").read_text() == "changed"
+    assert (tmp_path / "there/one/data/b x.txt").read_text() == "second"
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert not list((tmp_path / "there" / STORE).glob("in-*"))
+
+
+def test_the_code_is_whole_and_the_same_for_the_same_code(tmp_path: Path) -> None:
+    archive = code_archive()
+    assert archive == code_archive() and archive.path == ARCHIVE
+    stale = tmp_path / "run" / CODE / "stoker/no_longer.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    send(LocalShell(), [archive], str(tmp_path), "run")
+    code = tmp_path / "run" / CODE / "stoker"
+    assert (code / "cli/main.py").is_file() and (code / "job/recipes/sft-lora.yaml").is_file() and not stale.exists()
+
+
+def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    path.write_text("old")
+    path.chmod(0o644)
+    write_private(LocalShell(), quoted(str(path)), b"new")
+    assert path.read_bytes() == b"new" and stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_failing_host_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ShellFailed, match="this machine"):
+        send(LocalShell(), [SentFile.made("a", "b")], str(tmp_path / "file"), "run")
+
+
+def test_folders_begin_at_home_unless_absolute() -> None:
+    assert quoted("/a b") == "'/a b'" and quoted("~/x") == quoted("x") == '"$HOME"/x' and quoted("~") == '"$HOME"'

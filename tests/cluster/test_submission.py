@@ -1,0 +1,98 @@
+"""What is sent: nodes and processes, files at one fingerprint, paths as they are on the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitting import submission_in
+
+from stoker.cluster.sent_files import ARCHIVE, fingerprint_of
+from stoker.cluster.submission import name_of, port_of
+from stoker.errors import UserError
+from stoker.job.load_job import check_document
+from stoker.job.yaml_document import parse_document
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "processes", "expected"),
+    [
+        ({}, 3, 6, (3, 2)),
+        ({}, 4, 6, (3, 2)),  # the most hosts that have equally many
+        ({}, None, 6, (1, 6)),
+        ({"nodes": 2}, 3, 6, (2, 3)),
+        ({"devices": 2}, 4, 6, (3, 2)),
+        ({"nodes": 3, "devices": 2}, 3, 6, (3, 2)),
+        ({}, 3, 1, (1, 1)),
+    ],
+)
+def test_nodes_and_processes(
+    tmp_path: Path, target: dict[str, Any], hosts: int | None, processes: int, expected: tuple[int, int]
+) -> None:
+    found = submission_in(
+        tmp_path, hosts=hosts, parallel={"data": processes}, target={"ssh": {"hosts": ["a"], **target}}
+    )
+    assert (found.nodes, found.devices) == expected
+    assert ["--nodes", str(found.nodes), "--devices", str(found.devices)] == found.node_words(
+        python="python3", rendezvous=["a:1", "b:1"]
+    )[-4:]
+
+
+@pytest.mark.parametrize(
+    ("target", "hosts", "told", "code"),
+    [
+        ({"nodes": 4}, 4, "6 processes, which cannot be spread equally over 4 nodes; write `nodes: 3`", 2),
+        ({"nodes": 2, "devices": 2}, 2, "2 nodes with 2 processes are 4, and the layout", 2),
+        ({"devices": 2}, 2, "3 nodes are needed, and the target has 2 hosts", 3),
+        ({"devices": 4}, 2, "cannot be spread equally", 2),
+    ],
+)
+def test_layouts_that_do_not_fit(tmp_path: Path, target: dict[str, Any], hosts: int, told: str, code: int) -> None:
+    with pytest.raises(UserError) as error:
+        submission_in(tmp_path, hosts=hosts, parallel={"data": 6}, target={"ssh": {"hosts": ["a"], **target}})
+    assert told in str(error.value) and error.value.exit_code == code
+    assert error.value.problems[0].line
+
+
+def test_a_planned_layout_needs_to_know_the_nodes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: `parallel: auto` needs to know the nodes; write `cluster"):
+        submission_in(tmp_path, parallel="auto", target={"ssh": {"hosts": ["a"]}})
+
+
+def test_the_fingerprint_is_of_contents(tmp_path: Path) -> None:
+    target = {"ssh": {"hosts": ["a"]}}
+    first = submission_in(tmp_path, target=target)
+    again = submission_in(tmp_path, target={"ssh": {"hosts": ["other"]}})
+    assert first.fingerprint == again.fingerprint == fingerprint_of(reversed(first.files))
+    assert {file.path for file in first.files} == {"job.yaml", "rows.jsonl", ARCHIVE}
+    (tmp_path / "more.py").write_text("x = 1")
+    more = submission_in(tmp_path, target={"ssh": {"hosts": ["a"], "send": ["*.py"]}})
+    assert "more.py" in {file.path for file in more.files} and more.fingerprint != first.fingerprint
+    (tmp_path / "more.py").write_text("x = 2")
+    assert submission_in(tmp_path, target={"ssh": {"hosts": ["a"], "send": ["*.py"]}}).fingerprint != more.fingerprint
+
+
+def test_what_lies_elsewhere_is_sent_under_another_path(tmp_path: Path) -> None:
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    elsewhere.mkdir(), here.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (elsewhere / name).write_text('{"instruction": "a", "output": "b"}\n')
+    data = [str(elsewhere / "a.jsonl"), f"{elsewhere}/b*.jsonl", "rows.jsonl"]
+    found = submission_in(here, data=data, target={"ssh": {"hosts": ["a"]}})
+    sent = {file.path: file for file in found.files}
+    job = check_document(parse_document(found.job, "job.yaml")).job
+    first, second, third = (source.path for source in job.data)
+    assert first in sent and first.startswith("outside/") and third == "rows.jsonl"
+    assert [path for path in sent if path.endswith("/b.jsonl")] == [f"{second.rpartition('/')[0]}/b.jsonl"]
+    assert job.target == "local"
+
+
+def test_on_a_login_node_data_stays_where_it_is(tmp_path: Path) -> None:
+    found = submission_in(tmp_path, target={"slurm": {"nodes": 1}})
+    assert {file.path: file.in_place for file in found.files} == {"job.yaml": False, ARCHIVE: False, "rows.jsonl": True}
+
+
+def test_names_fit_hosts_and_labels() -> None:
+    assert name_of("runs/My Job_2") == "my-job-2" and name_of("s3://b/x/") == "x" and name_of("_") == "job"
+    assert port_of("a") == port_of("a") and 1024 < port_of("b") < 32768
