@@ -54,7 +54,7 @@ def job(sft: dict[str, Any], base: Path) -> Path:
     torch.manual_seed(0)
     config = AutoConfig.from_pretrained(sft["model"], num_hidden_layers=4)
     AutoModelForCausalLM.from_config(config).save_pretrained(base / "model")
-    train = {**sft["train"], "precision": "fp64", "schedule": "constant", "warmup": 0, "clip": 0.5}
+    train = {**sft["train"], "precision": "fp64", "schedule": "constant", "warmup": 0, "clip": 0.5, "average": 0.6}
     held_out = {"fraction": 0.2}  # evaluated at the end, right before the checkpoint
     write_job(
         base, {**sft, "model": str(base / "model"), "train": train, "evaluate": held_out, "checkpoint": {"keep": 9}}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from stoker.checkpoint.run_weights import restore_weights
+from stoker.checkpoint.run_weights import AVERAGE, averaged, restore_weights
+from stoker.checkpoint.state import State
 from stoker.checkpoint.store import Store, place_of
 from stoker.errors import UserError
 from stoker.hardware.device import Device
@@ -60,7 +61,7 @@ class TunedRun:
 
 
 def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> tuple[Store, int]:
-    """The store and step of a checkpoint: ``last``, ``best``, or a step.
+    """The store and step of a checkpoint: ``last``, ``best``, or a step; of ``average`` the last one.
 
     Raises:
         UserError: the run has no such checkpoint.
@@ -69,7 +70,7 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
     steps = store.steps()
     if not steps:
         raise UserError(f"{folder.path} has no checkpoint yet")
-    if at == "last":
+    if at in ("last", AVERAGE):
         return store, steps[-1]
     if at == "best":
         best = store.numbers(steps[-1])["progress"]["best_step"]
@@ -78,9 +79,20 @@ def checkpoint_step(folder: RunFolder, job: ResolvedJob, at: str, base: Path) ->
         return store, best
     if not at.isdigit() or int(at) not in steps:
         raise UserError(
-            f"{folder.path} has no checkpoint {at!r}: write last, best, or one of {', '.join(map(str, steps))}"
+            f"{folder.path} has no checkpoint {at!r}: write last, best, average, or one of {', '.join(map(str, steps))}"
         )
     return store, int(at)
+
+
+def state_at(folder: RunFolder, job: ResolvedJob, at: str, base: Path) -> State:
+    """A checkpoint, read whole; see `checkpoint_step`. Of ``average`` its weights are the averages.
+
+    Raises:
+        UserError: the run has no such checkpoint, or kept no averages.
+    """
+    store, step = checkpoint_step(folder, job, at, base)
+    state = store.load(step)
+    return averaged(state) if at == AVERAGE else state
 
 
 def _as_option(key: str) -> str:
@@ -105,14 +117,14 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
         )
     if problems := code_problems(loaded, _as_option):
         raise UserError(*problems)
-    store, step = checkpoint_step(folder, job, at, base)
+    state = state_at(folder, job, at, base)
     # A model that was trained in mixed precision is used in it, too.
     device = device_for(job)
     text = open_text_side(loaded, base)
     with arithmetic_of(device):
         model = build_model(job, base, device, stop_id=text.tokenizer.eos_token_id)
     keep_originals(model)
-    restore_weights(model, store.load(step))
+    restore_weights(model, state)
     if task_of(job).critic:
         remove_critic(model)
-    return TunedRun(folder, loaded, step, model.eval(), text, device, base)
+    return TunedRun(folder, loaded, state.step, model.eval(), text, device, base)

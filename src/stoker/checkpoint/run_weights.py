@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
 from stoker.checkpoint.store import State
-from stoker.errors import RunFailed
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.parallel.shard import reshard
 from stoker.parallel.shard_spec import Piece
 
 NONE: Mapping[str, Any] = MappingProxyType({})
+AVERAGE = "average"  # of a parameter, among the optimizer's moments
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -64,6 +66,25 @@ def held_gradients(model: nn.Module, pieces: Mapping[str, Piece] = NONE, aliases
         if parameter.grad is not None:
             held[name].append(chunk_of(parameter.grad, piece))
     return dict(held)
+
+
+def averaged(state: State) -> State:
+    """A checkpoint whose weights are the averages over its steps.
+
+    Raises:
+        UserError: none were kept.
+    """
+    ends = f"/{AVERAGE}"
+    averages = {
+        "model/" + key.removeprefix("optimizer/").removesuffix(ends): tensor
+        for key, tensor in state.tensors.items()
+        if key.endswith(ends)
+    }
+    if not averages:
+        raise UserError(
+            Problem("this run kept no average of its weights", "write train.average: 0.99 in its job, and train again")
+        )
+    return replace(state, tensors={**state.tensors, **averages})
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import UserError
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", help="one question, one answer")
     parser.add_argument("--system", help="a system message before the conversation")
     parser.add_argument("--compare", action="store_true", help="answer with and without the tuning")
-    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    add_at(parser)
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer, in tokens (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default) takes the most likely token")
     parser.add_argument("--top-p", type=float, default=1.0, help="draw from the likeliest tokens with this probability")

@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file, folder, hub id or catalogue name; by default the held-out rows",
     )
     parser.add_argument("--format", default="auto", help="the format of DATA (default: found from its rows)")
-    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    add_at(parser)
     parser.add_argument("--compare", action="store_true", help="measure the model without the tuning as well")
     parser.add_argument(
         "--quantise", choices=QUANTISED, help="measure the merged model in 8 or 4 bits, or as int8 or int4, as well"

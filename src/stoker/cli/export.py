@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
 
 FORMATS = ("adapter", "merged", "gguf")
@@ -20,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
     parser.add_argument("--quantise", choices=QUANTISED, help="hold merged weights in 8 or 4 bits, or as int8 or int4")
-    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    add_at(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_trust(parser)
 

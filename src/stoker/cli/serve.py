@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import Problem, UserError
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, metavar="FILE", help="a file that holds the token")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
     parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
-    parser.add_argument("--at", default="last", metavar="CHECKPOINT", help="last, best, or a step (default: last)")
+    add_at(parser)
     parser.add_argument("--base", metavar="MODEL", help="base of adapter folders, in place of the one they name")
     parser.add_argument(
         "--engine",

@@ -45,7 +45,7 @@ class Decoder:
         others: for processes whose passes need each other: says whether this one has a pass to run, and gives whether
             any has. None where passes are independent.
         release: frees the weights that stay gathered after a pass.
-        blocked: copies of weights that never change, in a faster layout.
+        blocked: copies of weights that do not change while the decoder is used, in a faster layout.
     """
 
     model: nn.Module
@@ -200,13 +200,18 @@ class Decoder:
         return found.logits if self.language.head is None else found.last_hidden_state
 
 
+def blocked_weights(model: nn.Module, device: Device) -> BlockedWeights | None:
+    """Room for copies of a model's weights in a faster layout, good as long as they do not change; None on a GPU."""
+    return BlockedWeights(plain_linears(model)) if device.type == "cpu" else None
+
+
 def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, frozen: bool = False) -> Decoder:
     """The decoder of a model that is in memory.
 
     Args:
         frozen: whether its weights never change.
     """
-    blocked = BlockedWeights(plain_linears(model)) if frozen and device.type == "cpu" else None
+    blocked = blocked_weights(model, device) if frozen else None
     with arithmetic_of(device), device.autocast():
         return Decoder(model, lay_out_for(unwrap(model)), device, context, blocked=blocked)
 

@@ -102,6 +102,11 @@ def _of_run(name: str, base: Path, at: str, trusted: Sequence[str]) -> OpenModel
     tuned = open_run(name, base, at=at, trusted=trusted)
     if task_of(tuned.job).head == "score":
         raise UserError(f"{name} scores answers and writes none: measure it with `stoker eval {name} DATA`")
+    return of_tuned(tuned, base)
+
+
+def of_tuned(tuned: TunedRun, base: Path) -> OpenModel:
+    """A run that is in memory, with the chat template of its first source."""
     source = tuned.job.data[0]
     return OpenModel(
         name=tuned.folder.path.name,

@@ -56,6 +56,7 @@ REASONS = {
     "train.warmup": "the first 3% of the steps",
     "train.min_lr": "down to zero",
     "train.clip": "holds back single bad batches",
+    "train.average": "the weights themselves are kept",
     "train.tensorboard": "metrics.jsonl is written anyway",
     "evaluate.data": "held-out rows serve instead",
     "checkpoint.keep": "the newest, and one before it should that be damaged",

@@ -154,7 +154,7 @@ EXAMPLES = {
     "data.columns": "{instruction: question}", "mix.temperature": "2", "tune.alpha": "32", "steps": "100",
     "epochs": "1", "output": "runs/mine", "train.lr": "2e-4", "train.batch": "8", "train.micro_batch": "8",
     "train.accumulation": "1", "train.seq_len": "1024", "train.pack": "true", "train.beta2": "0.999",
-    "train.weight_decay": "0.01", "evaluate.fraction": "0.05", "evaluate.every": "100",
+    "train.weight_decay": "0.01", "train.average": "0.99", "evaluate.fraction": "0.05", "evaluate.every": "100",
     "checkpoint.every": "100", "checkpoint.keep_every": "1000", "checkpoint.to": "checkpoints", "faults.requeue": "99",
     "parallel.data": "1",
     **{f"{task.name}.{key}": value for task in TASKS.values() for key, value in task.examples.items()},

@@ -215,6 +215,9 @@ class TrainBlock(Block):
         default="auto", description="arithmetic of the forward pass; fp64: double precision, for verification"
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block")
+    average: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=None, description="decay of an exponential moving average of the weights, for --at average"
+    )
     tensorboard: bool = Field(default=False, description="also write TensorBoard events into the run's folder")
 
 

@@ -114,8 +114,9 @@ def state_bytes(prepared: Prepared, layout: Layout) -> int:
     mine = torch.tensor(sum(p.numel() * p.element_size() for p in held), dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(mine)
+    train = prepared.job.train
     parts = layout.tensor * layout.pipeline * (layout.sharers if layout.zero == 3 else 1)
-    return int(mine) * parts // layout.world * (1 + MOMENTS[prepared.job.train.optimizer])
+    return int(mine) * parts // layout.world * (1 + MOMENTS[train.optimizer] + (train.average is not None))
 
 
 def _values(

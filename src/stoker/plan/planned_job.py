@@ -142,7 +142,7 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
 
 def software_of_job(job: ResolvedJob) -> Software:
     """Stoker, with the states of the job's optimizer."""
-    states = STATES[job.train.optimizer]
+    states = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
     return STOKER if states == STOKER.states else replace(STOKER, states=states)
 
 

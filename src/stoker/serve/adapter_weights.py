@@ -19,7 +19,7 @@ from peft import LoraConfig, PeftModel, get_peft_model, set_peft_model_state_dic
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from stoker.checkpoint.load_run import checkpoint_step
+from stoker.checkpoint.load_run import state_at
 from stoker.errors import Problem, UserError, reading
 from stoker.files import irregular
 from stoker.generate.open_model import OpenModel
@@ -119,8 +119,8 @@ def of_run(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> Adapter
     tune = loaded.job.tune
     if tune.method not in ("lora", "qlora") or tune.dora or tune.modules_to_save:
         return None
-    store, step = checkpoint_step(folder, loaded.job, at, base)
-    named = {key.removeprefix("model/"): t for key, t in store.load(step).tensors.items() if key.startswith("model/")}
+    state = state_at(folder, loaded.job, at, base)
+    named = {key.removeprefix("model/"): t for key, t in state.tensors.items() if key.startswith("model/")}
     if not named or not all(re.search(r"\.lora_[AB]\.default\.weight$", key) for key in named):
         return None
     tensors = {key.replace(".default.weight", ".weight"): t for key, t in named.items() if isinstance(t, Tensor)}

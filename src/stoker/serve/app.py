@@ -13,12 +13,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from stoker.errors import UserError
-from stoker.serve.api_error import ApiError, of_user_error
+from stoker.serve.api_error import ApiError, of_user_error, wrong
 from stoker.serve.bodies import (
     ChatBody,
     CompletionBody,
     EmbeddingBody,
     LoadAdapterBody,
+    ScoreBody,
     UnloadAdapterBody,
     parse,
 )
@@ -28,6 +29,7 @@ from stoker.serve.embeddings import embeddings
 from stoker.serve.guard import Guard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
+from stoker.serve.scoring import answer_scores
 from stoker.serve.service import Service
 from stoker.serve.sse import EventStream
 
@@ -44,6 +46,7 @@ def app_of(service: Service) -> ASGIApp:
         Route("/v1/chat/completions", _chat(service), methods=["POST"]),
         Route("/v1/completions", _completions(service), methods=["POST"]),
         Route("/v1/embeddings", _embeddings(service), methods=["POST"]),
+        Route("/v1/score", _score(service), methods=["POST"]),
         Route("/v1/load_lora_adapter", _load(service), methods=["POST"]),
         Route("/v1/unload_lora_adapter", _unload(service), methods=["POST"]),
     ]
@@ -140,6 +143,8 @@ class _Answering:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         service, seconds = self.service, self.service.options.seconds
         with service.using(self.body.model) as served, service.queue.holding(self.answers):
+            if served.scores is not None:
+                raise wrong(f"{served.name} scores answers and writes none: POST /v1/score", param="model")
             answer = self.kind(service, served, self.body)
             if self.body.stream:
                 await EventStream(answer.events(), seconds, self.headers)(scope, receive, send)
@@ -157,6 +162,17 @@ def _embeddings(service: Service) -> Endpoint:
         return JSONResponse(found, headers=service.ignored_headers(ignored))
 
     return embed
+
+
+def _score(service: Service) -> Endpoint:
+    async def score(request: Request) -> Any:
+        body, ignored = parse(ScoreBody, await _read(service, request))
+        with service.using(body.model) as served, service.queue.holding(1):
+            work = answer_scores(service, served, body)
+            found = await unless_left(request.receive, work, service.options.seconds)
+        return JSONResponse(found, headers=service.ignored_headers(ignored))
+
+    return score
 
 
 def _load(service: Service) -> Endpoint:

@@ -302,6 +302,25 @@ class ChatBody(SamplingFields):
         return self
 
 
+class ScoreBody(Body):
+    """The body of ``/v1/score``: one conversation, or several, each with the answer that is scored at its end."""
+
+    model: str
+    messages: list[Turn] | list[list[Turn]] = Field(min_length=1, max_length=MOST_PROMPTS)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> ScoreBody:
+        if not all(self.conversations):
+            raise ValueError("a conversation has at least one message")
+        return self
+
+    @property
+    def conversations(self) -> list[list[Turn]]:
+        """The conversations, also where one was given by itself."""
+        given: Any = self.messages
+        return given if isinstance(given[0], list) else [given]
+
+
 class EmbeddingBody(Body):
     """The body of ``/v1/embeddings``."""
 

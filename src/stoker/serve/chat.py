@@ -69,7 +69,7 @@ class ChatAnswer:
         opened, body = self.served.opened, self.body
         if not opened.chats:
             raise wrong("this model has no chat template; ask /v1/completions", param="model")
-        prompt = opened.prompt_ids([_template_message(turn) for turn in body.messages], self._tools or None)
+        prompt = opened.prompt_ids([template_message(turn) for turn in body.messages], self._tools or None)
         schema, param = None, "response_format"
         if self._forced:
             schema, param = forced_schema(self._schemas, self._forced), "tools"
@@ -222,7 +222,7 @@ def _part(index: int, delta: dict[str, Any], scores: Any = None, finish: str | N
     return {"index": index, "delta": delta, "logprobs": scores, "finish_reason": finish}
 
 
-def _template_message(turn: Turn) -> dict[str, Any]:
+def template_message(turn: Turn) -> dict[str, Any]:
     """A turn as chat templates read it."""
     extra: dict[str, Any] = {}
     if turn.tool_calls:

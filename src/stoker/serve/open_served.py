@@ -8,9 +8,10 @@ from pathlib import Path
 
 from peft import PeftModel
 
+from stoker.checkpoint.load_run import open_run
 from stoker.data.corpus import special_tokens_of
 from stoker.errors import Problem, UserError
-from stoker.generate.open_model import OpenModel, open_model
+from stoker.generate.open_model import OpenModel, of_tuned, open_model
 from stoker.generate.request import BASE
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.paths import absolute
@@ -23,6 +24,7 @@ from stoker.runs.find_run import find_run
 from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
 from stoker.serve.load_adapter import beside, usable_name, with_own_text
 from stoker.serve.served import Host, Models, Served
+from stoker.train.answer_scores import AnswerScores
 
 
 def open_served(
@@ -80,7 +82,7 @@ class _Opener:
             host, opened = self._base_of(place)
             if not any(served.host is host and served.adapter == BASE for served in self.models):
                 self.models.add(Served(name or opened.name, host, BASE, opened, root=place))
-        elif not self._shared_run(name, place):
+        elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
 
     def _base_of(self, place: str) -> tuple[Host, OpenModel]:
@@ -107,6 +109,17 @@ class _Opener:
             what = f"{path} was trained over {weights.base!r}, which is not here"
             raise UserError(Problem(what, "name the base with --base MODEL"))
         return weights.base
+
+    def _scorer(self, name: str, place: str) -> bool:
+        """Loads a reward run; False where this is a run of another task."""
+        run = find_run(place, self._folder)
+        if task_of(load_job(run.job, self._trusted).job).head != "score":
+            return False
+        tuned = open_run(place, self._folder, at=self._at, trusted=self._trusted)
+        opened = of_tuned(tuned, self._folder)
+        host = Host(opened.engine(rows=self._rows), opened.name)
+        self.models.add(Served(name or opened.name, host, None, opened, root=place, scores=AnswerScores(tuned)))
+        return True
 
     def _run(self, name: str, place: str) -> None:
         opened = open_model(place, self._folder, at=self._at, trusted=self._trusted)

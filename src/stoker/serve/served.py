@@ -15,6 +15,7 @@ from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.grammar import Grammars
 from stoker.serve.token_text import TokenTexts
 from stoker.serve.tool_calls import ToolFormat, tool_format_of
+from stoker.train.answer_scores import AnswerScores
 
 
 @dataclass(eq=False)
@@ -51,6 +52,7 @@ class Served:
         opened: its tokenizer, chat template and stop tokens.
         parent: name of the base, where this is an adapter over it.
         removable: whether it was loaded at run time.
+        scores: of a reward run, which scores answers and writes none.
         users: requests that use it.
     """
 
@@ -60,6 +62,7 @@ class Served:
     opened: OpenModel
     parent: str | None = None
     removable: bool = False
+    scores: AnswerScores | None = None
     root: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     users: int = 0

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from stoker.checkpoint.collective import together
-from stoker.generate.decoder import Decoder
+from stoker.generate.decoder import Decoder, blocked_weights
 from stoker.hardware.device import Device
 from stoker.models import packed_attention
 from stoker.models.adapters import without_adapter
@@ -160,7 +160,10 @@ class SingleProcess:
 
     def decoder(self, context: int | None) -> Decoder | None:
         language = self._task.language
-        return Decoder(self._task.model, language, self._device, context) if language is not None else None
+        if language is None:
+            return None
+        blocked = blocked_weights(self._task.model, self._device)
+        return Decoder(self._task.model, language, self._device, context, blocked=blocked)
 
     def continue_rows(self, rows: Sequence[np.ndarray]) -> list[int]:
         language = self._task.language
@@ -301,6 +304,7 @@ class Distributed:
             within=self._whole_rows,
             others=self._any if shares else None,
             release=self._let_go if shares else None,
+            blocked=None if shares else blocked_weights(self._task.model, self._device),
         )
 
     def _whole_rows(self, work: Callable[[], T]) -> T:

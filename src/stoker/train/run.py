@@ -38,6 +38,7 @@ from stoker.train.resume import check_same_job
 from stoker.train.run_schedule import Progress, RunSchedule, plan_of, schedule_of
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.task import Task
+from stoker.train.weight_average import WeightAverage
 
 
 def start(
@@ -84,7 +85,7 @@ def start(
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
-        hooks=[*_warmup(prepared, optimizer), Hook(chaos.before_passes, chaos.after_passes), *hooks],
+        hooks=[*_own_hooks(prepared, optimizer), Hook(chaos.before_passes, chaos.after_passes), *hooks],
         heart=heart,
     )
     heart.beat("restore")
@@ -131,6 +132,11 @@ def start(
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop
+
+
+def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:
+    average = prepared.job.train.average
+    return _warmup(prepared, optimizer) + ([WeightAverage(optimizer, average).hook()] if average is not None else [])
 
 
 def _warmup(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:

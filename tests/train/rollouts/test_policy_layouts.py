@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from running import write_job
+from running import write_job, write_rows
 
 from stoker.checkpoint.store import Store
 from stoker.job.layout import layout_of
@@ -30,6 +30,11 @@ LAYOUTS = {
     "zero2, LoRA": (2, ("parallel.data=2", "parallel.shard=zero2", *LORA)),
     "zero1": (2, ("parallel.data=2", "parallel.shard=zero1")),
     "tensor + sequence": (2, ("parallel.tensor=2", "parallel.sequence=true")),
+}
+MIX = {"data": "beside.jsonl", "weight": 0.5, "sequences": 3}  # an odd number for two processes
+LAYOUTS |= {
+    "zero3, mix": (2, ("parallel.data=2", "parallel.shard=zero3")),
+    "DDP, mix, LoRA": (2, ("parallel.data=2", *LORA)),
 }
 OFTEN = ("zero3 + tensor", "DDP, LoRA")
 
@@ -55,10 +60,15 @@ def test_a_policy_under_a_layout_is_that_of_one_process(
     world, overrides = LAYOUTS[name]
     train = {**job["train"], "precision": "fp64", "micro_batch": 2}
     write_job(base, {**job, "steps": STEPS, "train": train, "evaluate": {"fraction": 0.2, "every": 3}})
+    if "mix" in name:
+        write_rows(base / "beside.jsonl", 10)
+        write_job(base, {**job, "steps": STEPS, "train": train, "grpo": {**job["grpo"], "ptx": MIX}})
     monkeypatch.syspath_prepend(str(base))
     trained(str(base), "alone", LORA if "LoRA" in name else ())
     pool.run(trained, str(base), "spread", overrides, world=world, timeout=250)
     check_alike(base, STEPS, ("loss", "score", "kl", "ratio", "approx_kl", "clip_fraction", "grad_norm"))
+    if "mix" in name:
+        check_alike(base, STEPS, ("ptx_loss",))
 
 
 def check_alike(base: Path, steps: int, keys: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from stoker.train.language_task import LanguageTask
 from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
+from stoker.train.rollouts.pretraining_mix import open_mix
 from stoker.train.rollouts.rewards import Reward, Rewards, ScorerReward, length_reward
 from stoker.train.rollouts.run_reward import RunReward, critic_from
 
@@ -35,6 +36,7 @@ def policy_samples(
         PolicyTask,
         settings=settings,
         rewards=rewards_of(block, loaded, base, text),
+        mix=open_mix(block.ptx, loaded, base, text) if block.ptx is not None else None,
         codec=text.codec,
         context=text.context,
         seed=job.seed,

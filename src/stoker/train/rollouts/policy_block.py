@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 NonNegative = Annotated[float, Field(ge=0)]
 
 
+class PtxBlock(Block):
+    """What a policy goes on being trained on beside its answers (Ouyang et al., 2022, eq. 2)."""
+
+    data: Text = Field(description="rows or texts: a file, a folder, a hub id or a packaged name")
+    weight: Annotated[float, Field(gt=0)] = Field(default=1.0, description="factor of their mean cross entropy")
+    sequences: PositiveInt | None = Field(default=None, description="of them in a step; as many as answers by default")
+
+
 class PolicyBlock(Block):
     """How a policy answers, and what its answers are worth."""
 
@@ -52,6 +60,7 @@ class PolicyBlock(Block):
     reward_clip: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="largest score of an answer, on both sides of 0"
     )
+    ptx: PtxBlock | None = Field(default=None, description="other data that the policy goes on being trained on")
 
 
 REASONS = {
@@ -66,6 +75,9 @@ REASONS = {
     "entropy": "no bonus",
     "missing_end_penalty": "an answer that does not end is scored like any other",
     "reward_clip": "scores are not clipped",
+    "ptx": "answers alone are learnt from",
+    "ptx.weight": "as much as the rewards",
+    "ptx.sequences": "one for each answer",
 }
 EXAMPLES = {
     "reward": "runs/reward",
@@ -76,6 +88,8 @@ EXAMPLES = {
     "clip_high": "0.28",
     "dual_clip": "3.0",
     "reward_clip": "5.0",
+    "ptx.data": "my.jsonl",
+    "ptx.sequences": "8",
 }
 
 

@@ -21,6 +21,7 @@ from stoker.models.collate import Inputs
 from stoker.models.head import Head, LogitsHead
 from stoker.models.objective import Loss, Measures
 
+PTX = "ptx"  # what a pass over other data is given, and one over answers is not
 LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp is finite
 KL = Literal["k1", "k2", "k3", "k3+"]
 
@@ -56,6 +57,7 @@ class PolicyObjective:
         temperature: that answers are sampled with.
         sequence_ratio: whether there is one ratio for an answer.
         critic: whether a critic's loss is measured beside this one.
+        ptx: factor of the cross entropy of other data, which has passes of its own; 0 without such data.
         by_answer: whether the step's targets are answers, so that what is measured is a mean over them.
     """
 
@@ -68,16 +70,29 @@ class PolicyObjective:
     temperature: float = 1.0
     sequence_ratio: bool = False
     critic: bool = False
+    ptx: float = 0.0
     by_answer: bool = False
     measures: Measures = field(init=False)
 
     def __post_init__(self) -> None:
-        names = ("ratio", "approx_kl", "clip_fraction", "loss_kl", *(["value_loss"] if self.critic else []))
+        names = ("ratio", "approx_kl", "clip_fraction", "loss_kl", *self._beside)
         object.__setattr__(self, "measures", Measures(*names))
+
+    @property
+    def _beside(self) -> list[str]:
+        return ["value_loss"] * self.critic + ["ptx_loss"] * (self.ptx > 0)
+
+    def _cross_entropy(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
+        log_p_N = head.scores(hidden_ND, inputs.targets).log_probability
+        loss = -(inputs.given[PTX].to(log_p_N) * log_p_N).sum()
+        self.measures.add(inputs, ptx_loss=loss)
+        return Loss(self.ptx * loss, None)
 
     def __call__(self, hidden_ND: Tensor, inputs: Inputs, head: Head | LogitsHead) -> Loss:
         """See `stoker.models.objective.Objective`. ``inputs.given`` holds, by target, ``old``, ``advantage`` and
-        ``weight``, and ``reference`` where there is a KL term."""
+        ``weight``, and ``reference`` where there is a KL term; of other data ``ptx``, a target's share of the mean."""
+        if PTX in inputs.given:
+            return self._cross_entropy(hidden_ND, inputs, head)
         scores = head.tempered(self.temperature).scores(hidden_ND, inputs.targets, entropy=self.entropy > 0)
         log_p_N = scores.log_probability
         given = inputs.given if inputs.rows else dict.fromkeys(("old", "advantage", "weight", "reference"), log_p_N)

@@ -22,7 +22,9 @@ from stoker.train.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
 from stoker.train.rollouts.iteration_plan import IterationPlan
+from stoker.train.rollouts.policy_objective import PTX
 from stoker.train.rollouts.policy_settings import PolicySettings
+from stoker.train.rollouts.pretraining_mix import PretrainingMix
 from stoker.train.rollouts.rewards import Rewards
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.rollout_figures import alarms, figures_of
@@ -48,6 +50,7 @@ class PolicyTask(LanguageTask):
         *arguments: Any,
         settings: PolicySettings,
         rewards: Rewards,
+        mix: PretrainingMix | None = None,
         codec: TextCodec,
         context: int | None,
         seed: int,
@@ -57,6 +60,7 @@ class PolicyTask(LanguageTask):
         """
         Args:
             arguments, more: those of `LanguageTask`.
+            mix: what else the policy is trained on.
             context: most tokens of a prompt with its answer.
             micro_batch: answers of a forward pass.
         """
@@ -69,7 +73,7 @@ class PolicyTask(LanguageTask):
                 )
                 raise UserError(Problem(message, "take task grpo, which has no critic"))
             objective.model = self.language.model
-        self.settings = settings
+        self.settings, self._mix = settings, mix
         self._collector = AnswerCollector(
             self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch
         )
@@ -167,7 +171,8 @@ class PolicyTask(LanguageTask):
         return self._figures
 
     def parts(self, first: int, last: int) -> list[Part]:
-        """The policy's passes, and after them the critic's."""
+        """The policy's passes over answers, those over other data, and the critic's."""
+        beside = self._mix.parts(self, first, last) if self._mix is not None else []
         found: list[Rollout] = []
         while first < last:
             number, place = self.plan.place(first)
@@ -177,24 +182,35 @@ class PolicyTask(LanguageTask):
             first = end
         laid_out = self._collector.laid_out(found, HOST)
         policy = [self._part(inputs, found) for inputs in laid_out]
-        return policy + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
+        return policy + beside + [self._critic_part(inputs, found) for inputs in laid_out if self.settings.critic]
 
     def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
-        """As many passes of either kind as the other processes have: where weights are sharded, these match."""
-        if not self.settings.critic:
+        """As many passes of each kind as the other processes have: where weights are sharded, these match."""
+        kinds: dict[str, list[Part]] = {"": [], **({PTX: []} if self._mix else {})}
+        kinds |= {RETURN: []} if self.settings.critic else {}
+        if len(kinds) == 1:
             return parts
-        critic = [part for part in parts if _is_of_critic(part)]
-        policy = [part for part in parts if not _is_of_critic(part)]
+        for part in parts:
+            kinds[_kind_of(part)].append(part)
+        targets = engine.count(parts).targets
+        if self._mix is not None:
+            kinds[PTX] = self._mix.scaled(kinds[PTX], engine, targets)
+        found: list[Part] = []
+        for kind, own in kinds.items():
+            missing = engine.count(own).passes - len(own)
+            found += own + [self._nothing_of(kind)] * missing
+        return found
+
+    def _nothing_of(self, kind: str) -> Part:
         empty = self.nothing()
-        no_values = {name: torch.zeros(0, device=self.device) for name in CRITIC_COLUMNS}
         assert isinstance(empty.inputs, Inputs)
-        no_critic = replace(empty, inputs=replace(empty.inputs, given=no_values))
-        missing = passes // 2 - len(policy)
-        return [*policy, *[empty] * missing, *critic, *[no_critic] * missing]
+        columns = {PTX: (PTX,), RETURN: CRITIC_COLUMNS}.get(kind, ())
+        given = {name: torch.zeros(0, device=self.device) for name in columns}
+        return replace(empty, inputs=replace(empty.inputs, given=given))
 
     @contextmanager
     def around(self, part: Part) -> Iterator[None]:
-        with super().around(part), as_critic(self.model) if _is_of_critic(part) else nullcontext():
+        with super().around(part), as_critic(self.model) if _kind_of(part) == RETURN else nullcontext():
             yield
 
     def _part(self, inputs: Inputs, rollouts: Sequence[Rollout]) -> Part:
@@ -283,5 +299,7 @@ class PolicyTask(LanguageTask):
         return Evaluation(-score, None, len(rollouts), "answer", None, measures)
 
 
-def _is_of_critic(part: Part) -> bool:
-    return isinstance(part.inputs, Inputs) and RETURN in part.inputs.given
+def _kind_of(part: Part) -> str:
+    """Which passes a part belongs to, by what these alone are given; empty for the policy's over answers."""
+    given = part.inputs.given if isinstance(part.inputs, Inputs) else ()
+    return next((kind for kind in (PTX, RETURN) if kind in given), "")

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from stoker.checkpoint.load_run import TunedRun, checkpoint_step, open_run
+from stoker.checkpoint.load_run import TunedRun, open_run, state_at
 from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob, load_job
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
-from stoker.models import packed_attention
-from stoker.models.adapters import unwrap
 from stoker.models.critic import CRITIC
 from stoker.models.head import VALUE_HEAD
-from stoker.models.language_model import LanguageModel, lay_out_for
 from stoker.models.score_head import OFFSET
 from stoker.models.virtual_tokens import Drawn
-from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
-from stoker.train.reward_objective import answer_scores, offset_of
+from stoker.train.answer_scores import AnswerScores
 from stoker.train.rollouts.rewards import Answer
 
-TOKENS = 8192  # of a forward pass
 NAME = "reward"
 
 
@@ -42,30 +35,15 @@ class RunReward:
 
     def __init__(self, run: str, loaded: LoadedJob, base: Path, vocabulary: dict[str, int]) -> None:
         key = f"{loaded.job.task}.reward"
-        self._tuned = _of_reward(run, loaded, base)
-        if self._tuned.tokenizer.get_vocab() != vocabulary:
+        tuned = _of_reward(run, loaded, base)
+        self._scores = AnswerScores(tuned)
+        if tuned.tokenizer.get_vocab() != vocabulary:
             message = f"the reward run {run} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
 
-    @cached_property
-    def _language(self) -> LanguageModel:
-        with arithmetic_of(self._tuned.device):
-            return lay_out_for(unwrap(self._tuned.model))
-
-    @torch.inference_mode()
     def __call__(self, answers: Sequence[Answer]) -> list[float]:
         """See `stoker.train.rollouts.rewards.Reward`: the score at the last token of each answer."""
-        device = self._tuned.device
-        scores = np.zeros(len(answers))
-        with arithmetic_of(device), device.autocast():
-            for numbers in _in_passes([len(a.prompt_ids) + len(a.ids) for a in answers]):
-                for inputs in self._language.lay_out(
-                    [_row(answers[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
-                ):
-                    with packed_attention.segments(inputs.segments, inputs.across):
-                        found = self._language.read(inputs, answer_scores)
-                    scores[inputs.given["number"].tolist()] = found.double().cpu().numpy()
-        return (scores - offset_of(self._tuned.model)).tolist()
+        return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 
 
 def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
@@ -80,25 +58,6 @@ def _of_reward(run: str, loaded: LoadedJob, base: Path) -> TunedRun:
     return tuned
 
 
-def _row(answer: Answer) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens with one target after the last, where the score is read."""
-    ids = np.array([*answer.prompt_ids, *answer.ids, answer.ids[-1]], np.uint32)
-    return ids, np.arange(len(ids)) == len(ids) - 1
-
-
-def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
-    """Answers by number in groups of at most `TOKENS`, or of one."""
-    groups: list[list[int]] = []
-    held = 0
-    for number, length in enumerate(lengths):
-        if not groups or held + length > TOKENS:
-            groups.append([])
-            held = 0
-        groups[-1].append(number)
-        held += length
-    return groups
-
-
 def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
     """First weights of a critic from a reward run with the same adapters on the same model; nothing of another.
 
@@ -108,8 +67,7 @@ def critic_from(run: str, loaded: LoadedJob, base: Path) -> Drawn:
     theirs = load_job(folder.job).job
     if not _adapts_alike(theirs, loaded.job):
         return {}
-    store, step = checkpoint_step(folder, theirs, "last", base)
-    tensors = store.load(step).tensors
+    tensors = state_at(folder, theirs, "last", base).tensors
     found: dict[str, Callable[[], Tensor]] = {}
     head = f"base_model.model.{VALUE_HEAD}"
     for key, tensor in tensors.items():

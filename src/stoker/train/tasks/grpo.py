@@ -144,6 +144,7 @@ def _objective(job: ResolvedJob) -> Objective:
         estimator=block.kl_estimator,
         entropy=block.entropy,
         temperature=block.temperature,
+        ptx=block.ptx.weight if block.ptx is not None else 0.0,
         sequence_ratio=VARIANTS[block.loss].sequence_ratio,
         by_answer=VARIANTS[block.loss].weight != "token",
     )

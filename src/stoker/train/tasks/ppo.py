@@ -128,6 +128,7 @@ def _objective(job: ResolvedJob) -> Objective:
         estimator=block.kl_estimator,
         entropy=block.entropy,
         temperature=block.temperature,
+        ptx=block.ptx.weight if block.ptx is not None else 0.0,
         critic=True,
     )
     return ActorCritic(policy, block.value_clip, block.value_weight)

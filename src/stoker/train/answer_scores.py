@@ -1,0 +1,65 @@
+"""Scores of whole answers by the model of a reward run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from stoker.checkpoint.load_run import TunedRun
+from stoker.models import packed_attention
+from stoker.models.adapters import unwrap
+from stoker.models.collate import Row
+from stoker.models.language_model import LanguageModel, lay_out_for
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.train.reward_objective import answer_scores, offset_of
+
+TOKENS = 8192  # of a forward pass
+
+
+class AnswerScores:
+    """Scores prompts with their answers; demonstrations of the run's data score 0."""
+
+    def __init__(self, tuned: TunedRun) -> None:
+        self._tuned = tuned
+
+    @cached_property
+    def _language(self) -> LanguageModel:
+        with arithmetic_of(self._tuned.device):
+            return lay_out_for(unwrap(self._tuned.model))
+
+    @torch.inference_mode()
+    def __call__(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        """The score at the last token of each row of token ids."""
+        device = self._tuned.device
+        scores = np.zeros(len(rows))
+        with arithmetic_of(device), device.autocast():
+            for numbers in _in_passes([len(ids) for ids in rows]):
+                for inputs in self._language.lay_out(
+                    [_read_at_the_end(rows[i]) for i in numbers], device.torch, given={"number": np.array(numbers)}
+                ):
+                    with packed_attention.segments(inputs.segments, inputs.across):
+                        found = self._language.read(inputs, answer_scores)
+                    scores[inputs.given["number"].tolist()] = found.double().cpu().numpy()
+        return (scores - offset_of(self._tuned.model)).tolist()
+
+
+def _read_at_the_end(ids: Sequence[int]) -> Row:
+    """The tokens with one target after the last, where the score is read."""
+    read = np.array([*ids, ids[-1]], np.uint32)
+    return read, np.arange(len(read)) == len(read) - 1
+
+
+def _in_passes(lengths: Sequence[int]) -> list[list[int]]:
+    """Rows by number in groups of at most `TOKENS`, or of one."""
+    groups: list[list[int]] = []
+    held = 0
+    for number, length in enumerate(lengths):
+        if not groups or held + length > TOKENS:
+            groups.append([])
+            held = 0
+        groups[-1].append(number)
+        held += length
+    return groups

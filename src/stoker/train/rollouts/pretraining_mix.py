@@ -1,0 +1,95 @@
+"""Sequences that a policy goes on being trained on beside its answers: InstructGPT's pretraining mix (PPO-ptx)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from stoker.data.corpus import Corpus, open_corpus
+from stoker.errors import UserError
+from stoker.job.load_job import LoadedJob
+from stoker.job.resolved import ResolvedSource
+from stoker.models.collate import Inputs
+from stoker.models.text import TextSide
+from stoker.train.rollouts.policy_block import PtxBlock
+from stoker.train.rollouts.policy_objective import PTX
+from stoker.train.task import Part
+
+if TYPE_CHECKING:
+    from stoker.train.engine import Engine
+    from stoker.train.language_task import LanguageTask
+
+
+@dataclass(frozen=True)
+class PretrainingMix:
+    """The sequences that go with the answers of each step.
+
+    Attributes:
+        sequences: of a step.
+        batch: answers of a step.
+    """
+
+    corpus: Corpus
+    sequences: int
+    batch: int
+
+    def parts(self, task: LanguageTask, first: int, last: int) -> list[Part]:
+        """The forward passes that go with samples first .. last-1 of the run, on the host.
+
+        Their loss is over the policy's targets, so they have none of their own.
+        """
+        begin, end = (self.sequences * sample // self.batch for sample in (first, last))
+        documents = [document for number in range(begin, end) for document in self.corpus.sequences[number]]
+        rows = [(document.row.ids, document.row.trained) for document in documents]
+        laid_out = task.language.lay_out(rows, torch.device("cpu")) if rows else []
+        return [
+            Part(replace(inputs, given={PTX: torch.ones(len(inputs.targets))}), targets=0, tokens=inputs.tokens)
+            for inputs in laid_out
+        ]
+
+    @staticmethod
+    def scaled(parts: Sequence[Part], engine: Engine, targets: int) -> list[Part]:
+        """The same, so that their sum over the step, divided by the policy's targets, is the mean; a collective.
+
+        Args:
+            targets: the policy's, in the whole step.
+        """
+        counted = [replace(part, targets=len(_inputs(part).targets)) for part in parts]
+        scale = targets / max(1, engine.count(counted).targets)
+        given = [{PTX: _inputs(part).given[PTX] * scale} for part in parts]
+        return [replace(p, inputs=replace(_inputs(p), given=g)) for p, g in zip(parts, given, strict=True)]
+
+
+def open_mix(block: PtxBlock, loaded: LoadedJob, base: Path, text: TextSide) -> PretrainingMix:
+    """The sequences of a job's block.
+
+    Raises:
+        UserError: the source cannot be read, or has nothing to train on, with the key's place.
+    """
+    job = loaded.job
+    key = f"{job.task}.ptx.data"
+    source = ResolvedSource(path=block.data, too_long="split")
+    alone = job.model_copy(
+        update={
+            "task": "sft",
+            "data": [source],
+            "evaluate": job.evaluate.model_copy(update={"data": [], "fraction": 0.0}),
+            "train": job.train.model_copy(update={"pack": False}),
+        }
+    )
+    try:
+        corpus = open_corpus(alone, text.codec, seq_len=job.train.seq_len, base=base)
+    except UserError as error:
+        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
+    if not corpus.sequences.total(1):
+        raise UserError(loaded.problem(key, f"nothing in {block.data} can be trained on", "see `stoker data` on it"))
+    return PretrainingMix(corpus, block.sequences or job.train.batch, job.train.batch)
+
+
+def _inputs(part: Part) -> Inputs:
+    assert isinstance(part.inputs, Inputs)
+    return part.inputs

@@ -1,0 +1,44 @@
+"""The exponential moving average of the trained weights, as DeepSpeed-Chat keeps one of its policy."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from stoker.checkpoint.run_weights import AVERAGE
+from stoker.runs.run_folder import StepMetrics
+from stoker.train.hooks import Hook
+
+
+class WeightAverage:
+    """Averages the weights after each step: ``a <- decay * a + (1 - decay) * w``, from the weights after the first.
+
+    The averages, in float32 at least, lie with the optimizer's moments: they are sharded, offloaded, saved and restored
+    as these are.
+    """
+
+    def __init__(self, optimizer: Optimizer, decay: float) -> None:
+        self._optimizer, self._decay = optimizer, decay
+        self._stateless = optimizer.defaults.get("momentum") == 0
+
+    def hook(self) -> Hook:
+        """What the loop calls."""
+        return Hook(after_step=self._add)
+
+    @torch.no_grad()
+    def _add(self, _: StepMetrics) -> None:
+        for parameter in (p for group in self._optimizer.param_groups for p in group["params"]):
+            state = self._optimizer.state.get(parameter, {})
+            if AVERAGE in state:
+                average = _own(state[AVERAGE])
+                average.lerp_(_own(parameter).to(average), 1 - self._decay)
+            elif state or self._stateless:  # else no step has been taken on it, and its moments are not there yet
+                kept = torch.promote_types(parameter.dtype, torch.float32)
+                self._optimizer.state[parameter] = {**state, AVERAGE: parameter.detach().to(kept, copy=True)}
+
+
+def _own(value: Tensor) -> Tensor:
+    """What this process holds of it."""
+    return value.to_local() if isinstance(value, DTensor) else value
