@@ -90,8 +90,8 @@ def stoker(folder: Path, steps: int) -> tuple[list[float], list[float]]:
         f"task: dpo\nmodel: smollm2-135m\ndata: {folder}/pairs.jsonl\nsteps: {steps + WARM}\n"
         f"tune: {{method: lora, rank: {RANK}, alpha: {2 * RANK}}}\nevaluate: {{fraction: 0.0}}\n"
         "checkpoint: {every: 100000, best: false}\n"
-        f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {PAIRS}, micro_batch: 2, seq_len: {LONGEST}, "
-        "precision: fp32}\n"
+        f"train: {{lr: {LR}, schedule: constant, warmup: 0, weight_decay: 0.0, batch: {PAIRS}, micro_batch: 2, "
+        f"seq_len: {LONGEST}, precision: fp32}}\n"
     )
     loaded = load_job(path, [f"output={folder}/run-{os.getpid()}"])
     prepared = prepare(loaded, folder)
