@@ -117,7 +117,8 @@ def reason_in_words(reason: str) -> str:
 def _ending(state: str, code: int | None, requeue: int | None) -> State:
     if state == "COMPLETED" or (not state and code == 0):
         return "done"
-    return "stopped" if state in STOPPED or code in (SIGTERM_EXIT, requeue) else "failed"
+    asked = code is not None and code in (SIGTERM_EXIT, requeue)
+    return "stopped" if state in STOPPED or asked else "failed"
 
 
 def _why(state: str, code: int | None, words: str) -> str:

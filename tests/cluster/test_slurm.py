@@ -1,0 +1,253 @@
+"""Slurm without Slurm: the script that is written, and what is made of what squeue, sacct and sbatch say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitting import submission_in, write_job
+
+from stoker.cluster.chosen_target import ChosenTarget, choose_target
+from stoker.cluster.shell import LocalShell
+from stoker.cluster.slurm.batch_script import batch_script
+from stoker.cluster.slurm.job_state import JobState, job_state, reason_in_words
+from stoker.cluster.slurm.slurm_target import SlurmTarget, open_target
+from stoker.cluster.submission import submission_of
+from stoker.errors import UserError
+from stoker.job import load_job
+
+
+def script_of(folder: Path, data: int = 4, **keys: Any) -> str:
+    submission = submission_in(folder, parallel={"data": data}, target={"slurm": keys})
+    chosen = choose_target(submission.loaded, None)
+    return batch_script(submission, chosen.block, files=".stoker/job")  # type: ignore[arg-type]
+
+
+def options(script: str) -> dict[str, str]:
+    return dict(re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", script, re.MULTILINE))
+
+
+def test_every_key_has_its_option(tmp_path: Path) -> None:
+    script = script_of(
+        tmp_path, nodes=2, partition="gpu", account="me", qos="high", time="1-12", constraint="a100", reservation="r",
+        cpus=16, memory="0", exclusive=True, nodelist="n[1-2]", exclude="n3", gres="gpu:h100", warn=60,
+        sbatch=["--mail-type=END"],
+    )  # fmt: skip
+    assert options(script) == {
+        "job-name": "job", "comment": options(script)["comment"], "nodes": "2", "ntasks-per-node": "1",
+        "gres": "gpu:h100:2", "cpus-per-task": "16", "mem": "0", "partition": "gpu", "account": "me", "qos": "high",
+        "reservation": "r", "constraint": "a100", "nodelist": "n[1-2]", "exclude": "n3", "time": "1-12",
+        "output": ".stoker/job/logs/slurm-%j.log", "open-mode": "append", "signal": "B:TERM@60", "exclusive": "",
+        "requeue": "", "mail-type": "END",
+    }  # fmt: skip
+    assert "--cpus-per-task=16" in script.split("srun", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("gres", "given"), [("gpu", "gpu:4"), ("gpu:2", "gpu:2"), ("gpu:h100:8,nic:1", "gpu:h100:8,nic:1"), ("none", None)]
+)
+def test_devices_of_a_node(tmp_path: Path, gres: str, given: str | None) -> None:
+    assert options(script_of(tmp_path, gres=gres)).get("gres") == given
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"container": "pyxis", "image": "a#b:1", "mounts": ["/data", "/x:/y"]}, "'--container-image=a#b:1'"),
+        ({"container": "apptainer", "image": "my image.sif", "mounts": ["/data"]}, 'apptainer exec --pwd="$PWD"'),
+    ],
+)
+def test_containers_are_around_the_supervisor_alone(tmp_path: Path, keys: dict[str, Any], line: str) -> None:
+    script = script_of(tmp_path, **keys)
+    srun = next(text for text in script.splitlines() if text.startswith("srun"))
+    assert line in srun and srun.endswith("bash -s <<'NODE' &") and "/data:/data" in srun
+    assert script.count(keys["image"]) == 1
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"requeue": 0}, {"container": "pyxis", "image": "i"}, {"setup": ["module load x"]}]
+)
+def test_the_script_is_one_that_bash_takes(tmp_path: Path, keys: dict[str, Any]) -> None:
+    script = script_of(tmp_path, **keys)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert ("scontrol requeue" in script) is (keys.get("requeue") != 0)
+    node = script.partition("<<'NODE' &\n")[2].partition("\nNODE\n")[0]
+    subprocess.run(["bash", "-n"], input=node, text=True, check=True)
+    assert keys.get("setup", [""])[0] in node
+
+
+# sbatch, srun and the rest in the place of Slurm's: the script is run as Slurm would run it on one node.
+FAKES = {
+    "srun": 'shift $(($# - 2)); exec "$@"',
+    "scontrol": '[ "$1" = requeue ] && echo requeued > requeued; [ "$1" = show ] && printf "h1\\nh2\\n"; :',
+    "scancel": 'kill -TERM -- $(cat node-pid)',
+    "python3": 'echo "$@" > said; [ -e quick ] && exit $(cat quick); echo $$ > node-pid; '
+    'trap "exit ${CODE:-143}" TERM; while :; do sleep 0.05; done',
+}  # fmt: skip
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    for name, text in FAKES.items():
+        (binaries / name).write_text(f"#!/bin/bash\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    for name, value in {
+        "JOB_ID": "7",
+        "SUBMIT_DIR": str(tmp_path),
+        "JOB_NODELIST": "h[1-2]",
+        "RESTART_COUNT": "1",
+    }.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURMD_NODENAME", "h1")
+    (tmp_path / ".stoker/job").mkdir(parents=True)
+    (tmp_path / ".stoker/job/environment.sh").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("requeue", "code", "stopped", "requeued"),
+    [
+        (10, 143, False, True),
+        (1, 143, False, False),
+        (10, 143, True, False),
+        (10, 0, False, False),
+        (10, 1, False, False),
+    ],
+)
+def test_a_run_that_saved_in_time_goes_back_into_the_queue(
+    fake: Path, monkeypatch: pytest.MonkeyPatch, requeue: int, code: int, stopped: bool, requeued: bool
+) -> None:
+    (fake / "script").write_text(script_of(fake, nodes=2, data=4, requeue=requeue))
+    if stopped:
+        (fake / ".stoker/job/stop").touch()
+    monkeypatch.setenv("CODE", str(code))
+    with subprocess.Popen(["bash", str(fake / "script")]) as job:
+        while not (fake / "node-pid").exists() or not (fake / "node-pid").read_text():
+            assert job.poll() is None
+        job.terminate()
+        assert job.wait(20) == (0 if requeued else code)
+    assert (fake / "requeued").exists() is requeued
+    left = fake / ".stoker/job/exit-code"
+    assert left.exists() is not requeued and (requeued or int(left.read_text()) == code)
+
+
+def test_the_supervisors_meet_at_the_nodes_of_the_job(fake: Path) -> None:
+    (fake / "quick").write_text("3")
+    script = script_of(fake, nodes=2)
+    port = re.findall(r"\$host:(\d+)", script)[0]
+    assert subprocess.run(["bash", "-c", script], check=False).returncode == 3
+    assert (fake / "said").read_text().split() == (
+        f"-m stoker node .stoker/job/job.yaml --rendezvous h1:{port},h2:{port} --secret .stoker/job/secret "
+        "--nodes 2 --devices 2 --name h1"
+    ).split()
+    assert (fake / ".stoker/job/exit-code").read_text() == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("squeue", "sacct", "own", "state", "why"),
+    [
+        ("PENDING|0||(Resources)", None, None, "waiting", "it is next, and waits until enough nodes are free"),
+        ("PENDING|0||ReqNodeNotAvail, UnavailableNodes:h3", None, None, "waiting",
+         "nodes that it needs are down, drained or reserved (UnavailableNodes:h3)"),
+        ("RUNNING|2|h[1-2]|None", None, None, "running", "started 3 times"),
+        ("COMPLETED|0|h1|None", None, 0, "done", ""),
+        ("FAILED|0|h1|NonZeroExitCode", None, 1, "failed", "ended with exit code 1"),
+        ("FAILED|0|h1|NonZeroExitCode", None, 143, "stopped", "ended with exit code 143"),
+        ("CANCELLED|0|h1|None", None, None, "stopped", "cancelled"),
+        ("TIMEOUT|0|h1|TimeLimit", None, None, "failed", "it reached its time limit"),
+        (None, "COMPLETED|0:0|h1|None", None, "done", ""),
+        (None, "CANCELLED by 0|0:15|h1|None", None, "stopped", "cancelled"),
+        (None, "OUT_OF_MEMORY|0:125|h1|OutOfMemory", None, "failed",
+         "it used more memory than it had asked for: see `memory`"),
+        (None, None, 0, "done", ""),
+        (None, None, 2, "failed", "ended with exit code 2"),
+        (None, None, None, "lost", "Slurm no longer knows the job, and it has left no exit code"),
+    ],
+)  # fmt: skip
+def test_states_with_and_without_accounting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str | None, sacct: str | None, own: int | None, state: str,
+    why: str,
+) -> None:  # fmt: skip
+    said = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"
+    if squeue is not None:
+        one, two, three, four = squeue.split("|")
+        said = f"echo '{one:<32}{two:<8}{three:<256}{four:<256}'"
+    texts = {
+        "squeue": said,
+        "sacct": "echo 'Slurm accounting storage is disabled' >&2; exit 1" if sacct is None else f"echo '{sacct}'",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    status = job_state(LocalShell(), "7").status(own, None)
+    assert (status.state, status.why) == (state, why)
+
+
+def test_reasons_that_nobody_knows_are_shown_as_they_are() -> None:
+    assert reason_in_words("(SomethingNew)") == "SomethingNew" and reason_in_words("(None)") == ""
+    assert JobState("PENDING", "Priority").status(None, None).why.startswith("jobs with a higher priority")
+
+
+def target_in(folder: Path, **keys: Any) -> tuple[SlurmTarget, ChosenTarget]:
+    chosen = choose_target(load_job(write_job(folder, target={"slurm": keys})), None)
+    return open_target(chosen), chosen
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"time": "5 hours"}, "`time: 5 hours` is no time of Slurm"),
+        ({"image": "x.sif"}, "`container` and `image` go together"),
+        ({"container": "pyxis"}, "`container` and `image` go together"),
+        ({"sbatch": ["--array=1-3"]}, "an array starts the job several times"),
+        ({"sbatch": ["mail-type=END"]}, "write `--mail-type=END`"),
+    ],
+)
+def test_keys_that_do_not_go_together(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        target_in(tmp_path, **keys)
+    assert told in str(error.value) and error.value.problems[0].column
+
+
+@pytest.mark.parametrize(
+    ("partition", "refusal", "told", "code"),
+    [
+        ("gpus", "", "there is no partition gpus; write gpu", 2),
+        ("gpu", "sbatch: error: Invalid account or account/partition combination specified",
+         "Slurm refuses the job: Invalid account", 2),
+        ("gpu", "allocation failure: Requested node configuration is not available", "Requested node configuration", 3),
+    ],
+)  # fmt: skip
+def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: str, refusal: str, told: str, code: int
+) -> None:
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    refuse = f"echo '{refusal}' >&2; exit 1"
+    for name, text in {
+        "sbatch": refuse,
+        "sinfo": "echo gpu; echo cpu",
+        "squeue": ":",
+        "scancel": ":",
+        "scontrol": ":",
+    }.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    target, chosen = target_in(tmp_path, partition=partition)
+    submission = submission_of(load_job(tmp_path / "job.yaml"), chosen, tmp_path)
+    with pytest.raises(UserError) as error:
+        target.check(submission)
+    assert told in str(error.value) and error.value.exit_code == code
+    assert not (tmp_path / ".stoker").exists()
+    (binaries / "squeue").unlink()
+    with pytest.raises(UserError, match="there is no squeue here; write `login: me@host`"):
+        target.check(submission)
