@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stoker.cluster.shell import Shell, on_all
 
@@ -29,13 +29,18 @@ class LogPlace:
 
 
 @dataclass
-class _File:
-    """A file that is read: how far, and the line that has not ended yet."""
+class LogFile:
+    """A file that is read.
+
+    Attributes:
+        label: what is shown before its lines.
+        offset: bytes read so far.
+        begun: the line that has not ended yet.
+    """
 
     label: str
     offset: int = 0
     begun: bytes = b""
-    places: list[int] = field(default_factory=list)
 
 
 def rank_of(path: str) -> int | None:
@@ -63,16 +68,14 @@ def read_logs(
     Raises:
         ShellFailed: a host cannot be reached.
     """
-    known: dict[tuple[str, str], _File] = {}
+    known: dict[tuple[str, str], LogFile] = {}
     last = False
     while True:
         last = last or not follow or ended()  # before the look, so that nothing written until then is missed
         grown = False
-        for file, content in _new(places, known, rank):
+        for _, line in new_lines(places, known, rank=rank):
             grown = True
-            *lines, file.begun = (file.begun + content).split(b"\n")
-            for line in lines:
-                yield _shown(file, line, alone=rank is not None)
+            yield line
         if last and not grown:
             break
         if not grown:
@@ -82,37 +85,52 @@ def read_logs(
             yield _shown(file, file.begun, alone=rank is not None)
 
 
-def _shown(file: _File, line: bytes, *, alone: bool) -> str:
+def new_lines(
+    places: Sequence[LogPlace], known: dict[tuple[str, str], LogFile], *, rank: int | None
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """Lines that have come since the last look, each with the (name, inode) of its file.
+
+    Args:
+        known: how far each file has been read; it is brought up to date.
+    """
+    for key, content in _new(places, known, rank):
+        file = known[key]
+        *lines, file.begun = (file.begun + content).split(b"\n")
+        for line in lines:
+            yield key, _shown(file, line, alone=rank is not None)
+
+
+def _shown(file: LogFile, line: bytes, *, alone: bool) -> str:
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]  # of a progress line what it came to
     return text if alone else f"{file.label} | {text}"
 
 
 def _new(
-    places: Sequence[LogPlace], known: dict[tuple[str, str], _File], rank: int | None
-) -> Iterator[tuple[_File, bytes]]:
+    places: Sequence[LogPlace], known: dict[tuple[str, str], LogFile], rank: int | None
+) -> Iterator[tuple[tuple[str, str], bytes]]:
     """The files that have grown, with what is new."""
     listed = on_all(places, _listed)
     for place, files in zip(places, listed, strict=True):
-        wanted: list[tuple[_File, str, int]] = []
+        wanted: list[tuple[tuple[str, str], str, int]] = []
         for size, inode, path in files:
             if rank is not None and rank_of(path) != rank:
                 continue
             key = (path.rpartition("/")[2], inode)
-            file = known.setdefault(key, _File(place.label(path)))
+            file = known.setdefault(key, LogFile(place.label(path)))
             if size < file.offset:  # written anew
                 file.offset, file.begun = 0, b""
             length = min(size - file.offset, MOST)
             if length > 0:
-                wanted.append((file, path, length))
+                wanted.append((key, path, length))
         if not wanted:
             continue
-        asked = "".join(f"{file.offset + 1} {length} {path}\n" for file, path, length in wanted)
+        asked = "".join(f"{known[key].offset + 1} {length} {path}\n" for key, path, length in wanted)
         script = 'while read -r o n p; do tail -c +$o "$p" | head -c $n; done'
         content = place.shell.run(script, given=asked.encode())
-        for file, _, length in wanted:
+        for key, _, length in wanted:
             part, content = content[:length], content[length:]
-            file.offset += len(part)
-            yield file, part
+            known[key].offset += len(part)
+            yield key, part
 
 
 def _listed(place: LogPlace) -> list[tuple[int, str, str]]:

@@ -17,6 +17,7 @@ State = Literal["waiting", "running", "done", "stopped", "failed", "lost"]
 MODULES = {
     "ssh": "stoker.cluster.ssh.ssh_target",
     "slurm": "stoker.cluster.slurm.slurm_target",
+    "ray": "stoker.cluster.ray.ray_target",
 }
 
 

@@ -35,6 +35,12 @@ def has_bf16_matrix_units() -> bool:
     return info.is_file() and "amx_bf16" in info.read_text()
 
 
+def die_with_parent() -> None:
+    """Has the kernel end this process with SIGTERM when the thread that started it has ended; Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def end_with(parent: int) -> None:
     """Has this process killed when its parent, of that process id, has ended in any way."""
     if sys.platform == "linux":  # the kernel does it, also where this process hangs

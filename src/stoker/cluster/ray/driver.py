@@ -1,0 +1,188 @@
+"""What Ray runs as the job: places one supervisor on each node, follows them, and ends as they do.
+
+Started as ``python -m stoker.cluster.ray.driver driver.json`` in the folder of the submission, on the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.ray.placement import Placement
+from stoker.cluster.ray.supervisor_actor import SupervisorActor
+
+POLL = 1.0  # seconds between two looks at the logs and the supervisors
+TOLD_EVERY = 30.0  # seconds between two words on what is being waited for
+FORGET_MOVED = 3  # times that a node's supervisor is placed on another node before the job gives up
+SIGTERM_EXIT = 143
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver is given.
+
+    Attributes:
+        words: options of `stoker node`, without rendezvous, name and address.
+        output: the run's folder, ``FOLDER`` for the folder of runs.
+        wait: seconds within which the nodes must be free.
+    """
+
+    name: str
+    placement: Placement
+    words: list[str]
+    folder: str
+    output: str
+    wait: float
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        """The plan of a file that the submission wrote."""
+        values = json.loads(path.read_text())
+        return cls(**{**values, "placement": Placement(**values["placement"])})
+
+
+class Driver:
+    """Follows the supervisors of a job from their placement to their end."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._secret = secrets.token_hex(32)  # known to the actors alone
+        self._asked = False
+        self._owner: dict[tuple[str, str], int] = {}  # which actor's lines of a file are shown
+        self._actors: list[Any] = []
+        self._runs: dict[Any, int] = {}
+        self._moved = [0] * plan.placement.nodes
+
+    def run(self) -> int:
+        """Places, starts and follows; the exit code of the job."""
+        import ray
+
+        signal.signal(signal.SIGTERM, self._ask)
+        ray.init(log_to_driver=False)
+        group = self._placed()
+        if group is None:
+            return SIGTERM_EXIT if self._asked else 3
+        try:
+            return self._followed(group)
+        finally:
+            ray.util.remove_placement_group(group)
+
+    def _ask(self, *_: Any) -> None:
+        self._asked = True
+
+    def _placed(self) -> Any:
+        """The placement group once all its bundles are there at once; None where that does not come."""
+        import ray
+
+        placement = self._plan.placement
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if refusal := placement.refusal(alive):
+            _say(f"waiting: {refusal}")
+        group = ray.util.placement_group([placement.bundle()] * placement.nodes, strategy="STRICT_SPREAD")
+        ready, begun, told = group.ready(), time.monotonic(), time.monotonic()
+        while not ray.wait([ready], timeout=POLL)[0]:
+            now = time.monotonic()
+            if self._asked or now - begun > self._plan.wait:
+                ray.util.remove_placement_group(group)
+                _say("asked to stop" if self._asked else f"not placed within {self._plan.wait:g} s")
+                return None
+            if now - told > TOLD_EVERY:
+                told = now
+                free = ", ".join(f"{v:g} {k}" for k, v in ray.available_resources().items() if k in ("CPU", "GPU"))
+                _say(f"waiting until {placement.nodes} nodes are free at once (free now: {free or 'nothing'})")
+        return group
+
+    def _followed(self, group: Any) -> int:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        placement = self._plan.placement
+        kind = ray.remote(SupervisorActor)
+        for index in range(placement.nodes):
+            strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+            self._actors.append(
+                kind.options(
+                    num_cpus=placement.cpus,
+                    num_gpus=placement.gpus,
+                    resources=dict(placement.resources),
+                    scheduling_strategy=strategy,
+                    max_concurrency=4,
+                    max_restarts=-1,
+                ).remote(self._plan.folder)
+            )
+        places = ray.get([actor.address.remote() for actor in self._actors])
+        _say("placed on " + ", ".join(f"{host} ({address})" for host, address, _ in places))
+        self._meet = [f"{address}:{port}" for _, address, port in places]
+        for index, (host, address, _) in enumerate(places):
+            self._start(index, host, address)
+        codes: dict[int, int] = {}
+        told = False
+        while self._runs:
+            done, _ = ray.wait(list(self._runs), timeout=POLL)
+            for reference in done:
+                index = self._runs.pop(reference)
+                try:
+                    codes[index] = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    self._replace(index, str(error).splitlines()[0], codes)
+            if self._asked and not told:
+                told = True
+                _say("stopping")
+                for index in self._runs.values():
+                    self._actors[index].stop.remote()
+            self._show()
+        self._show()
+        _say("; ".join(f"node {index} ended with exit code {code}" for index, code in sorted(codes.items())))
+        return 0 if 0 in codes.values() else max(codes.values(), default=1)
+
+    def _start(self, index: int, host: str, address: str) -> None:
+        words = [*self._plan.words, "--rendezvous", ",".join(self._meet), "--name", f"{host}-{index}"]
+        words += ["--listen", address]
+        self._runs[self._actors[index].run.remote(words, self._secret, f"{host}-{index}")] = index
+
+    def _replace(self, index: int, why: str, codes: dict[int, int]) -> None:
+        """A node is gone: Ray places its bundle on another one, where its supervisor joins the others."""
+        import ray
+
+        others = bool(self._runs)
+        if self._asked or not others or self._moved[index] >= FORGET_MOVED:
+            codes[index] = 1
+            return
+        self._moved[index] += 1
+        _say(f"node {index} is gone ({why}); another takes its place when one is free")
+        try:
+            host, address, port = ray.get(self._actors[index].address.remote(), timeout=self._plan.wait)
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+            codes[index] = 1
+            return
+        self._meet[index] = f"{address}:{port}"
+        _say(f"node {index} goes on as {host} ({address})")
+        self._start(index, host, address)
+
+    def _show(self) -> None:
+        """Prints what is new in the logs."""
+        import ray
+
+        asked = [(index, actor.lines.remote(self._plan.output)) for index, actor in enumerate(self._actors)]
+        for index, reference in asked:
+            try:
+                found = ray.get(reference, timeout=POLL * 5)
+            except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
+                continue
+            for key, line in found:
+                if self._owner.setdefault(key, index) == index:
+                    print(line, flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"stoker | {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(Driver(Plan.read(Path(sys.argv[1]))).run())

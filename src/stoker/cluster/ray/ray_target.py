@@ -1,0 +1,291 @@
+"""``target: {ray: ...}``: Ray's job API, which runs `stoker.cluster.ray.driver` on the cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.log_files import POLL
+from stoker.cluster.ray.placement import Placement
+from stoker.cluster.record import FILE, Record
+from stoker.cluster.sent_files import ARCHIVE
+from stoker.cluster.start_script import environment_text, variables
+from stoker.cluster.submission import JOB, Submission
+from stoker.cluster.target import Status
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.job.targets.ray import RayBlock
+
+PLAN = "driver.json"
+ENTRY = f"python -m stoker.cluster.ray.driver {PLAN}"
+LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
+SECONDS_TO_END = 60.0
+STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
+METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
+
+
+def open_target(chosen: ChosenTarget) -> RayTarget:
+    """The target of a block."""
+    assert isinstance(chosen.block, RayBlock)
+    return RayTarget(chosen, chosen.block)
+
+
+class RayTarget:
+    """A Ray cluster; see `stoker.cluster.target.Target`."""
+
+    def __init__(self, chosen: ChosenTarget, block: RayBlock) -> None:
+        self._chosen, self._block = chosen, block
+
+    def host_count(self) -> int | None:
+        return None
+
+    def check(self, submission: Submission) -> None:
+        if submission.bytes > LARGEST:
+            largest = max(submission.files, key=lambda file: file.size)
+            message = f"Ray takes at most {LARGEST >> 20} MiB with a job, and {largest.path} has {largest.size >> 20}"
+            hint = "put it where all nodes see it, and give its absolute path with `send` left empty, or a URL"
+            raise UserError(self._chosen.problem("send", message, hint))
+        client = self._client()
+        nodes = self._nodes(client)
+        if nodes is not None and (refusal := self._placement(submission, nodes).refusal(nodes)):
+            raise CannotRun(self._chosen.problem("nodes", refusal, "lower `nodes`, `devices`, `cpus` or `resources`"))
+
+    def preview(self, submission: Submission) -> str:
+        shown = environment_text(variables(self._block, os.environ), hidden=True)
+        lines = [
+            f"# {submission.label} to Ray at {self._address()}",
+            f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {ENTRY}",
+            "",
+            "# SENT holds:",
+            *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
+            f"#   {PLAN}:",
+            *(f"#     {line}" for line in self._plan(submission, gpus=None).splitlines()),
+            "# variables:",
+            *(f"#   {line}" for line in shown.splitlines()),
+            "# job.yaml:",
+            *(f"#   {line}" for line in submission.job.splitlines()),
+        ]
+        return "\n".join(lines) + "\n"
+
+    def submit(self, submission: Submission) -> Record:
+        client = self._client()
+        nodes = self._nodes(client)
+        gpus = self._placement(submission, nodes).gpus
+        deadline = submission.loaded.job.faults.deadline
+        number = f"{submission.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        record = Record(
+            name=submission.name,
+            kind="ray",
+            target=self._block.model_dump(mode="json"),
+            on=self._chosen.name,
+            time=time.time(),
+            fingerprint=submission.fingerprint,
+            nodes=submission.nodes,
+            devices=submission.devices,
+            output=submission.output,
+            base=str(submission.base),
+            handle={"words": f"job {number}", "job": number, "deadline": deadline, "gpus": gpus},
+        )
+        staged = Path(tempfile.mkdtemp(prefix="stoker-ray-"))
+        try:
+            _stage(submission, staged)
+            (staged / PLAN).write_text(self._plan(submission, gpus=gpus))
+            (staged / FILE).write_text(record.to_json())
+            environment = {
+                **variables(self._block, os.environ),
+                "RAY_JOB_STOP_WAIT_TIME_S": str(int(deadline + SECONDS_TO_END)),  # SIGKILL comes after that
+            }
+            runtime = {"working_dir": str(staged), "env_vars": environment}
+            self._asked(
+                lambda: client.submit_job(
+                    entrypoint=ENTRY,
+                    submission_id=number,
+                    runtime_env=runtime,
+                    metadata={METADATA: json.dumps(asdict(record))},
+                )
+            )
+            uri = self._asked(lambda: client.get_job_info(number)).runtime_env
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+        return replace(record, handle={**record.handle, "runtime_env": uri})
+
+    def status(self, record: Record) -> Status:
+        info = self._info(record)
+        if info is None:
+            return Status("lost", "Ray no longer knows the job")
+        state = STATES[str(info.status)]
+        message = " ".join((info.message or "").split())
+        if state == "running":
+            said = self._said(record)
+            if not any(line.startswith("stoker | placed") for line in said):
+                waiting = [line.partition(" | ")[2] for line in said if line.startswith("stoker | waiting")]
+                return Status("waiting", waiting[-1] if waiting else "Ray places its nodes")
+            message = ""
+        if state == "failed" and info.driver_exit_code in (143, -15):
+            state = "stopped"
+        return Status(state, message if state in ("failed", "waiting") else "")  # type: ignore[arg-type]
+
+    def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
+        label = None if rank is None else f"rank {rank} | "
+        shown = 0
+        while True:
+            last = not follow or self.status(record).state not in ("waiting", "running")
+            lines = self._said(record)
+            for line in lines[shown:]:
+                if label is None:
+                    yield line
+                elif line.startswith(label):
+                    yield line.removeprefix(label)
+            shown = len(lines)
+            if last:
+                return
+            time.sleep(POLL)
+
+    def stop(self, record: Record) -> None:
+        client, number = self._client(), record.handle["job"]
+        self._asked(lambda: client.stop_job(number))
+        until = time.monotonic() + record.handle["deadline"] + SECONDS_TO_END
+        while self.status(record).state in ("waiting", "running") and time.monotonic() < until:
+            time.sleep(POLL)
+
+    def resume(self, record: Record) -> Record:
+        status = self.status(record)
+        if status.state in ("waiting", "running"):
+            raise UserError(Problem(f"{record.name} is {status.state}", "nothing is to be done"))
+        client = self._client()
+        number = f"{record.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
+        self._asked(
+            lambda: client.submit_job(
+                entrypoint=ENTRY,
+                submission_id=number,
+                runtime_env=dict(record.handle["runtime_env"]),
+                metadata={METADATA: json.dumps(asdict(again))},
+            )
+        )
+        return again
+
+    def describe(self, record: Record) -> Iterator[str]:
+        info = self._info(record)
+        yield f"job          {record.handle['job']} at {self._address()}"
+        yield f"Ray says     {info.status if info is not None else 'nothing any more'}"
+        for line in self._said(record):
+            if line.startswith("stoker | "):
+                yield f"             {line.removeprefix('stoker | ')}"
+
+    def records(self) -> Sequence[Record]:
+        client = self._client()
+        newest: dict[str, Record] = {}
+        for job in self._asked(client.list_jobs):
+            text = (job.metadata or {}).get(METADATA)
+            try:
+                record = Record.from_json(text) if text else None
+            except ValueError:
+                continue
+            if record is not None and (record.name not in newest or newest[record.name].time < record.time):
+                newest[record.name] = record
+        return list(newest.values())
+
+    def _address(self) -> str:
+        written = "address" in self._block.model_fields_set
+        return self._block.address if written else os.environ.get("RAY_API_SERVER_ADDRESS", self._block.address)
+
+    def _client(self) -> Any:
+        """Ray's client of jobs.
+
+        Raises:
+            UserError: Ray is not installed, or does not answer at the address.
+        """
+        try:
+            from ray.job_submission import JobSubmissionClient
+        except ImportError:
+            problem = self._chosen.problem("", "Ray is not installed here", "pip install 'stoker[ray]'")
+            raise UserError(problem) from None
+        try:
+            return JobSubmissionClient(self._address())
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            said = " ".join(str(error).split()).partition(". Please")[0]
+            message = f"no Ray answers at {self._address()} ({said[:200]})"
+            hint = "`ray start --head` prints the dashboard's address"
+            raise UserError(self._chosen.problem("address", message, hint)) from None
+
+    def _asked(self, ask: Any) -> Any:
+        """What Ray's client returns; its errors as one line."""
+        try:
+            return ask()
+        except (RuntimeError, ConnectionError) as error:
+            raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
+
+    def _nodes(self, client: Any) -> list[dict[str, Any]] | None:
+        """What each living node has in all; None where the dashboard does not say."""
+        import requests
+
+        try:
+            answer = requests.get(f"{client.get_address()}/api/v0/nodes", params={"detail": 1}, timeout=30).json()
+            rows = answer["data"]["result"]["result"]
+            return [row["resources_total"] or {} for row in rows if row["state"] == "ALIVE"]
+        except (requests.RequestException, ValueError, KeyError, TypeError):
+            return None
+
+    def _placement(self, submission: Submission, nodes: Sequence[dict[str, Any]] | None) -> Placement:
+        devices = submission.devices
+        wants = self._block.gpus if self._block.gpus != "auto" else any(node.get("GPU") for node in nodes or ())
+        return Placement(submission.nodes, self._block.cpus * devices, devices if wants else 0, self._block.resources)
+
+    def _plan(self, submission: Submission, *, gpus: int | None) -> str:
+        """The driver's file."""
+        placement = self._placement(submission, None)
+        placement = placement if gpus is None else replace(placement, gpus=gpus)
+        output = submission.output
+        if "://" not in output and not output.startswith("/"):
+            output = f"FOLDER/{output}"
+        words = [JOB, f"output={output}", "--secret", "SECRET", "--nodes", str(submission.nodes)]
+        values = {
+            "name": submission.name,
+            "placement": asdict(placement),
+            "words": [*words, "--devices", str(submission.devices)],
+            "folder": f"{self._block.folder.rstrip('/')}/{submission.name}",
+            "output": output,
+            "wait": self._block.wait,
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def _info(self, record: Record) -> Any:
+        client = self._client()
+        try:
+            return client.get_job_info(record.handle["job"])
+        except RuntimeError as error:
+            if "404" in str(error) or "does not exist" in str(error):
+                return None
+            raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
+
+    def _said(self, record: Record) -> list[str]:
+        """The lines of the driver's log."""
+        client = self._client()
+        text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
+        lines = text.split("\n")
+        return lines[:-1] if lines and not lines[-1] else lines
+
+
+def _stage(submission: Submission, folder: Path) -> None:
+    """Lays the files out as the nodes see them, with the package `stoker` beside the job."""
+    for file in submission.files:
+        place = folder / file.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file.source is not None:
+            shutil.copyfile(file.source, place)
+        else:
+            place.write_bytes(file.read())
+    archive = folder / ARCHIVE
+    if archive.exists():
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+        archive.unlink()
