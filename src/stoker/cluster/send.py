@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -106,9 +107,10 @@ def _write_archive(files: Sequence[SentFile], to: IO[bytes]) -> None:
             info = tarfile.TarInfo(file.digest)
             info.mode = 0o444
             if file.source is None:
-                info.size = file.size
+                info.size, info.mtime = file.size, time.time()
                 archive.addfile(info, io.BytesIO(file.read()))
                 continue
             with file.source.open("rb") as source:
-                info.size = os.fstat(source.fileno()).st_size
+                found = os.fstat(source.fileno())
+                info.size, info.mtime = found.st_size, found.st_mtime
                 archive.addfile(info, source)

@@ -57,6 +57,7 @@ class Driver:
         self._owner: dict[tuple[str, str], int] = {}  # which actor's lines of a file are shown
         self._actors: list[Any] = []
         self._runs: dict[Any, int] = {}
+        self._meet: list[str] = []
         self._moved = [0] * plan.placement.nodes
 
     def run(self) -> int:
@@ -64,7 +65,7 @@ class Driver:
         import ray
 
         signal.signal(signal.SIGTERM, self._ask)
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, logging_level="warning")
         group = self._placed()
         if group is None:
             return SIGTERM_EXIT if self._asked else 3
@@ -119,8 +120,8 @@ class Driver:
         places = ray.get([actor.address.remote() for actor in self._actors])
         _say("placed on " + ", ".join(f"{host} ({address})" for host, address, _ in places))
         self._meet = [f"{address}:{port}" for _, address, port in places]
-        for index, (host, address, _) in enumerate(places):
-            self._start(index, host, address)
+        for index, (host, _, _) in enumerate(places):
+            self._start(index, host)
         codes: dict[int, int] = {}
         told = False
         while self._runs:
@@ -141,9 +142,9 @@ class Driver:
         _say("; ".join(f"node {index} ended with exit code {code}" for index, code in sorted(codes.items())))
         return 0 if 0 in codes.values() else max(codes.values(), default=1)
 
-    def _start(self, index: int, host: str, address: str) -> None:
+    def _start(self, index: int, host: str) -> None:
         words = [*self._plan.words, "--rendezvous", ",".join(self._meet), "--name", f"{host}-{index}"]
-        words += ["--listen", address]
+        words += ["--listen", self._meet[index]]  # several of Ray's nodes may be on one machine
         self._runs[self._actors[index].run.remote(words, self._secret, f"{host}-{index}")] = index
 
     def _replace(self, index: int, why: str, codes: dict[int, int]) -> None:
@@ -163,7 +164,7 @@ class Driver:
             return
         self._meet[index] = f"{address}:{port}"
         _say(f"node {index} goes on as {host} ({address})")
-        self._start(index, host, address)
+        self._start(index, host)
 
     def _show(self) -> None:
         """Prints what is new in the logs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -29,6 +30,7 @@ ENTRY = f"python -m stoker.cluster.ray.driver {PLAN}"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
 SECONDS_TO_END = 60.0
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
+SIGTERM_EXIT = 143
 METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
 
 
@@ -129,9 +131,11 @@ class RayTarget:
                 waiting = [line.partition(" | ")[2] for line in said if line.startswith("stoker | waiting")]
                 return Status("waiting", waiting[-1] if waiting else "Ray places its nodes")
             message = ""
-        if state == "failed" and info.driver_exit_code in (143, -15):
+        if info.driver_exit_code is not None:
+            message = f"ended with exit code {info.driver_exit_code}" if info.driver_exit_code else ""
+        if state == "failed" and info.driver_exit_code in (SIGTERM_EXIT, -15):
             state = "stopped"
-        return Status(state, message if state in ("failed", "waiting") else "")  # type: ignore[arg-type]
+        return Status(state, message if state in ("failed", "stopped", "waiting") else "")  # type: ignore[arg-type]
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         label = None if rank is None else f"rank {rank} | "
@@ -209,6 +213,7 @@ class RayTarget:
         except ImportError:
             problem = self._chosen.problem("", "Ray is not installed here", "pip install 'stoker[ray]'")
             raise UserError(problem) from None
+        logging.getLogger("ray").setLevel(logging.WARNING)  # it tells of every upload
         try:
             return JobSubmissionClient(self._address())
         except (ConnectionError, RuntimeError, ValueError) as error:

@@ -264,4 +264,5 @@ def _key_of(said: str) -> str:
     """The key that an error of sbatch is about; empty where it does not say."""
     words = {"account": "account", "partition": "partition", "qos": "qos", "QOS": "qos", "feature": "constraint"}
     words |= {"time limit": "time", "generic resource": "gres", "reservation": "reservation", "Node count": "nodes"}
+    words |= {"node configuration": "nodes"}
     return next((key for word, key in words.items() if word in said), "")
