@@ -6,6 +6,7 @@ Started as ``python -m stoker.cluster.ray.driver driver.json`` in the folder of 
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import signal
 import sys
@@ -65,7 +66,7 @@ class Driver:
         import ray
 
         signal.signal(signal.SIGTERM, self._ask)
-        ray.init(log_to_driver=False, logging_level="warning")
+        ray.init(log_to_driver=False, logging_level=logging.WARNING)
         group = self._placed()
         if group is None:
             return SIGTERM_EXIT if self._asked else 3
