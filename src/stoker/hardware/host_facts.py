@@ -1,0 +1,103 @@
+"""What of a host matters to processes that talk to each other, from the files of the system: no device is opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """A host, as far as it is detected.
+
+    Attributes:
+        gpus: names of NVIDIA's cards that the processes see, in the order of the bus.
+        mig: whether they see parts of cards.
+        infiniband: whether a port of InfiniBand or RoCE is there.
+        shm: bytes of /dev/shm; None without one.
+        memory_limit: bytes that the control group allows; None without a limit.
+        core_limit: cores' worth of time that the control group allows; None without a limit.
+        cores: that this process may run on.
+    """
+
+    gpus: tuple[str, ...] = ()
+    mig: bool = False
+    infiniband: bool = False
+    shm: int | None = None
+    memory_limit: int | None = None
+    core_limit: float | None = None
+    cores: int = 1
+
+
+def host_facts(environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> HostFacts:
+    """The facts of this host.
+
+    Args:
+        root: in which /proc, /sys and /dev are.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    group = root / "sys/fs/cgroup"
+    return HostFacts(
+        gpus=_gpus(root, visible),
+        mig=bool(visible and "MIG-" in visible),
+        infiniband=any(_entries(root / "sys/class/infiniband")),
+        shm=_shm(root / "dev/shm"),
+        memory_limit=_limit(group / "memory.max") or _limit(group / "memory/memory.limit_in_bytes"),
+        core_limit=_core_limit(group),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+
+
+def _gpus(root: Path, visible: str | None) -> tuple[str, ...]:
+    """Names of the cards, those alone that CUDA_VISIBLE_DEVICES numbers."""
+    names = []
+    for folder in _entries(root / "proc/driver/nvidia/gpus"):
+        found = re.search(r"^Model:\s*(.+)$", _text(folder / "information"), re.MULTILINE)
+        if found is not None:
+            names.append(found[1].strip())
+    if visible is None or not re.fullmatch(r"\d+(,\d+)*", visible):
+        return () if visible == "" else tuple(names)
+    return tuple(names[int(number)] for number in visible.split(",") if int(number) < len(names))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _shm(folder: Path) -> int | None:
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_blocks
+
+
+def _limit(file: Path) -> int | None:
+    """A limit of a control group; None for ``max``, and for the number that means the same in version 1."""
+    text = _text(file).strip()
+    return int(text) if text.isdecimal() and int(text) < 2**60 else None
+
+
+def _core_limit(group: Path) -> float | None:
+    quota, _, period = _text(group / "cpu.max").strip().partition(" ")  # version 2
+    if not quota:
+        quota = _text(group / "cpu/cpu.cfs_quota_us").strip()
+        period = _text(group / "cpu/cpu.cfs_period_us").strip()
+    if not quota.isdecimal() or not period.isdecimal() or int(period) == 0:  # max, or -1
+        return None
+    return int(quota) / int(period)
