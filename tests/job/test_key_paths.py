@@ -87,9 +87,19 @@ def test_every_default_has_a_reason_for_a_key_that_exists() -> None:
     assert set(REASONS) | set(UNDECIDED) <= {dotted(path) for path in schema_paths()}
 
 
+def first_of_lists(path: KeyPath) -> KeyPath:
+    """The path with the index 0 behind every list of blocks that it enters."""
+    indexed: KeyPath = ()
+    for part in path:
+        field, _ = field_at(indexed) if indexed else (None, ())
+        in_list = field is not None and block_of(field.annotation)[1]
+        indexed = (*indexed, 0, part) if in_list else (*indexed, part)
+    return indexed
+
+
 def test_examples_are_values_that_the_schema_takes() -> None:
     for path in (*schema_paths(), *target_paths()):
-        indexed = path if path[0] != "data" or len(path) == 1 else ("data", 0, *path[1:])
+        indexed = first_of_lists(path)
         field, found = field_at(indexed)
         assert field is not None and found == indexed
         if block_of(field.annotation)[0] is None:

@@ -127,9 +127,11 @@ def test_auto_is_a_name_where_nothing_is_decided(tmp_path: Path) -> None:
 
 
 def left_open(block: type[Block], parent: str = "") -> Iterator[str]:
-    """Keys that may be `auto` in a block, as `UNDECIDED` names them."""
+    """Keys that may be `auto` in a block, as `UNDECIDED` names them; those of a target are decided when it is used."""
     for name, field in block.model_fields.items():
         inner, _ = block_of(field.annotation)
+        if name == "target":
+            continue
         if inner is not None:
             yield from left_open(inner, "data." if name == "data" else f"{parent}{name}.")
         elif "auto" in choices(field.annotation):

@@ -18,6 +18,7 @@ MODULES = {
     "ssh": "stoker.cluster.ssh.ssh_target",
     "slurm": "stoker.cluster.slurm.slurm_target",
     "ray": "stoker.cluster.ray.ray_target",
+    "kubernetes": "stoker.cluster.kubernetes.kubernetes_target",
 }
 
 

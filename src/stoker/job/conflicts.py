@@ -153,7 +153,7 @@ def _one_target(view: View) -> Iterator[Problem]:
     written = [f"{TARGET}.{kind}" for kind in KINDS if getattr(target, kind) is not None]
     if written:
         yield from view.at_each(written, "`target` has several blocks, and a job runs in one place", "keep one of them")
-    else:
+    elif not any(kind in KINDS for kind in view.document.data[TARGET]):  # else what is wrong with its keys is said
         yield view.document.problem((TARGET,), "`target` has no block", f"write one of {', '.join(KINDS)} below it")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from stoker.errors import UserError
 from stoker.job.block import LARGEST
@@ -90,6 +91,8 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
         return KeyFinding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
     if home != path:
         item = item_of(field.annotation)
+        if isinstance(value, str) and accepts(item, str):  # text, but not of the form that is wanted
+            return _ill_formed(path, field, home, value)
         instead = _quoted(value) if item is str else _instead(item, value)
         return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown(value)}", instead)
     block, is_list = block_of(field.annotation)
@@ -109,10 +112,18 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
         )
     if value in (None, "", []):
         return KeyFinding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
+    if isinstance(value, str) and accepts(field.annotation, str) and not choices(field.annotation):
+        return _ill_formed(path, field, home, value)
     if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
         return KeyFinding(path, f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}")
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
     return KeyFinding(path, f"{name} must be {describe(field)}, not {shown(value)}", instead)
+
+
+def _ill_formed(path: KeyPath, field: FieldInfo, home: KeyPath, value: Any) -> KeyFinding:
+    """A text that lacks the form of its key, such as an amount without a unit."""
+    message = f"`{dotted(path)}` cannot be {shown(value)}"
+    return KeyFinding(path, message, f"write such as {example_of(home)} ({field.description})")
 
 
 def _instead(annotation: Any, value: Any) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, create_model
 
 from stoker.job.block import Block
+from stoker.job.targets.kubernetes import KubernetesBlock
 from stoker.job.targets.ray import RayBlock
 from stoker.job.targets.slurm import SlurmBlock
 from stoker.job.targets.ssh import SshBlock
@@ -16,6 +17,7 @@ KINDS: dict[str, type[Block]] = {
     "ssh": SshBlock,
     "slurm": SlurmBlock,
     "ray": RayBlock,
+    "kubernetes": KubernetesBlock,
 }
 
 

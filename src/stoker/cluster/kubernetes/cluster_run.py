@@ -1,0 +1,97 @@
+"""A run as the manifests need it: from a submission, or again from what the cluster keeps of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
+from stoker.job.targets.kubernetes_parts import Gang, Kind
+
+GRACE = 30  # seconds beyond the run's own deadline, for the supervisor to end its workers
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A run on a cluster.
+
+    Attributes:
+        name: of the run and of all its objects.
+        on: the target's name; empty for the job's own block.
+        nodes, least: pods, and how few the run goes on with.
+        devices: processes in each pod.
+        port: where the supervisors listen.
+        output: the run's folder in the pods, absolute, or a URL.
+        overrides: ``key=value`` for paths that are other ones in the pods.
+        deadline: seconds within which the run saves and ends after SIGTERM.
+        code: whether Stoker's own code is in the archive.
+        fingerprint: of all that is sent.
+        base: the folder from which it was submitted.
+        job: the job file's text.
+        archive: all other files, as a tar.xz; None where there are none.
+    """
+
+    name: str
+    on: str
+    nodes: int
+    least: int
+    devices: int
+    port: int
+    output: str
+    overrides: tuple[str, ...]
+    deadline: int
+    code: bool
+    fingerprint: str
+    base: str
+    block: KubernetesBlock
+    environment: Mapping[str, str]
+    job: str
+    archive: bytes | None
+
+    @property
+    def kind(self) -> Kind:
+        """What is created."""
+        return self.block.kind
+
+    @property
+    def gang(self) -> Gang:
+        """What schedules the pods together."""
+        return gang_of(self.block)
+
+    @property
+    def grace(self) -> int:
+        """Seconds between SIGTERM and SIGKILL."""
+        return self.deadline + GRACE
+
+    def host(self, index: int) -> str:
+        """The name by which the pod of a node is found in its namespace; not of a RayJob, whose pods have none."""
+        assert self.kind != "rayjob"
+        between = {"job": "", "jobset": "node-0-", "trainjob": "node-0-", "volcano": "node-"}[self.kind]
+        return f"{self.name}-{between}{index}.{self.name}"
+
+    def rendezvous(self) -> list[str]:
+        """``HOST:PORT`` of all nodes."""
+        return [f"{self.host(index)}:{self.port}" for index in range(self.nodes)]
+
+    def record_text(self) -> str:
+        """The run without job and archive, as the config map keeps it."""
+        block = self.block.model_dump(mode="json", exclude_unset=True)
+        kept = {key: value for key, value in vars(self).items() if key not in ("job", "archive", "block")}
+        return json.dumps({**kept, "target": block}, indent=2, default=dict) + "\n"
+
+    @classmethod
+    def from_record(cls, text: str, job: str, archive: bytes | None) -> Self:
+        """The run of a config map.
+
+        Raises:
+            ValueError: it is none.
+        """
+        values: dict[str, Any] = json.loads(text)
+        try:
+            block = KubernetesBlock.model_validate(values.pop("target"))
+            overrides = tuple(values.pop("overrides"))
+            return cls(**values, overrides=overrides, block=block, job=job, archive=archive)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it is no submission: {error}") from None

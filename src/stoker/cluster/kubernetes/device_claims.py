@@ -1,0 +1,63 @@
+"""Devices and cards by dynamic resource allocation: the claim template, and how a pod refers to it.
+
+API: resource.k8s.io/v1, in Kubernetes since 1.34. The attribute of the PCIe root is the one that Kubernetes defines for
+all drivers (KEP 4381, "standard device attributes").
+"""
+
+from __future__ import annotations
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+
+PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
+CLAIM = "devices"
+
+
+def claim_name(run: ClusterRun) -> str:
+    """The name of the claim template."""
+    return f"{run.name}-devices"
+
+
+def claims(run: ClusterRun) -> bool:
+    """Whether anything is claimed."""
+    return bool(_classes(run))
+
+
+def claim_template(run: ClusterRun) -> Manifest:
+    """A claim of every pod: its devices and cards, each device with a card of its PCIe root where that is asked for."""
+    classes = _classes(run)
+    if run.block.alignment == "pcie" and len(classes) == 2:
+        pairs = [(f"device-{index}", f"card-{index}") for index in range(run.devices)]
+        requests = [
+            _request(name, cls) for pair in pairs for name, (cls, _) in zip(pair, classes.values(), strict=True)
+        ]
+        constraints = [{"requests": list(pair), "matchAttribute": PCIE_ROOT} for pair in pairs]
+    else:
+        requests = [_request(name, cls, count) for name, (cls, count) in classes.items()]
+        constraints = []
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": metadata(run, claim_name(run)),
+        "spec": {"spec": {"devices": given(requests=requests, constraints=constraints)}},
+    }
+
+
+def pod_claims(run: ClusterRun) -> list[Manifest]:
+    """The ``resourceClaims`` of a pod."""
+    return [{"name": CLAIM, "resourceClaimTemplateName": claim_name(run)}] if claims(run) else []
+
+
+def _classes(run: ClusterRun) -> dict[str, tuple[str, int]]:
+    """What is claimed: name of the request to (device class, count)."""
+    found: dict[str, tuple[str, int]] = {}
+    if run.block.device_class is not None:
+        found["devices"] = (run.block.device_class, run.devices)
+    rdma = run.block.rdma
+    if rdma is not None and rdma.device_class is not None:
+        found["cards"] = (rdma.device_class, rdma.count)
+    return found
+
+
+def _request(name: str, device_class: str, count: int = 1) -> Manifest:
+    return {"name": name, "exactly": given(deviceClassName=device_class, count=count if count > 1 else None)}

@@ -1,0 +1,194 @@
+"""All pods or none: what each gang scheduler wants on the pods and on the workload, and the objects beside them.
+
+Fields, at these versions: Volcano 1.16 (scheduling.volcano.sh/v1beta1), Kueue 0.20 (labels and annotations of
+kueue.x-k8s.io), Coscheduling of scheduler-plugins 0.35 (scheduling.x-k8s.io/v1alpha1), Koordinator 1.8
+(scheduling.sigs.k8s.io/v1alpha1), YuniKorn 1.9 (annotations), Kubernetes 1.37 (scheduling.k8s.io/v1beta1).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata, times
+from stoker.cluster.kubernetes.placement import pod_affinity, pod_tolerations
+from stoker.cluster.kubernetes.pod_resources import amounts
+
+HEAD = "head"  # the group of the pod that a RayJob has beside its nodes
+HEAD_AMOUNTS: dict[str, int | str] = {"cpu": 2, "memory": "8Gi"}
+
+
+@dataclass(frozen=True)
+class GangParts:
+    """What a gang scheduler adds.
+
+    Attributes:
+        scheduler: name of the pods' scheduler; None for the cluster's own.
+        pod_labels, pod_annotations: of the pods.
+        scheduling_group: of the pods, for the native pod groups.
+        labels: of the workload.
+        suspend: whether the workload is created suspended, for the scheduler to start it.
+    """
+
+    scheduler: str | None = None
+    pod_labels: dict[str, str] = field(default_factory=dict)
+    pod_annotations: dict[str, str] = field(default_factory=dict)
+    scheduling_group: Manifest | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    suspend: bool | None = None
+
+
+def gang_parts(run: ClusterRun, group: str) -> GangParts:
+    """What the run's gang scheduler adds to the pods of a group and to the workload."""
+    parts = PARTS[run.gang](run, group)
+    if run.block.scheduler is None:
+        return parts
+    return GangParts(**{**vars(parts), "scheduler": run.block.scheduler})
+
+
+def pod_group(run: ClusterRun) -> Manifest | None:
+    """The object that says how many pods belong together; None where no such object is needed.
+
+    Volcano makes that of its own Job, the Kubeflow trainer those of its TrainJobs.
+    """
+    if run.kind == "volcano" or (run.kind == "trainjob" and run.gang in ("volcano", "coscheduling")):
+        return None
+    make = PODGROUPS.get(run.gang)
+    return make(run) if make is not None else None
+
+
+def members(run: ClusterRun) -> int:
+    """Pods that must start together: as few nodes as the run goes on with, and a RayJob's head."""
+    return run.least + (run.kind == "rayjob")
+
+
+def least_resources(run: ClusterRun) -> dict[str, int | str]:
+    """What they take together."""
+    found: dict[str, int | str] = {name: times(amount, run.least) for name, amount in amounts(run).items()}
+    return found if run.kind != "rayjob" else {}  # the sum with the head's is left to the scheduler
+
+
+def _none(run: ClusterRun, group: str) -> GangParts:
+    return GangParts()
+
+
+def _volcano(run: ClusterRun, group: str) -> GangParts:
+    own = run.kind in ("volcano", "trainjob")  # their controllers set the group's name
+    annotations = {} if own else {"scheduling.k8s.io/group-name": run.name}
+    return GangParts("volcano", pod_annotations=annotations)
+
+
+def _kueue(run: ClusterRun, group: str) -> GangParts:
+    topology = run.block.topology
+    key = f"kueue.x-k8s.io/podset-{run.block.topology_mode}-topology"
+    return GangParts(
+        pod_annotations={key: topology} if topology is not None else {},
+        labels=given(
+            **{
+                "kueue.x-k8s.io/queue-name": run.block.queue,
+                "kueue.x-k8s.io/priority-class": run.block.workload_priority,
+            }
+        ),
+        suspend=True,
+    )
+
+
+def _coscheduling(run: ClusterRun, group: str) -> GangParts:
+    own = run.kind == "trainjob"
+    labels = {} if own else {"scheduling.x-k8s.io/pod-group": run.name}
+    return GangParts("scheduler-plugins-scheduler", pod_labels=labels)
+
+
+def _koordinator(run: ClusterRun, group: str) -> GangParts:
+    labels = {"pod-group.scheduling.sigs.k8s.io": run.name, "quota.scheduling.koordinator.sh/name": run.block.queue}
+    return GangParts("koord-scheduler", pod_labels=given(**labels))
+
+
+def _yunikorn(run: ClusterRun, group: str) -> GangParts:
+    groups = [_task_group(run, HEAD, 1)] if run.kind == "rayjob" else []
+    groups.append(_task_group(run, "node", run.least))
+    annotations = {
+        "yunikorn.apache.org/task-group-name": group,
+        "yunikorn.apache.org/task-groups": json.dumps(groups, indent=2) + "\n",
+        "yunikorn.apache.org/schedulingPolicyParameters": "gangSchedulingStyle=Hard",
+    }
+    labels = {"yunikorn.apache.org/app-id": run.name, "yunikorn.apache.org/queue": run.block.queue}
+    return GangParts("yunikorn", pod_labels=given(**labels), pod_annotations=annotations)
+
+
+def _task_group(run: ClusterRun, name: str, count: int) -> Manifest:
+    """A copy of what the pods ask for, by which YuniKorn holds their place."""
+    return given(
+        name=name,
+        minMember=count,
+        minResource={key: str(value) for key, value in (HEAD_AMOUNTS if name == HEAD else amounts(run)).items()},
+        nodeSelector=dict(run.block.node_selector),
+        tolerations=pod_tolerations(run.block.tolerations),
+        affinity=pod_affinity(run),
+    )
+
+
+def _native(run: ClusterRun, group: str) -> GangParts:
+    return GangParts(scheduling_group={"podGroupName": run.name})
+
+
+def _volcano_group(run: ClusterRun) -> Manifest:
+    spec = given(
+        minMember=members(run),
+        minResources=least_resources(run),
+        queue=run.block.queue,
+        priorityClassName=run.block.priority,
+        networkTopology=hypernodes(run),
+    )
+    return _group("scheduling.volcano.sh/v1beta1", run, spec)
+
+
+def hypernodes(run: ClusterRun) -> Manifest | None:
+    """Volcano's limit on how far apart the pods are in the network."""
+    if run.block.topology_tier is None:
+        return None
+    mode = "hard" if run.block.topology_mode == "required" else "soft"
+    return {"mode": mode, "highestTierAllowed": run.block.topology_tier}
+
+
+def _coscheduling_group(run: ClusterRun) -> Manifest:
+    spec = given(minMember=members(run), minResources=least_resources(run))
+    return _group("scheduling.x-k8s.io/v1alpha1", run, spec)
+
+
+def _koordinator_group(run: ClusterRun) -> Manifest:
+    spec = given(minMember=members(run), minResources=least_resources(run))
+    return _group("scheduling.sigs.k8s.io/v1alpha1", run, spec)
+
+
+def _native_group(run: ClusterRun) -> Manifest:
+    topology = run.block.topology
+    spec = given(
+        schedulingPolicy={"gang": {"minCount": members(run)}},
+        schedulingConstraints={"topology": [{"key": topology}]} if topology is not None else None,
+        priorityClassName=run.block.priority,
+    )
+    return _group("scheduling.k8s.io/v1beta1", run, spec)
+
+
+def _group(version: str, run: ClusterRun, spec: Manifest) -> Manifest:
+    return {"apiVersion": version, "kind": "PodGroup", "metadata": metadata(run), "spec": spec}
+
+
+PARTS: dict[str, Callable[[ClusterRun, str], GangParts]] = {
+    "none": _none,
+    "volcano": _volcano,
+    "kueue": _kueue,
+    "coscheduling": _coscheduling,
+    "koordinator": _koordinator,
+    "yunikorn": _yunikorn,
+    "native": _native,
+}
+PODGROUPS: dict[str, Callable[[ClusterRun], Manifest]] = {
+    "volcano": _volcano_group,
+    "coscheduling": _coscheduling_group,
+    "koordinator": _koordinator_group,
+    "native": _native_group,
+}

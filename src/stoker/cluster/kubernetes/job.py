@@ -1,0 +1,48 @@
+"""The indexed Job (batch/v1): a pod for each node, with a name of its own, started again by exit code."""
+
+from __future__ import annotations
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.gangs import gang_parts
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
+
+WRONG_INPUT, CANNOT_RUN = 2, 3  # exit codes of Stoker that another start cannot change
+
+
+def job(run: ClusterRun) -> Manifest:
+    """The Job."""
+    gang = gang_parts(run, CONTAINER)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(run, labels=gang.labels),
+        "spec": {**given(suspend=gang.suspend), **job_spec(run, ttl=run.block.ttl)},
+    }
+
+
+def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:
+    """The specification of the Job, which a JobSet and a training runtime have, too.
+
+    A pod that fails is started again up to `retries` times; not after an exit code that says that the job is wrong;
+    an eviction, or the loss of a node, is not counted.
+    """
+    rules = [
+        {
+            "action": "FailJob",
+            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [WRONG_INPUT, CANNOT_RUN]},
+        },
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ]
+    return given(
+        completionMode="Indexed",
+        completions=run.nodes,
+        parallelism=run.nodes,
+        backoffLimitPerIndex=run.block.retries,
+        maxFailedIndexes=0,
+        podFailurePolicy={"rules": rules},
+        podReplacementPolicy="Failed",
+        activeDeadlineSeconds=run.block.time_limit,
+        ttlSecondsAfterFinished=ttl,
+        template=pod_template(run),
+    )

@@ -1,0 +1,33 @@
+"""The JobSet (jobset.x-k8s.io/v1alpha2): one indexed Job, with the names and the restarts of a set."""
+
+from __future__ import annotations
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.gangs import gang_parts
+from stoker.cluster.kubernetes.job import job_spec
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.pod_template import CONTAINER
+
+
+def jobset(run: ClusterRun) -> Manifest:
+    """The JobSet. Pods are started again by its Job; once that has failed, so has the set."""
+    gang = gang_parts(run, CONTAINER)
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata(run, labels=gang.labels),
+        "spec": {**given(suspend=gang.suspend, ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run)},
+    }
+
+
+def jobset_spec(run: ClusterRun, labels: dict[str, str] | None = None) -> Manifest:
+    """Network and jobs of the set. The name of a pod is ``<run>-node-0-<index>.<run>``.
+
+    Args:
+        labels: of the Job in it.
+    """
+    template = given(metadata=given(labels=labels), spec=job_spec(run))
+    return {
+        "network": {"enableDNSHostnames": True, "subdomain": run.name, "publishNotReadyAddresses": True},
+        "replicatedJobs": [{"name": CONTAINER, "replicas": 1, "template": template}],
+    }

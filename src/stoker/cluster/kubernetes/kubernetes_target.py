@@ -1,0 +1,291 @@
+"""`stoker submit` and the verbs on what was submitted, on a Kubernetes cluster."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.kubernetes.block_problems import block_problems, is_secret, on_a_volume
+from stoker.cluster.kubernetes.cluster_api import ClusterApi
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.config_map import LARGEST, archive_of, size_of
+from stoker.cluster.kubernetes.gangs import pod_group
+from stoker.cluster.kubernetes.manifest_fields import MANAGED_BY, STOKER, Manifest
+from stoker.cluster.kubernetes.manifests import manifests, preview, workload
+from stoker.cluster.kubernetes.node_script import ARCHIVE, JOB, RECORD
+from stoker.cluster.kubernetes.pending_reasons import group_reasons, workload_reasons
+from stoker.cluster.kubernetes.run_pods import (
+    ending,
+    events_of,
+    phase_of,
+    pod_reasons,
+    pods_of,
+    read_logs,
+)
+from stoker.cluster.kubernetes.secret import new_value
+from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
+from stoker.cluster.kubernetes.workload_states import workload_state
+from stoker.cluster.record import Record
+from stoker.cluster.start_script import variables
+from stoker.cluster.submission import Submission, sends_code
+from stoker.cluster.target import Status
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job.targets.kubernetes import KubernetesBlock
+
+
+def open_target(chosen: ChosenTarget) -> KubernetesTarget:
+    """The target of a block."""
+    return KubernetesTarget(chosen)
+
+
+class KubernetesTarget:
+    """A cluster; it is connected to when it is first asked."""
+
+    def __init__(self, chosen: ChosenTarget) -> None:
+        assert isinstance(chosen.block, KubernetesBlock)
+        self.chosen, self.block = chosen, chosen.block
+
+    @cached_property
+    def api(self) -> ClusterApi:
+        """The cluster's API."""
+        try:
+            return ClusterApi(self.block.kubeconfig, self.block.context, self.block.namespace)
+        except UserError as error:
+            keyed = (self.chosen.problem(p.key, p.message, p.suggestion) if p.key else p for p in error.problems)
+            raise UserError(*keyed) from error
+
+    def host_count(self) -> int | None:
+        """None: pods are made, not counted."""
+        return None
+
+    def check(self, submission: Submission) -> None:
+        """Raises UserError with every problem that can be known before anything is sent."""
+        found = [self.chosen.problem(*problem) for problem in block_problems(self.block)]
+        handed = variables(self.block, os.environ).keys() - self.block.environment.keys()
+        for name in filter(is_secret, sorted(handed)):
+            hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
+            found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
+        run = self.run_of(submission)
+        away = "://" in (submission.loaded.job.checkpoint.to or run.output)
+        if not away and not on_a_volume(self.block, run.output):
+            hint = f"write volumes: [{{claim: NAME, at: {self.block.folder}}}], or checkpoint: {{to: URL}} in the job"
+            message = f"the run's folder {run.output} is on no volume, and would be gone with its pod"
+            found.append(self.chosen.problem("volumes" if self.block.volumes else "", message, hint))
+        if size_of(run) > LARGEST:
+            largest = max((f for f in submission.files if f.path != JOB), key=lambda file: file.size)
+            message = f"what is sent has {size_of(run)} bytes compressed, and a config map holds {LARGEST}"
+            hint = f"put {largest.path} ({largest.size} bytes) on a volume or at a URL, and name it by that"
+            found.append(self.chosen.problem("", message, hint))
+        if found:
+            raise UserError(*found)
+
+    def preview(self, submission: Submission) -> str:
+        """The manifests as YAML documents, where nothing is wrong with them."""
+        self.check(submission)
+        return preview(self.run_of(submission))
+
+    def submit(self, submission: Submission) -> Record:
+        """Creates all objects of the run; none of them where the cluster refuses one."""
+        run = self.run_of(submission)
+        self._create(run)
+        return self._record(run, time.time())
+
+    def status(self, record: Record) -> Status:
+        """How the run is; for one that waits, why."""
+        found = self._workload(record)
+        if found is None:
+            return Status("lost", f"the namespace {self.api.namespace} has no {record.handle['kind']} {record.name}")
+        known = workload_state(found, stopped=was_stopped(self.api, self.block, found))
+        pods = pods_of(self.api, record.name)
+        nodes = sorted({pod["spec"]["nodeName"] for pod in pods if pod.get("spec", {}).get("nodeName")})
+        if known is not None and known[0] != "waiting":
+            return Status(known[0], known[1] or self._ended(pods, known[0]), nodes)
+        if known is None and any(phase_of(pod) == "Running" for pod in pods):
+            return Status("running", "; ".join(self._waiting(record, found)), nodes)
+        return Status("waiting", "; ".join(self._waiting(record, found)) or (known[1] if known else ""), nodes)
+
+    def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
+        """What the pods print."""
+
+        def ended() -> bool:
+            return self.status(record).state not in ("waiting", "running")
+
+        yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended)
+
+    def stop(self, record: Record) -> None:
+        """Suspends the workload: its pods get SIGTERM, save and end."""
+        found = self._workload(record)
+        if found is not None:
+            stop_workload(self.api, self.block, found)
+
+    def resume(self, record: Record) -> Record:
+        """Goes on with a suspended workload; one that has ended is created again."""
+        found = self._workload(record)
+        if found is not None and start_again(self.api, self.block, found):
+            return record
+        run = self._kept_run(record.name)
+        if run is None:
+            hint = "submit it again: the run goes on from its newest checkpoint"
+            raise UserError(Problem(f"the cluster knows nothing of {record.name} any more", hint))
+        self._delete(run)
+        self._create(run)
+        return self._record(run, time.time())
+
+    def describe(self, record: Record) -> Iterator[str]:
+        """The workload, its pods with their nodes and reasons, and the latest events."""
+        found = self._workload(record)
+        status = self.status(record)
+        yield f"{record.handle['kind']} {record.name} in the namespace {self.api.namespace}: {status.state}"
+        if status.why:
+            yield f"  {status.why}"
+        yield f"run: {record.output}, {record.nodes} nodes with {record.devices} processes"
+        yield f"sent: {record.fingerprint[:12]}"
+        for pod in pods_of(self.api, record.name):
+            where = pod.get("spec", {}).get("nodeName", "no node yet")
+            words = "; ".join(pod_reasons(self.api, pod)) or ending(pod)
+            yield f"pod {pod['metadata']['name']}: {phase_of(pod)}, {where}" + (f", {words}" if words else "")
+        for event in events_of(self.api, found)[-5:] if found is not None else ():
+            yield f"event: {event.get('reason', '')}: {event.get('message', '')}"
+
+    def records(self) -> Sequence[Record]:
+        """The runs whose config maps are in the namespace."""
+        found = []
+        for kept in self.api.select("v1", "ConfigMap", labels=f"{MANAGED_BY}={STOKER}"):
+            run = _run_of_config_map(kept)
+            if run is not None:
+                created = datetime.fromisoformat(kept["metadata"]["creationTimestamp"]).timestamp()
+                found.append(self._record(run, created))
+        return found
+
+    def run_of(self, submission: Submission) -> ClusterRun:
+        """The submission as the manifests need it: paths of the run absolute, its files as an archive."""
+        job = submission.loaded.job
+        output = self._in_folder(submission.output)
+        overrides = [f"output={output}"] if output != submission.output else []
+        if job.checkpoint.to is not None and self._in_folder(job.checkpoint.to) != job.checkpoint.to:
+            overrides.append(f"checkpoint.to={self._in_folder(job.checkpoint.to)}")
+        least = submission.nodes
+        nodes = getattr(job.faults, "nodes", None)
+        if nodes is not None and nodes.min is not None:
+            least = min(nodes.min, submission.nodes)
+        return ClusterRun(
+            name=submission.name,
+            on=self.chosen.name,
+            nodes=submission.nodes,
+            least=least,
+            devices=submission.devices,
+            port=submission.port,
+            output=output,
+            overrides=tuple(overrides),
+            deadline=round(job.faults.deadline),
+            code=sends_code(submission),
+            fingerprint=submission.fingerprint,
+            base=f"{socket.gethostname()}:{submission.base}",
+            environment=variables(self.block, os.environ),
+            block=self.block,
+            job=submission.job,
+            archive=archive_of([file for file in submission.files if file.path != JOB]),
+        )
+
+    def _in_folder(self, path: str) -> str:
+        """A path of the job as the pods name it."""
+        return path if "://" in path or path.startswith("/") else f"{self.block.folder.rstrip('/')}/{path}"
+
+    def _create(self, run: ClusterRun) -> None:
+        """Creates all objects, after a rehearsal by the server, and has the workload own the others."""
+        objects = manifests(run, secret=new_value())
+        for manifest in objects:
+            self.api.rehearse(manifest)
+        made: list[Manifest] = []
+        try:
+            for manifest in objects:
+                made.append(self.api.create(manifest))
+        except UserError:
+            for manifest in reversed(made):
+                self.api.delete(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+            raise
+        *others, owner = made
+        reference = {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": run.name,
+            "uid": owner["metadata"]["uid"],
+        }
+        for manifest in others:
+            change = {"metadata": {"ownerReferences": [reference]}}
+            self.api.patch(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"], change)
+
+    def _delete(self, run: ClusterRun) -> None:
+        """Deletes all objects of a run, and waits until they are gone."""
+        objects = manifests(run, secret=None)
+        for manifest in reversed(objects):
+            self.api.delete(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"], foreground=True)
+        until = time.monotonic() + run.grace + 60
+        while any(self.api.read(m["apiVersion"], m["kind"], m["metadata"]["name"]) for m in objects):
+            if time.monotonic() > until:
+                raise RunFailed(Problem(f"the cluster still ends the pods of {run.name}", "try it again in a minute"))
+            time.sleep(0.5)
+
+    def _record(self, run: ClusterRun, created: float) -> Record:
+        block = run.block.model_dump(mode="json")
+        return Record(
+            name=run.name,
+            kind=self.chosen.kind,
+            target=block,
+            on=run.on,
+            time=created,
+            fingerprint=run.fingerprint,
+            nodes=run.nodes,
+            devices=run.devices,
+            output=run.output,
+            base=run.base,
+            handle={
+                "namespace": self.api.namespace,
+                "api": workload(run)["apiVersion"],
+                "kind": workload(run)["kind"],
+            },
+        )
+
+    def _workload(self, record: Record) -> Manifest | None:
+        return self.api.read(record.handle["api"], record.handle["kind"], record.name)
+
+    def _kept_run(self, name: str) -> ClusterRun | None:
+        kept = self.api.read("v1", "ConfigMap", name)
+        return _run_of_config_map(kept) if kept is not None else None
+
+    def _waiting(self, record: Record, found: Manifest) -> list[str]:
+        """Why pods are missing or do not run."""
+        words = workload_reasons(events_of(self.api, found))
+        run = self._kept_run(record.name)
+        group = pod_group(run) if run is not None else None
+        if group is not None:
+            made = self.api.read(group["apiVersion"], group["kind"], record.name)
+            words += group_reasons(made or {})
+        for pod in pods_of(self.api, record.name):
+            words += [f"{pod['metadata']['name']}: {word}" for word in pod_reasons(self.api, pod)]
+        return list(dict.fromkeys(words))
+
+    def _ended(self, pods: Sequence[Mapping[str, Any]], state: str) -> str:
+        """How the pods of a failed run ended."""
+        failed = (pod for pod in pods if phase_of(pod) == "Failed") if state == "failed" else ()
+        return "; ".join(f"{pod['metadata']['name']}: {ending(pod)}" for pod in failed)
+
+
+def _run_of_config_map(kept: Manifest) -> ClusterRun | None:
+    """The run that a config map keeps; None where it keeps none."""
+    data, binary = kept.get("data", {}), kept.get("binaryData", {})
+    if RECORD not in data or JOB not in data:
+        return None
+    try:
+        archive = base64.b64decode(binary[ARCHIVE]) if ARCHIVE in binary else None
+        return ClusterRun.from_record(data[RECORD], data[JOB], archive)
+    except (ValueError, json.JSONDecodeError):
+        return None

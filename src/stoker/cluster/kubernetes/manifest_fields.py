@@ -1,0 +1,57 @@
+"""Parts that all manifests have: fields that are given, names and labels, amounts of resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+
+Manifest = dict[str, Any]
+NAME, INSTANCE, MANAGED_BY = (f"app.kubernetes.io/{key}" for key in ("name", "instance", "managed-by"))
+STOKER = "stoker"
+FINGERPRINT = "stoker/fingerprint"  # annotation: digest of all that was sent
+
+
+def given(**fields: Any) -> Manifest:
+    """A mapping without the fields that are None, empty lists or empty mappings."""
+    return {key: value for key, value in fields.items() if isinstance(value, Present) or value not in (None, [], {})}
+
+
+class Present(dict[str, Any]):
+    """A mapping that is written although it is empty, such as ``emptyDir: {}``."""
+
+
+def metadata(
+    run: ClusterRun,
+    name: str = "",
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Manifest:
+    """Name, namespace, labels and annotations of an object of the run; by default the object has the run's name."""
+    return given(
+        name=name or run.name,
+        namespace=run.block.namespace,
+        labels={**run_labels(run), **(labels or {})},
+        annotations={FINGERPRINT: run.fingerprint, **(annotations or {})},
+    )
+
+
+def run_labels(run: ClusterRun) -> dict[str, str]:
+    """Labels by which all objects of the run are found, and the user's own."""
+    return {NAME: STOKER, INSTANCE: run.name, MANAGED_BY: STOKER, **run.block.labels}
+
+
+def selector(name: str) -> str:
+    """The label selector of a run's objects."""
+    return f"{MANAGED_BY}={STOKER},{INSTANCE}={name}"
+
+
+def times(quantity: int | str, count: int) -> int | str:
+    """An amount several times: 3 x ``32Gi`` is ``96Gi``; 3 x ``1.5Gi`` is ``4.5Gi``."""
+    if isinstance(quantity, int):
+        return quantity * count
+    number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity).groups()  # type: ignore[union-attr]
+    return f"{float(number) * count:.12g}{unit}"

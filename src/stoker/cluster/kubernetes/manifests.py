@@ -1,0 +1,56 @@
+"""All objects of a run, in the order in which they are created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.config_map import config_map
+from stoker.cluster.kubernetes.device_claims import claim_template, claims
+from stoker.cluster.kubernetes.fluid import fluid_objects
+from stoker.cluster.kubernetes.gangs import pod_group
+from stoker.cluster.kubernetes.job import job
+from stoker.cluster.kubernetes.jobset import jobset
+from stoker.cluster.kubernetes.manifest_fields import Manifest
+from stoker.cluster.kubernetes.secret import ORIGIN, channel_secret
+from stoker.cluster.kubernetes.service import service
+from stoker.cluster.kubernetes.trainjob import training_runtime, trainjob
+from stoker.cluster.kubernetes.volcano_job import volcano_job
+from stoker.cluster.kubernetes.yaml_documents import as_yaml
+
+WORKLOADS: dict[str, Callable[[ClusterRun], Manifest]] = {
+    "job": job,
+    "jobset": jobset,
+    "volcano": volcano_job,
+    "trainjob": trainjob,
+}
+
+
+def manifests(run: ClusterRun, *, secret: str | None) -> list[Manifest]:
+    """Every object of the run. The workload is the last one: what its pods mount is there before them.
+
+    Args:
+        secret: value of the channel's secret; None for a preview.
+    """
+    found = [config_map(run), channel_secret(run, value=secret)]
+    if run.kind == "job":
+        found.append(service(run))
+    found += fluid_objects(run)
+    if claims(run):
+        found.append(claim_template(run))
+    group = pod_group(run)
+    if group is not None:
+        found.append(group)
+    if run.kind == "trainjob":
+        found.append(training_runtime(run))
+    return [*found, workload(run)]
+
+
+def workload(run: ClusterRun) -> Manifest:
+    """The object that makes the pods."""
+    return WORKLOADS[run.kind](run)
+
+
+def preview(run: ClusterRun) -> str:
+    """The objects as YAML; of the secret, where its value comes from."""
+    return as_yaml(manifests(run, secret=None), {"Secret": f"stringData.channel is not shown: {ORIGIN}"})

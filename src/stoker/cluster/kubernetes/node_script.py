@@ -1,0 +1,50 @@
+"""What the container of a pod runs: `stoker node`, behind `stoker.cluster.kubernetes.pod`, where the sent files are."""
+
+from __future__ import annotations
+
+import shlex
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+
+WORK = "/stoker"  # an empty folder of the pod: what was sent is unpacked here
+GIVEN = "/etc/stoker/job"  # the config map
+JOB, ARCHIVE, RECORD, HOSTFILE = "job.yaml", "files.tar.xz", "submission.json", "hostfile"
+SECRET_FOLDER, SECRET_KEY = "/etc/stoker/secret", "channel"
+# The key as `stoker node` wants it: a file that only its owner reads. Files of a secret's volume belong to root, and
+# which user the image has is not known; so the container makes a copy in memory.
+OWN_SECRET = "/dev/shm/stoker-channel"
+WIDTH = 110  # columns of the script
+
+
+def node_script(run: ClusterRun) -> str:
+    """The shell script of a pod of the run."""
+    python = run.block.python
+    words = [python, "-m", "stoker.cluster.kubernetes.pod", f"{run.output}/logs"]
+    words += ["node", f"{GIVEN}/{JOB}", *run.overrides]
+    words += ["--rendezvous", ",".join(run.rendezvous()), "--secret", OWN_SECRET]
+    nodes = f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
+    words += ["--nodes", nodes, "--devices", f"{run.devices}"]
+    options = shlex.join(words) + ' --listen "$POD_IP" --name "$POD_NAME"'
+    return preparation(run) + wrapped(f"exec {options}")
+
+
+def preparation(run: ClusterRun) -> str:
+    """The script's lines before Stoker starts."""
+    lines = ["set -e", f"(umask 077 && cp {SECRET_FOLDER}/{SECRET_KEY} {OWN_SECRET})", f"cd {WORK}"]
+    if run.archive is not None:
+        lines.append(f"{shlex.quote(run.block.python)} -m tarfile -e {GIVEN}/{ARCHIVE} .")
+    if run.code:
+        lines.append(f'export PYTHONPATH="{WORK}/code${{PYTHONPATH:+:$PYTHONPATH}}"')
+    return "".join(f"{line}\n" for line in [*lines, *run.block.setup])
+
+
+def wrapped(command: str) -> str:
+    """A command over several lines, broken before options; a long word stays whole."""
+    lines, line = [], ""
+    for part in command.replace(" --", "\n--").split("\n"):
+        if line and len(line) + len(part) + 1 > WIDTH:
+            lines.append(line)
+            line = f"  {part}"
+        else:
+            line = f"{line} {part}" if line else part
+    return " \\\n".join([*lines, line]) + "\n"

@@ -1,0 +1,138 @@
+"""The first process of a pod: it waits for the other pods' names, runs `stoker node`, and prints its ranks' logs.
+
+``python -m stoker.cluster.kubernetes.pod LOGS node JOB --rendezvous HOST:PORT,... ...``
+
+The name of a pod has no address until the pod has one, and a supervisor wants to know them. What each process prints is
+in a file of the run's folder; a cluster keeps what a container prints, so this prints the files of the ranks that run
+here, each line behind ``rank N | ``.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO
+
+POLL = 0.5  # seconds between two looks at the logs, and between two questions for a name
+NAMES_WAIT = 600.0  # seconds until a supervisor starts without the names that have no address yet
+_RANKS = re.compile(r"node \S+: rank (\d+) to (\d+) of \d+")
+
+
+def main(words: list[str]) -> int:
+    """Runs to the supervisor's end; its exit code."""
+    logs, *node = words
+    with subprocess.Popen([sys.executable, "-m", "stoker", *with_addresses(node)], stdout=subprocess.PIPE) as process:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _: process.send_signal(got))
+        ranks = RankLogs(Path(logs))
+        over = threading.Event()
+        printing = threading.Thread(target=ranks.follow, args=(over,))
+        printing.start()
+        assert process.stdout is not None
+        for line in iter(process.stdout.readline, b""):
+            _print(line)
+            if found := _RANKS.search(line.decode(errors="replace")):
+                ranks.choose(range(int(found[1]), int(found[2]) + 1))
+        code = process.wait()
+        over.set()
+        printing.join()
+    return 128 - code if code < 0 else code
+
+
+def with_addresses(words: list[str], wait: float = NAMES_WAIT) -> list[str]:
+    """The words with addresses for names in ``--rendezvous``, once all names have one.
+
+    Args:
+        wait: seconds after which names without an address are left out.
+    """
+    at = words.index("--rendezvous") + 1
+    places = [place.rpartition(":") for place in words[at].split(",")]
+    until = time.monotonic() + wait
+    addresses: dict[str, str] = {}
+    while len(addresses) < len(places):
+        for host, _, _ in places:
+            if host not in addresses and (address := _address(host)) is not None:
+                addresses[host] = address
+        if time.monotonic() > until:
+            missing = ", ".join(host for host, _, _ in places if host not in addresses)
+            print(f"no address within {wait:g} s: {missing}", flush=True)
+            break
+        if len(addresses) < len(places):
+            time.sleep(POLL)
+    known = [f"{addresses[host]}:{port}" for host, _, port in places if host in addresses]
+    return [*words[:at], ",".join(known), *words[at + 1 :]]
+
+
+def _address(host: str) -> str | None:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return None
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+class RankLogs:
+    """Prints what the ranks of this pod write into their logs.
+
+    Args:
+        folder: of the logs, which all pods may see.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._offsets: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def choose(self, ranks: range) -> None:
+        """The ranks that run here from now on; what others have written into their logs before is not printed."""
+        self.look()
+        with self._lock:
+            self._offsets = {rank: self._offsets.get(rank, self._size(rank)) for rank in ranks}
+
+    def follow(self, over: threading.Event) -> None:
+        """Prints what is new until that is over."""
+        while not over.wait(POLL):
+            self.look()
+        self.look(last=True)
+
+    def look(self, *, last: bool = False) -> None:
+        """Prints the lines that are new; an unfinished one only at the last look."""
+        with self._lock:
+            for rank, offset in self._offsets.items():
+                try:
+                    with (self._folder / f"rank-{rank}.log").open("rb") as file:
+                        self._offsets[rank] = offset + _new(file, offset, rank, last=last)
+                except OSError:
+                    continue
+
+    def _size(self, rank: int) -> int:
+        try:
+            return (self._folder / f"rank-{rank}.log").stat().st_size
+        except OSError:
+            return 0
+
+
+def _new(file: IO[bytes], offset: int, rank: int, *, last: bool) -> int:
+    """Prints the lines behind an offset; how many bytes they have."""
+    file.seek(offset)
+    content = file.read()
+    if not last:
+        content = content[: content.rfind(b"\n") + 1]
+    for line in content.splitlines():
+        _print(b"rank %d | %s\n" % (rank, line.rpartition(b"\r")[2]))
+    return len(content)
+
+
+def _print(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,87 @@
+"""The pod of a node: one container that runs one supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
+from stoker.cluster.kubernetes.gangs import gang_parts
+from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, given, run_labels
+from stoker.cluster.kubernetes.node_script import node_script
+from stoker.cluster.kubernetes.placement import placement_annotations, pod_affinity, pod_tolerations
+from stoker.cluster.kubernetes.pod_environment import pod_environment
+from stoker.cluster.kubernetes.pod_resources import pod_resources
+from stoker.cluster.kubernetes.pod_volumes import pod_volumes
+
+CONTAINER = "node"
+
+
+def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | None = None) -> Manifest:
+    """The template of a pod.
+
+    Args:
+        group: name of the pods' task group, and of the container.
+        head: resources of a pod that trains nothing, instead of a node's.
+    """
+    block = run.block
+    gang = gang_parts(run, group)
+    pairs = pod_volumes(run)
+    container = given(
+        name=group,
+        image=block.image,
+        imagePullPolicy=block.image_pull,
+        command=["/bin/sh", "-c"] if run.kind != "rayjob" else None,
+        args=[node_script(run)] if run.kind != "rayjob" else None,
+        env=pod_environment(run),
+        ports=[{"name": "rendezvous", "containerPort": run.port}] if run.kind != "rayjob" else None,
+        resources=_with_claims(run) if head is None else head,
+        securityContext=container_security(run),
+        volumeMounts=[mount for _, mount in pairs],
+    )
+    spec = given(
+        restartPolicy="Never" if run.kind != "rayjob" else None,
+        schedulerName=gang.scheduler,
+        schedulingGroup=gang.scheduling_group,
+        priorityClassName=block.priority,
+        subdomain=run.name if run.kind == "job" else None,
+        terminationGracePeriodSeconds=run.grace,
+        hostNetwork=block.host_network or None,
+        dnsPolicy="ClusterFirstWithHostNet" if block.host_network else None,
+        serviceAccountName=block.service_account,
+        automountServiceAccountToken=False if block.service_account is None else None,
+        enableServiceLinks=False,
+        imagePullSecrets=[{"name": name} for name in block.image_pull_secrets],
+        securityContext=given(
+            runAsUser=block.user,
+            fsGroup=block.group,
+            fsGroupChangePolicy="OnRootMismatch" if block.group is not None else None,
+        ),
+        nodeSelector=dict(block.node_selector),
+        tolerations=pod_tolerations(block.tolerations),
+        affinity=pod_affinity(run),
+        resourceClaims=pod_claims(run) if head is None else None,
+        containers=[container],
+        volumes=[volume for volume, _ in pairs],
+    )
+    annotations = {
+        FINGERPRINT: run.fingerprint,
+        **placement_annotations(run),
+        **gang.pod_annotations,
+        **block.annotations,
+    }
+    return {
+        "metadata": {"labels": {**run_labels(run), **gang.pod_labels}, "annotations": annotations},
+        "spec": spec,
+    }
+
+
+def _with_claims(run: ClusterRun) -> Manifest:
+    return given(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
+
+
+def container_security(run: ClusterRun) -> Manifest | None:
+    """Rights of the container beyond the runtime's own: to lock all memory, which RDMA registers."""
+    wanted = run.block.rdma is not None if run.block.memlock == "auto" else run.block.memlock
+    added: Sequence[str] = ["IPC_LOCK"] if wanted else []
+    return {"capabilities": {"add": list(added)}} if added else None

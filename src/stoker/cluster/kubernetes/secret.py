@@ -1,0 +1,34 @@
+"""The secret by which the supervisors of a run know each other."""
+
+from __future__ import annotations
+
+import secrets
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.manifest_fields import Manifest, metadata
+from stoker.cluster.kubernetes.node_script import SECRET_KEY
+from stoker.cluster.kubernetes.pod_volumes import secret_name
+
+BYTES = 32
+ORIGIN = f"`stoker submit` draws {BYTES} random bytes for this key and keeps no copy"
+
+
+def channel_secret(run: ClusterRun, *, value: str | None) -> Manifest:
+    """The secret.
+
+    Args:
+        value: None for a preview, which says where the value comes from.
+    """
+    origin = {"stoker/origin": f"{SECRET_KEY}: {ORIGIN}"}
+    made = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(run, secret_name(run), annotations=origin),
+        "type": "Opaque",
+    }
+    return made if value is None else {**made, "stringData": {SECRET_KEY: value}}
+
+
+def new_value() -> str:
+    """A new random value, in hexadecimal digits."""
+    return secrets.token_hex(BYTES)

@@ -1,0 +1,58 @@
+"""The TrainJob of the Kubeflow trainer (trainer.kubeflow.org/v1alpha1), and the training runtime that it refers to.
+
+The runtime is the run's own: a JobSet as `stoker.cluster.kubernetes.jobset` makes it, so that a TrainJob has the
+volumes, devices and retries that the other kinds have. It has no `torch` policy, so the trainer sets no variables.
+"""
+
+from __future__ import annotations
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.gangs import gang_parts, hypernodes
+from stoker.cluster.kubernetes.jobset import jobset_spec
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.pod_template import CONTAINER
+
+API = "trainer.kubeflow.org/v1alpha1"
+TRAINER = {
+    "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+}  # by which the trainer finds the job with the nodes
+VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+WAIT = 120  # seconds in which Coscheduling wants the last pod after the first
+
+
+def training_runtime(run: ClusterRun) -> Manifest:
+    """The runtime."""
+    queue = run.block.queue if run.gang == "volcano" else None
+    template = given(
+        metadata=given(annotations=given(**{VOLCANO_QUEUE: queue})),
+        spec={**given(ttlSecondsAfterFinished=run.block.ttl), **jobset_spec(run, TRAINER)},
+    )
+    return {
+        "apiVersion": API,
+        "kind": "TrainingRuntime",
+        "metadata": metadata(run),
+        "spec": given(mlPolicy={"numNodes": run.nodes}, podGroupPolicy=_gang(run), template=template),
+    }
+
+
+def trainjob(run: ClusterRun) -> Manifest:
+    """The TrainJob."""
+    gang = gang_parts(run, CONTAINER)
+    return {
+        "apiVersion": API,
+        "kind": "TrainJob",
+        "metadata": metadata(run, labels=gang.labels),
+        "spec": given(
+            suspend=gang.suspend,
+            runtimeRef={"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": run.name},
+            trainer={"numNodes": run.nodes},
+            activeDeadlineSeconds=run.block.time_limit,
+        ),
+    }
+
+
+def _gang(run: ClusterRun) -> Manifest | None:
+    """The policy by which the trainer makes the pod group itself."""
+    if run.gang == "volcano":
+        return {"volcano": given(networkTopology=hypernodes(run))}
+    return {"coscheduling": {"scheduleTimeoutSeconds": WAIT}} if run.gang == "coscheduling" else None

@@ -1,0 +1,43 @@
+"""The Volcano Job (batch.volcano.sh/v1alpha1): one task with a pod for each node."""
+
+from __future__ import annotations
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.gangs import hypernodes
+from stoker.cluster.kubernetes.job import CANNOT_RUN, WRONG_INPUT
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
+from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
+
+
+def volcano_job(run: ClusterRun) -> Manifest:
+    """The Job. Its policies are tried in this order; exit codes that another start cannot change end it."""
+    plugins = {"svc": ["--publish-not-ready-addresses=true"], **({"ssh": []} if run.block.mpi else {})}
+    policies = [
+        *({"exitCode": code, "action": "TerminateJob"} for code in (WRONG_INPUT, CANNOT_RUN)),
+        {"events": ["PodEvicted", "PodFailed"], "action": "RestartPod"},
+    ]
+    task = given(
+        name=CONTAINER,
+        replicas=run.nodes,
+        minAvailable=run.least,
+        maxRetry=run.block.retries,
+        topologyPolicy="single-numa-node" if run.block.alignment == "numa" else None,
+        policies=policies,
+        template=pod_template(run),
+    )
+    return {
+        "apiVersion": "batch.volcano.sh/v1alpha1",
+        "kind": "Job",
+        "metadata": metadata(run),
+        "spec": given(
+            schedulerName="volcano",
+            minAvailable=run.least,
+            queue=run.block.queue,
+            priorityClassName=run.block.priority,
+            networkTopology=hypernodes(run),
+            maxRetry=run.block.retries,
+            ttlSecondsAfterFinished=run.block.ttl,
+            plugins=plugins,
+            tasks=[task],
+        ),
+    }

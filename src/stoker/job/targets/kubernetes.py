@@ -1,0 +1,173 @@
+"""``target: {kubernetes: ...}``: a cluster with Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from stoker.job.block import Auto, NaturalInt, PositiveInt, Text
+from stoker.job.targets.kubernetes_parts import (
+    FluidBlock,
+    Gang,
+    Kind,
+    LabelKey,
+    LabelValue,
+    Name,
+    Path,
+    Quantity,
+    RdmaBlock,
+    SecretKey,
+    TolerationBlock,
+    Variable,
+    VolumeBlock,
+)
+from stoker.job.targets.shared_keys import TargetKeys
+
+
+class KubernetesBlock(TargetKeys):
+    """A cluster with Kubernetes: a pod for each node, with one supervisor in it."""
+
+    kind: Kind = Field(default="job", description="what is created: a Job, JobSet, Volcano Job, Kubeflow TrainJob")
+    image: Text = Field(description="container image that has Stoker, as the Dockerfile of its repository builds it")
+    image_pull: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        default=None, description="when the image is pulled; by default as Kubernetes does", examples=["Always"]
+    )
+    image_pull_secrets: list[Name] = Field(
+        default_factory=list, description="secrets with the registry's credentials", examples=[["registry"]]
+    )
+    namespace: Name | None = Field(default=None, description="by default the context's", examples=["training"])
+    context: Text | None = Field(
+        default=None, description="context of the kubeconfig; by default the current one", examples=["cluster"]
+    )
+    kubeconfig: Text | None = Field(
+        default=None, description="the kubeconfig; by default KUBECONFIG or ~/.kube/config", examples=["cluster.yaml"]
+    )
+    gang: Gang | Auto = Field(
+        default="auto",
+        description="what starts all pods or none; auto: volcano for a Volcano Job, else none",
+    )
+    queue: Text | None = Field(
+        default=None, description="queue of volcano, kueue, koordinator or yunikorn", examples=["research"]
+    )
+    scheduler: Name | None = Field(
+        default=None,
+        description="the scheduler's name, where it is not the usual one of `gang`",
+        examples=["volcano-2"],
+    )
+    priority: Name | None = Field(default=None, description="priority class", examples=["high"])
+    workload_priority: Name | None = Field(
+        default=None, description="Kueue's priority class in the queue", examples=["urgent"]
+    )
+    gpu: LabelKey | Literal["none"] = Field(
+        default="nvidia.com/gpu",
+        description="resource of a device, one for each process: nvidia.com/mig-3g.40gb and nvidia.com/gpu.shared are "
+        "parts of one; none: processors",
+    )
+    device_class: Name | None = Field(
+        default=None,
+        description="class of dynamic resource allocation that devices are claimed from, instead of `gpu`",
+        examples=["gpu.nvidia.com"],
+    )
+    resources: dict[LabelKey, NaturalInt | Quantity] = Field(
+        default_factory=dict,
+        description="further resources of a pod, such as {volcano.sh/vgpu-memory: 8192}",
+        examples=[{"volcano.sh/vgpu-memory": 8192}],
+    )
+    rdma: RdmaBlock | None = Field(default=None, description="RDMA cards, and NCCL's settings for them")
+    alignment: Literal["none", "numa", "pcie"] = Field(
+        default="none",
+        description="numa: devices, cards and cores of one NUMA node (volcano, or the kubelets' policy); "
+        "pcie: a device and its card of one PCIe root (koordinator, or device classes)",
+    )
+    interface: Text | None = Field(
+        default=None, description="network interface of NCCL and gloo: eth0", examples=["eth0"]
+    )
+    cpu: PositiveInt | Quantity | None = Field(default=None, description="cores of a pod", examples=[32])
+    memory: Quantity | None = Field(default=None, description="memory of a pod", examples=["256Gi"])
+    shared_memory: Quantity | Literal["auto", "none"] = Field(
+        default="auto",
+        description="size of /dev/shm; auto: as much as the pod's memory; none: 64 MiB, the runtime's own",
+    )
+    memlock: bool | Auto = Field(
+        default="auto", description="whether all memory may be locked (IPC_LOCK), which RDMA needs; auto: with rdma"
+    )
+    host_network: bool = Field(default=False, description="pods use the host's network")
+    networks: list[Text] = Field(
+        default_factory=list, description="further networks of the pods, by Multus", examples=[["rdma-net"]]
+    )
+    one_per_host: bool | Auto = Field(
+        default="auto", description="no two pods of the run on one host; auto: with host_network"
+    )
+    service_account: Name | None = Field(default=None, description="by default the namespace's", examples=["trainer"])
+    user: NaturalInt | None = Field(
+        default=None, description="user of the processes; by default the image's", examples=[1000]
+    )
+    group: NaturalInt | None = Field(
+        default=None, description="group that volumes are given to (fsGroup)", examples=[1000]
+    )
+    node_selector: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="labels of the nodes", examples=[{"gpu": "h100"}]
+    )
+    tolerations: list[TolerationBlock] = Field(
+        default_factory=list, description="taints of nodes that the pods accept", examples=[[{"key": "gpu"}]]
+    )
+    topology: LabelKey | None = Field(
+        default=None,
+        description="label of nodes whose value all pods share: topology.kubernetes.io/zone, a rack, a block",
+        examples=["topology.kubernetes.io/zone"],
+    )
+    topology_tier: NaturalInt | None = Field(
+        default=None, description="highest tier of Volcano's hypernodes that the pods may span", examples=[1]
+    )
+    topology_mode: Literal["required", "preferred"] = Field(
+        default="preferred", description="whether pods that do not fit there wait, or go elsewhere"
+    )
+    volumes: list[VolumeBlock] = Field(
+        default_factory=list, description="volumes of the pods", examples=[[{"claim": "runs", "at": "/work"}]]
+    )
+    folder: Path = Field(
+        default="/work", description="folder in which relative paths of runs begin; on a volume that all pods see"
+    )
+    secrets: dict[Variable, SecretKey] = Field(
+        default_factory=dict,
+        description="variables whose value is in a secret of the namespace, as VARIABLE: SECRET/KEY",
+        examples=[{"HF_TOKEN": "hub/token"}],
+    )
+    time_limit: PositiveInt | None = Field(
+        default=None, description="seconds after which the cluster ends the run", examples=[86400]
+    )
+    retries: NaturalInt = Field(
+        default=3, description="times that a pod is started again; not after exit code 2 or 3; evictions do not count"
+    )
+    ttl: NaturalInt | None = Field(
+        default=None, description="seconds after which all of a finished run is deleted", examples=[604800]
+    )
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="further labels of what is created", examples=[{"team": "speech"}]
+    )
+    annotations: dict[LabelKey, str] = Field(
+        default_factory=dict, description="further annotations of the pods", examples=[{"example.com/owner": "me"}]
+    )
+    mpi: bool = Field(
+        default=False, description="a host file where MPI looks for one; in a Volcano Job, SSH keys as well"
+    )
+    ssh_secret: Name | None = Field(
+        default=None, description="secret with SSH keys, mounted at /root/.ssh, for MPI", examples=["mpi-keys"]
+    )
+    fluid: FluidBlock | None = Field(default=None, description="a Fluid dataset")
+    forward: list[Text] = Field(
+        default_factory=list,
+        description="variables of this shell that are handed on, by name or pattern; none whose value is a secret",
+        examples=[["NCCL_*"]],
+    )
+    code: bool = Field(
+        default=False, description="send this Stoker's own code; false: the image has Stoker installed already"
+    )
+
+
+def gang_of(block: KubernetesBlock) -> Gang:
+    """What schedules the pods together."""
+    if block.gang != "auto":
+        return block.gang
+    return "volcano" if block.kind == "volcano" else "none"

@@ -1,0 +1,117 @@
+"""Parts of ``target: {kubernetes: ...}``: names and amounts as Kubernetes takes them, volumes, cards, data sets."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stoker.job.block import Auto, Block, NaturalInt, PositiveInt, Text
+
+QUANTITY = r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?"  # of Kubernetes: 500m, 64, 128Gi
+SECRET_KEY = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+"  # of a secret: NAME/KEY
+LABEL = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+DNS_NAME = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
+
+Quantity = Annotated[str, Field(pattern=f"^{QUANTITY}$")]
+Name = Annotated[str, Field(pattern=f"^{DNS_NAME}$", max_length=253)]
+LabelKey = Annotated[str, Field(pattern=f"^{LABEL}$", max_length=317)]
+LabelValue = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$", max_length=63)]
+SecretKey = Annotated[str, Field(pattern=f"^{SECRET_KEY}$")]
+Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Path = Annotated[str, Field(pattern=r"^/[^:]*$")]
+
+Kind = Literal["job", "jobset", "volcano", "trainjob"]
+Gang = Literal["none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native"]
+
+
+class TolerationBlock(Block):
+    """A taint of nodes that the pods accept."""
+
+    key: LabelKey | None = Field(default=None, description="the taint's key; without it, every key", examples=["gpu"])
+    value: LabelValue | None = Field(
+        default=None, description="the taint's value; without it, every value", examples=["h100"]
+    )
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="the taint's effect; without it, every effect", examples=["NoSchedule"]
+    )
+    seconds: NaturalInt | None = Field(
+        default=None, description="how long a pod stays once NoExecute is set; without it, always", examples=[60]
+    )
+
+
+class VolumeBlock(Block):
+    """A volume of the pods: exactly one of claim, host_path, config_map, secret, nfs and empty."""
+
+    at: Path = Field(description="folder in the containers, such as /data", examples=["/data"])
+    claim: Name | None = Field(default=None, description="name of a persistent volume claim", examples=["datasets"])
+    host_path: Path | None = Field(default=None, description="a folder of the host", examples=["/mnt/nvme"])
+    config_map: Name | None = Field(default=None, description="name of a config map", examples=["settings"])
+    secret: Name | None = Field(
+        default=None, description="name of a secret, whose keys become files", examples=["certificates"]
+    )
+    nfs: Annotated[str, Field(pattern=r"^[^:]+:/.*$")] | None = Field(
+        default=None, description="an export as SERVER:/FOLDER", examples=["nfs.example.org:/runs"]
+    )
+    empty: Quantity | Literal["unlimited"] | None = Field(
+        default=None, description="an empty folder of the node of that size, gone with the pod", examples=["500Gi"]
+    )
+    sub_path: Text | None = Field(default=None, description="this folder of the volume alone", examples=["team/runs"])
+    read_only: bool = Field(default=False, description="whether it cannot be written")
+
+
+class RdmaBlock(Block):
+    """RDMA cards, and NCCL's settings for them."""
+
+    resource: LabelKey = Field(
+        default="rdma/hca_shared_devices_a",
+        description="resource of the device plugin; nvidia.com/hostdev and koordinator.sh/rdma are others",
+    )
+    count: PositiveInt = Field(default=1, description="how many of the resource a pod takes")
+    network: Literal["infiniband", "roce"] = Field(default="infiniband", description="what the cards are attached to")
+    hca: Text | None = Field(
+        default=None, description="cards that NCCL uses (NCCL_IB_HCA): mlx5, or =mlx5_0:1", examples=["mlx5"]
+    )
+    gid_index: NaturalInt | Auto = Field(
+        default="auto", description="NCCL_IB_GID_INDEX; auto: 3 with roce (RoCE v2, as a rule), unset with infiniband"
+    )
+    traffic_class: Annotated[int, Field(ge=0, le=255)] | None = Field(
+        default=None, description="NCCL_IB_TC, of lossless RoCE networks", examples=[106]
+    )
+    service_level: Annotated[int, Field(ge=0, le=15)] | None = Field(
+        default=None, description="NCCL_IB_SL of InfiniBand", examples=[0]
+    )
+    device_class: Name | None = Field(
+        default=None,
+        description="class of dynamic resource allocation that cards are claimed from, instead of `resource`",
+        examples=["rdma.example.com"],
+    )
+
+
+class FluidMountBlock(Block):
+    """A place that a Fluid dataset reads from."""
+
+    url: Text = Field(description="such as s3://bucket/folder, oss://..., https://... or pvc://claim")
+    name: Name = Field(default="data", description="the folder's name in the dataset")
+    options: dict[str, str] = Field(
+        default_factory=dict, description="options of the storage, such as alluxio.underfs.s3.endpoint: URL",
+        examples=[{"alluxio.underfs.s3.region": "eu-west-1"}],
+    )  # fmt: skip
+    secrets: dict[str, SecretKey] = Field(
+        default_factory=dict, description="options whose value is in a secret, as OPTION: SECRET/KEY",
+        examples=[{"aws.accessKeyId": "s3-keys/id"}],
+    )  # fmt: skip
+
+
+class FluidBlock(Block):
+    """A Fluid dataset: data of a remote store, cached on the cluster's nodes and mounted into the pods."""
+
+    mounts: Annotated[list[FluidMountBlock], Field(min_length=1)] = Field(description="what it reads from")
+    at: Path = Field(default="/data", description="folder in the containers")
+    runtime: Literal["alluxio", "juicefs"] = Field(default="alluxio", description="what caches it")
+    replicas: PositiveInt | Auto = Field(default="auto", description="nodes that cache; auto: as many as the run's")
+    medium: Literal["MEM", "SSD", "HDD"] = Field(default="MEM", description="what the cache is held in")
+    path: Path = Field(default="/dev/shm", description="the cache's folder on the nodes")
+    quota: Quantity = Field(default="8Gi", description="size of the cache on each node")
+    preload: bool = Field(default=True, description="load all of it into the cache when the run is submitted")
+    read_only: bool = Field(default=True, description="whether the pods cannot write to it")

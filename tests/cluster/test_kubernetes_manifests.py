@@ -1,0 +1,201 @@
+"""Manifests of a product of settings, against upstream's definitions in strict mode and against files kept here.
+
+Where those definitions are not at hand (see `manifest_schemas`), the kinds of Kubernetes itself are still checked, and
+the files, which were valid when they were written, are compared.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_runs import CLAIMED, FULL, run_of
+from manifest_schemas import FOLDER, problems_of
+from ruamel.yaml import YAML
+
+from stoker.cluster.kubernetes.block_problems import block_problems
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.config_map import config_map
+from stoker.cluster.kubernetes.manifests import manifests, preview, workload
+
+KINDS = ("job", "jobset", "volcano", "trainjob")
+GANGS = ("none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native")
+QUEUED = ("volcano", "kueue", "koordinator", "yunikorn")
+EXPECTED = Path(__file__).parent / "manifests"
+SHARED: dict[str, Any] = {"volumes": [{"claim": "runs", "at": "/work"}]}
+MIG = {"cpu": 8, "memory": "64Gi", "gpu": "nvidia.com/mig-3g.40gb"}
+KOORDINATOR = {"cpu": 32, "memory": "256Gi", "rdma": {"resource": "koordinator.sh/rdma"}, "alignment": "pcie"}
+SHOWN: dict[str, dict[str, Any]] = {
+    "job": {},
+    "job-roce-native": {**FULL, "gang": "native", "time_limit": 86400},
+    "job-pcie-claims": CLAIMED,
+    "job-koordinator": {"gang": "koordinator", "queue": "research", **KOORDINATOR},
+    "job-yunikorn": {"gang": "yunikorn", "queue": "root.research", **MIG},
+    "jobset-kueue": {"kind": "jobset", "gang": "kueue", "queue": "research", "topology": "cloud.example.com/block"},
+    "volcano": {"kind": "volcano", "queue": "research", "mpi": True},
+    "trainjob-coscheduling": {"kind": "trainjob", "gang": "coscheduling"},
+}
+BUILT_IN = ("v1", "batch/v1", "resource.k8s.io/v1", "scheduling.k8s.io/v1beta1")
+
+
+def combinations() -> Iterator[tuple[str, str]]:
+    """Every kind with every gang that it can have."""
+    for kind, gang in itertools.product(KINDS, GANGS):
+        if kind != "volcano" or gang == "volcano":
+            yield kind, gang
+
+
+def product() -> Iterator[ClusterRun]:
+    """Runs of every combination, with few and with all keys, without devices, with claimed ones, with fewer nodes."""
+    for kind, gang in combinations():
+        own: dict[str, Any] = {"kind": kind, "gang": gang}
+        if gang in QUEUED:
+            own["queue"] = "research"
+        if gang == "volcano":
+            own |= {"topology_tier": 1, "alignment": "numa"}
+        if gang == "kueue":
+            own["workload_priority"] = "urgent"
+        if kind != "volcano":
+            own["time_limit"] = 86400
+        yield run_of(**{key: own[key] for key in ("kind", "gang", "queue") if key in own})
+        yield run_of(**FULL, **own, mpi=True, ssh_secret="keys", archive=b"archive")
+        yield run_of(**(FULL | own | CLAIMED), nodes=4, least=2)
+        fluid = {"mounts": [{"url": "juicefs:///x"}], "runtime": "juicefs", "preload": False}
+        yield run_of(
+            **own, fluid=fluid, gpu="none", topology="example.com/rack", topology_mode="required", shared_memory="none"
+        )
+
+
+def test_every_manifest_is_valid_in_strict_mode() -> None:
+    checked = set()
+    for run in product():
+        assert block_problems(run.block) == []
+        for manifest in manifests(run, secret="00" * 32):
+            if manifest["apiVersion"] in BUILT_IN or FOLDER.is_dir():
+                checked.add((manifest["apiVersion"], manifest["kind"]))
+                assert problems_of(manifest) == [], (run.kind, run.gang, manifest["kind"])
+    assert {("v1", "ConfigMap"), ("v1", "Secret"), ("v1", "Service"), ("batch/v1", "Job")} <= checked
+    assert {("resource.k8s.io/v1", "ResourceClaimTemplate"), ("scheduling.k8s.io/v1beta1", "PodGroup")} <= checked
+    if FOLDER.is_dir():
+        assert len(checked) == 17
+
+
+def test_the_check_sees_planted_mistakes() -> None:
+    def spoilt(kind: str, *path: str | int, **keys: Any) -> list[str]:
+        manifest = json.loads(json.dumps(workload(run_of(kind=kind))))
+        place = manifest
+        for part in path:
+            place = place[part]
+        place.update(keys)
+        return problems_of(manifest)
+
+    assert spoilt("job", "spec", minAvailble=2)
+    assert spoilt("job", "spec", "template", "spec", "containers", 0, resource={})
+    if FOLDER.is_dir():
+        assert spoilt("volcano", "spec", minAvailble=2)
+        assert spoilt("jobset", "spec", "replicatedJobs", 0, replicas="1")
+        assert spoilt("trainjob", "spec", "trainer", nodes=2)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_manifests_are_those_of_the_files(name: str) -> None:
+    text = preview(run_of(**(SHARED | SHOWN[name])))
+    file = EXPECTED / f"{name}.yaml"
+    if "STOKER_WRITE_EXPECTED" in os.environ:  # after a change that is meant; then read the difference
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_yaml_is_read_back_as_what_is_sent() -> None:
+    for run in product():
+        read = list(YAML(typ="safe", pure=True).load_all(preview(run)))
+        sent = manifests(run, secret=None)
+        assert read == json.loads(json.dumps(sent))
+        assert "null" not in preview(run).split()
+
+
+def test_no_secret_is_in_a_manifest() -> None:
+    run = run_of(**FULL)
+    assert all("stringData" not in manifest for manifest in manifests(run, secret=None))
+    sent = json.dumps([m for m in manifests(run, secret="5ec7e7") if m["kind"] != "Secret"])
+    assert "5ec7e7" not in sent
+
+
+def test_a_pod_is_retried_by_exit_code() -> None:
+    spec = workload(run_of(retries=4))["spec"]
+    (fail, ignore) = spec["podFailurePolicy"]["rules"]
+    assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [2, 3])
+    assert fail["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
+    assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (4, 0)
+    volcano = workload(run_of(kind="volcano", retries=4))["spec"]["tasks"][0]
+    assert [p.get("exitCode") for p in volcano["policies"]] == [2, 3, None]
+    assert volcano["maxRetry"] == 4
+
+
+def test_each_device_is_paired_with_a_card_of_its_pcie_root() -> None:
+    (template,) = (m for m in manifests(run_of(**CLAIMED), secret=None) if m["kind"] == "ResourceClaimTemplate")
+    devices = template["spec"]["spec"]["devices"]
+    assert [request["name"] for request in devices["requests"]] == ["device-0", "card-0", "device-1", "card-1"]
+    assert [constraint["requests"] for constraint in devices["constraints"]] == [
+        ["device-0", "card-0"],
+        ["device-1", "card-1"],
+    ]
+    assert {constraint["matchAttribute"] for constraint in devices["constraints"]} == {
+        "resource.kubernetes.io/pcieRoot"
+    }
+
+
+@pytest.mark.parametrize(("kind", "gang"), combinations())
+def test_a_gang_starts_with_as_few_nodes_as_the_run_goes_on_with(kind: str, gang: str) -> None:
+    queue = {"queue": "research"} if gang in QUEUED else {}
+    made = manifests(run_of(kind=kind, gang=gang, nodes=4, least=3, **queue), secret=None)
+    text = json.dumps(made)
+    groups = [m["spec"] for m in made if m["kind"] == "PodGroup"]
+    if gang == "native":
+        assert groups == [{"schedulingPolicy": {"gang": {"minCount": 3}}}]
+    elif kind == "volcano":
+        assert made[-1]["spec"]["minAvailable"] == 3
+    elif gang in ("volcano", "coscheduling", "koordinator") and kind != "trainjob":
+        assert groups[0]["minMember"] == 3 and groups[0]["minResources"] == {"nvidia.com/gpu": 6}
+    elif gang == "koordinator":
+        assert groups[0]["minMember"] == 3
+    elif gang == "yunikorn":
+        assert '\\"minMember\\": 3' in text
+    assert "--nodes 3:4" in text
+
+
+def test_a_run_is_found_again_by_its_config_map() -> None:
+    run = run_of(**FULL, gang="volcano", queue="research", archive=b"\x00\xff")
+    kept = config_map(run)
+    again = ClusterRun.from_record(kept["data"]["submission.json"], kept["data"]["job.yaml"], b"\x00\xff")
+    assert manifests(again, secret="x") == manifests(run, secret="x")
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "message"),
+    [
+        ({"kind": "volcano", "gang": "kueue", "queue": "q"}, "gang", "scheduled by Volcano"),
+        ({"gang": "kueue"}, "gang", "none is named"),
+        ({"gang": "native", "queue": "q"}, "queue", "no meaning"),
+        ({"topology_tier": 1}, "topology_tier", "hypernodes"),
+        ({"kind": "volcano", "time_limit": 5}, "time_limit", "no limit"),
+        ({"alignment": "pcie"}, "alignment", "no `rdma`"),
+        ({"alignment": "pcie", "rdma": {}}, "alignment", "PCIe root"),
+        ({"environment": {"HF_TOKEN": "hf_x"}}, "environment.HF_TOKEN", "could be read"),
+        ({"volumes": [{"at": "/a"}]}, "volumes[0]", "none of"),
+        ({"volumes": [{"at": "/a", "claim": "a", "secret": "b"}]}, "volumes[0]", "claim and secret"),
+        ({"volumes": [{"at": "/a", "claim": "a"}, {"at": "/a/", "claim": "b"}]}, "volumes[1].at", "twice"),
+        ({"fluid": {"mounts": [{"url": "s3://b"}]}}, "fluid.preload", "namespace"),
+        ({"tolerations": [{"key": "a", "seconds": 3}]}, "tolerations[0].seconds", "NoExecute"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other(keys: dict[str, Any], key: str, message: str) -> None:
+    ((where, what, hint),) = block_problems(run_of(**keys).block)
+    assert where == key and message in what and hint

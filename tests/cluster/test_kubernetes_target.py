@@ -1,0 +1,281 @@
+"""Runs on a cluster of the tests' own, by the official client: submit, gangs, logs, reasons, eviction, retries, stop.
+
+The pods run small commands here: lines of `setup`, which come before `stoker node`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+from kubernetes_runs import IMAGE
+from ruamel.yaml import YAML
+
+from stoker.cluster.chosen_target import ChosenTarget, choose_target
+from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
+from stoker.cluster.record import Record
+from stoker.cluster.submission import Submission, submission_of
+from stoker.errors import UserError
+from stoker.job.load_job import load_job
+
+NODES = {"alpha": {"nvidia.com/gpu": 2}, "beta": {"nvidia.com/gpu": 2}}
+JOB = """
+task: sft
+model: smollm2-135m
+data: rows.jsonl
+steps: 3
+output: runs/tiny
+parallel: {data: 4}
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.cluster.kubernetes.run_pods.POLL", 0.2)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ApiServer]:
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with ApiServer(folder, NODES, {IMAGE}, absent=frozenset({"ray.io"})) as server:
+        yield server
+
+
+Submit = Callable[..., tuple[KubernetesTarget, Submission]]
+
+
+@pytest.fixture
+def prepared(cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
+    """The target and the submission of a job whose pods run a script."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "What is blue?", "completion": "The sea."}\n')
+
+    def make(script: str, *, name: str = "tiny", **keys: Any) -> tuple[KubernetesTarget, Submission]:
+        block = {"image": IMAGE, "kubeconfig": str(cluster.kubeconfig), "nodes": 2, "setup": [script, "exit 0"]}
+        block |= {"volumes": [{"claim": "runs", "at": "/work"}], **keys}
+        job = tmp_path / f"{name}.yaml"
+        with job.open("w") as file:
+            file.write(JOB)
+            YAML().dump({"target": {"kubernetes": block}}, file)
+        loaded = load_job(job)
+        chosen: ChosenTarget = choose_target(loaded, None)
+        target = KubernetesTarget(chosen)
+        submission = submission_of(loaded, chosen, tmp_path, name=name)
+        target.check(submission)
+        return target, submission
+
+    return make
+
+
+def until(state: str, target: KubernetesTarget, record: Record, seconds: float = 20) -> str:
+    """Waits for a state; the reason that comes with it."""
+    end = time.monotonic() + seconds
+    while (status := target.status(record)).state != state:
+        assert time.monotonic() < end, status
+        time.sleep(0.05)
+    return status.why
+
+
+def test_a_run_from_submission_to_its_logs(prepared: Submit, cluster: ApiServer) -> None:
+    script = 'ls rows.jsonl; stat -c %a /dev/shm/stoker-channel; echo "rank ${POD_NAME##*-} | here"; echo $POD_IP'
+    target, submission = prepared('echo "rank 0 | $(cat rows.jsonl)"; ' + script)
+    record = target.submit(submission)
+    assert (record.name, record.nodes, record.devices) == ("tiny", 2, 2)
+    until("done", target, record)
+    lines = list(target.logs(record, rank=None, follow=False))
+    assert sum(line.endswith("| rows.jsonl") for line in lines) == 2
+    assert sum(line.endswith("| 600") for line in lines) == 2
+    assert {line.rpartition(" ")[2] for line in lines if "127.0.1" in line} == {"127.0.1.1", "127.0.1.2"}
+    assert next(iter(target.logs(record, rank=0, follow=False))).startswith('{"prompt": "What is blue?"')
+    (found,) = target.records()
+    assert found.name == "tiny" and found.fingerprint == record.fingerprint and found.handle == record.handle
+    text = "\n".join(target.describe(record))
+    assert "Job tiny in the namespace default: done" in text and "Succeeded, alpha, exit code 0" in text
+    secret = cluster.one("secrets", "tiny-channel")
+    assert secret is not None and len(secret["stringData"]["channel"]) == 64
+    job = cluster.one("jobs", "tiny")
+    assert job is not None
+    cluster.remove(job, "jobs")  # as its ttl does
+    assert not any(cluster.all(plural) for plural in ("configmaps", "secrets", "services"))
+    assert target.status(record).state == "lost"
+
+
+@pytest.mark.parametrize("gang", ["coscheduling", "native"])
+def test_a_gang_starts_whole_or_not_at_all(prepared: Submit, cluster: ApiServer, gang: str) -> None:
+    first, submission = prepared("sleep 60", name="first", gang=gang)
+    first_record = first.submit(submission)
+    until("running", first, first_record)
+    second, submission = prepared("true", name="second", gang=gang)
+    second_record = second.submit(submission)
+    why = until("waiting", second, second_record)
+    time.sleep(0.3)
+    why = second.status(second_record).why
+    assert "none of 2 nodes will do: 2 have too little nvidia.com/gpu free" in why
+    assert "pod group second: 0 of 2 pods could be placed" in why
+    assert all("nodeName" not in p["spec"] for p in cluster.all("pods") if p["metadata"]["name"].startswith("second"))
+    first.stop(first_record)
+    until("stopped", first, first_record)
+    until("done", second, second_record)
+
+
+def test_kueue_admits_stops_and_starts_again(prepared: Submit, cluster: ApiServer) -> None:
+    first, submission = prepared("sleep 60", name="first", gang="kueue", queue="research")
+    first_record = first.submit(submission)
+    until("running", first, first_record)
+    second, submission = prepared("sleep 60", name="second", gang="kueue", queue="research")
+    second_record = second.submit(submission)
+    assert "the queue has not admitted it" in until("waiting", second, second_record)
+    first.stop(first_record)
+    until("stopped", first, first_record)
+    until("running", second, second_record)
+    assert first.resume(first_record) == first_record
+    until("waiting", first, first_record)
+    second.stop(second_record)
+    until("running", first, first_record)
+
+
+def test_stop_saves_and_resume_goes_on(prepared: Submit, cluster: ApiServer) -> None:
+    script = "trap 'echo saved >> /work/saved; exit 143' TERM; touch /work/started$POD_IP; "
+    script += "while [ ! -e /work/go ]; do sleep 0.1; done"
+    target, submission = prepared(script)
+    record = target.submit(submission)
+    claim = cluster.folder / "claims" / "runs"
+    while len(list(claim.glob("started*"))) < 2:
+        time.sleep(0.05)
+    target.stop(record)
+    until("stopped", target, record)
+    while cluster.all("pods"):
+        time.sleep(0.05)
+    assert (claim / "saved").read_text() == "saved\nsaved\n"
+    (claim / "go").touch()
+    assert target.resume(record) == record
+    until("done", target, record)
+
+
+def test_an_evicted_pod_comes_back_and_is_not_counted(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("while [ ! -e /work/go ]; do sleep 0.05; done", retries=0)
+    record = target.submit(submission)
+    until("running", target, record)
+    while len(running(cluster)) < 2:
+        time.sleep(0.05)
+    victim = running(cluster)[0]
+    cluster.controllers.evict(victim["metadata"]["name"])
+    while len(running(cluster)) < 2 or victim["metadata"]["uid"] in [p["metadata"]["uid"] for p in cluster.all("pods")]:
+        time.sleep(0.05)
+    (cluster.folder / "claims" / "runs" / "go").touch()
+    until("done", target, record)
+
+
+def running(cluster: ApiServer) -> list[dict[str, Any]]:
+    """The pods that run."""
+    return [pod for pod in cluster.all("pods") if pod["status"].get("phase") == "Running"]
+
+
+def test_a_failed_pod_is_started_again_as_often_as_was_said(prepared: Submit, cluster: ApiServer) -> None:
+    script = 'n=/work/$(echo "$POD_IP"); echo x >> $n; [ $(wc -l < $n) -gt 2 ] || exit 1'
+    target, submission = prepared(script, name="two", retries=2)
+    record = target.submit(submission)
+    until("done", target, record)
+    target, submission = prepared("exit 1", name="one", retries=1)
+    record = target.submit(submission)
+    assert "MaxFailedIndexesExceeded" in until("failed", target, record)
+    assert len([p for p in cluster.all("pods") if p["metadata"]["name"].startswith("one-0")]) == 2
+
+
+def test_wrong_input_is_not_tried_again(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("echo 'error: no such file'; exit 2")
+    record = target.submit(submission)
+    why = until("failed", target, record)
+    assert "exit code 2" in why
+    assert all(p["metadata"]["name"].count("-") == 2 for p in cluster.all("pods")) and len(cluster.all("pods")) <= 2
+    lines = list(target.logs(record, rank=None, follow=True))
+    assert any(line.endswith("error: no such file") for line in lines)
+    again = target.resume(record)  # what has failed is created anew
+    assert "exit code 2" in until("failed", target, again)
+
+
+def test_logs_are_followed_to_the_end_over_a_restart(prepared: Submit, cluster: ApiServer) -> None:
+    script = "n=/work/$POD_IP; echo x >> $n; t=$(wc -l < $n); for s in 1 2 3; do sleep 0.1; "
+    script += 'echo "rank ${POD_IP##*.} | start $t step $s"; done; [ $t = 2 ] || exit 1'
+    target, submission = prepared(script)
+    record = target.submit(submission)
+    lines = list(target.logs(record, rank=1, follow=True))
+    assert lines == [f"start {start} step {step}" for start in (1, 2) for step in (1, 2, 3)]
+
+
+def test_a_jobset_runs_its_job(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("sleep 0.2; hostname >/dev/null", kind="jobset")
+    record = target.submit(submission)
+    until("done", target, record)
+    assert record.handle["kind"] == "JobSet" and cluster.one("jobs", "tiny-node-0") is not None
+    args = cluster.all("pods")[0]["spec"]["containers"][0]["args"][0]
+    assert "tiny-node-0-0.tiny:" in args and "tiny-node-0-1.tiny:" in args
+
+
+def test_reasons_of_a_pod_that_cannot_start(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("true", image="registry.example.org/absent:2", name="image")
+    record = target.submit(submission)
+    time.sleep(0.5)
+    why = until("waiting", target, record)
+    assert "the image registry.example.org/absent:2 cannot be pulled: failed to pull image" in why
+    assert "there is no volume claim runs" in why
+    target.stop(record)
+    target, submission = prepared("true", secrets={"HF_TOKEN": "hub/token"}, name="secret")
+    record = target.submit(submission)
+    time.sleep(0.5)
+    assert 'CreateContainerConfigError: secret "hub" not found' in until("waiting", target, record)
+
+
+def test_refusals_leave_nothing_behind(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("true", kind="trainjob")
+    cluster.absent = frozenset({"trainer.kubeflow.org"})
+    with pytest.raises(
+        UserError, match=r"no TrainingRuntime of trainer.kubeflow.org/v1alpha1; it comes with the Kubeflow"
+    ):
+        target.submit(submission)
+    assert not cluster.all("configmaps")
+    target, submission = prepared("true")
+    cluster.forbidden.add(("POST", "jobs"))
+    with pytest.raises(UserError, match=r"this user may not: jobs is forbidden"):
+        target.submit(submission)
+    assert not cluster.all("configmaps") and not cluster.all("secrets")
+    cluster.forbidden.clear()
+    target.submit(submission)
+    with pytest.raises(UserError, match="exists already"):
+        target.submit(submission)
+    target, submission = prepared("true", namespace="elsewhere")
+    with pytest.raises(UserError, match="there is no namespace elsewhere"):
+        target.submit(submission)
+
+
+def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster: ApiServer, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the run's folder /work/runs/tiny is on no volume"):
+        prepared("true", volumes=[])
+    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: a Volcano Job is scheduled by Volcano"):
+        prepared("true", kind="volcano", gang="native")
+    (tmp_path / "large.bin").write_bytes(os.urandom(1_100_000))
+    with pytest.raises(UserError, match=r"a config map holds 1000000; put large.bin"):
+        prepared("true", send=["large.bin"])
+    os.environ["HF_TOKEN"] = "hf_1"
+    try:
+        with pytest.raises(UserError, match=r"the value of HF_TOKEN could be read in the manifest"):
+            prepared("true", forward=["HF_*"])
+    finally:
+        del os.environ["HF_TOKEN"]
+    target, submission = prepared("true", context="tset")
+    with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the kubeconfig has no context tset; did you mean test"):
+        target.submit(submission)
+    assert not cluster.objects
+
+
+def test_a_cluster_that_does_not_answer(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("true")
+    cluster.__exit__(None, None, None)
+    with pytest.raises(UserError, match="does not answer"):
+        target.submit(submission)
