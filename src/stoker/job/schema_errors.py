@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from stoker.errors import UserError
 from stoker.job.block import LARGEST
@@ -89,10 +88,11 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
     field, home = field_at(path)
     if field is None:
         return KeyFinding(path, f"{name} must be a block of keys, not {shown(value)}", "write `key: value` lines")
+    item = item_of(field.annotation) if home != path else field.annotation
+    if isinstance(value, str) and value and accepts(item, str) and not choices(item):
+        hint = f"write such as {example_of(home)} ({field.description})"
+        return KeyFinding(path, f"{name} cannot be {shown(value)}", hint)
     if home != path:
-        item = item_of(field.annotation)
-        if isinstance(value, str) and accepts(item, str):  # text, but not of the form that is wanted
-            return _ill_formed(path, field, home, value)
         instead = _quoted(value) if item is str else _instead(item, value)
         return KeyFinding(path, f"{name} must be {in_words(item, [])}, not {shown(value)}", instead)
     block, is_list = block_of(field.annotation)
@@ -112,18 +112,11 @@ def _wrong(path: KeyPath, document: JobDocument) -> KeyFinding:
         )
     if value in (None, "", []):
         return KeyFinding(path, f"{name} is empty", f"write {describe(field)}, or remove the line")
-    if isinstance(value, str) and accepts(field.annotation, str) and not choices(field.annotation):
-        return _ill_formed(path, field, home, value)
-    if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
-        return KeyFinding(path, f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}")
+    message = f"{name} must be {describe(field)}, not {shown(value)}"
     instead = _instead(field.annotation, value) or f"write a value such as {example_of(home)}"
-    return KeyFinding(path, f"{name} must be {describe(field)}, not {shown(value)}", instead)
-
-
-def _ill_formed(path: KeyPath, field: FieldInfo, home: KeyPath, value: Any) -> KeyFinding:
-    """A text that lacks the form of its key, such as an amount without a unit."""
-    message = f"`{dotted(path)}` cannot be {shown(value)}"
-    return KeyFinding(path, message, f"write such as {example_of(home)} ({field.description})")
+    if isinstance(value, int) and value > LARGEST and accepts(field.annotation, int):
+        message, instead = f"{name} is {value}, larger than any count can be", f"write at most {LARGEST}"
+    return KeyFinding(path, message, instead)
 
 
 def _instead(annotation: Any, value: Any) -> str:
