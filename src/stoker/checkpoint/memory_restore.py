@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from stoker.checkpoint.chunks import Chunk, Held
-from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.collective import rank, together
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, copies_in, forget_copies
+
+Key = tuple[int, str]  # the step of copies, and the group that made them
 
 
 @dataclass(frozen=True)
@@ -22,13 +24,16 @@ class Remembered:
 
     Attributes:
         group: of the agreement that they were made under.
+        copies: those of this machine.
         numbers: as `stoker.checkpoint.store.State` has them.
+        holders: ranks of today's processes whose machine has the copy of a rank of that group.
     """
 
     step: int
     group: str
     copies: tuple[Copy, ...]
     numbers: Mapping[str, Any]
+    holders: Mapping[int, Sequence[int]]
 
     def saved(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Shape and type of the whole tensors that there are boxes of."""
@@ -45,7 +50,7 @@ class Remembered:
             """Boxes that are written do not overlap, so their volumes add up."""
             sizes = tuple(chunk.tensor.shape)
             same = [item for item in items.get(name, []) if item.shape == chunk.shape]
-            boxes = (_intersection(item.offsets, item.sizes, chunk.offsets, sizes) for item in same)
+            boxes = (intersection(item.offsets, item.sizes, chunk.offsets, sizes) for item in same)
             found = sum(math.prod(high - low for low, high in box) for box in boxes if box is not None)
             return bool(same) and found == math.prod(sizes)
 
@@ -57,42 +62,45 @@ class Remembered:
         for copy in self.copies:
             for item, tensor in copy.tensors():
                 for chunk in held.get(item.name, ()):
-                    common = _intersection(item.offsets, item.sizes, chunk.offsets, tuple(chunk.tensor.shape))
+                    common = intersection(item.offsets, item.sizes, chunk.offsets, tuple(chunk.tensor.shape))
                     if common is not None:
                         target = chunk.tensor[_within(common, chunk.offsets)]
                         target.copy_(tensor[_within(common, item.offsets)])
 
 
 def remembered(folder: Path | None, before: int | None) -> list[Remembered]:
-    """The steps of which every process finds copies on its own machine, newest first. A collective.
+    """The steps of which the processes' machines together have the copies of all that made them, newest first.
 
-    On one machine the copies of all processes that made them are there, or the step does not count; of several,
-    each has those of its own processes, which are enough under the same layout (see `Remembered.covers`).
+    A collective.
 
     Args:
         folder: of the run, in shared memory; None where there is none.
         before: only steps before this one.
     """
+    mine: dict[Key, dict[int, Copy]] = {}
 
-    def look() -> dict[tuple[int, str], tuple[Copy, ...]]:
-        found: dict[tuple[int, str], dict[int, Copy]] = {}
+    def summary() -> dict[Key, tuple[frozenset[int], int]]:
         for copy in copies_in(folder) if folder is not None else []:
-            found.setdefault((copy.step, copy.group), {})[copy.rank] = copy
-        return {key: tuple(copies.values()) for key, copies in found.items()}
-
-    mine: dict[tuple[int, str], tuple[Copy, ...]] = {}
-
-    def summary() -> dict[tuple[int, str], tuple[frozenset[int], int]]:
-        nonlocal mine
-        mine = look()
-        return {key: (frozenset(copy.rank for copy in copies), copies[0].world) for key, copies in mine.items()}
+            mine.setdefault((copy.step, copy.group), {})[copy.rank] = copy
+        return {key: (frozenset(copies), next(iter(copies.values())).world) for key, copies in mine.items()}
 
     said = together(summary)
-    everywhere = set(said[0]).intersection(*said)
-    whole = {key for key in everywhere if len(frozenset().union(*(found[key][0] for found in said))) == said[0][key][1]}
+    holders: dict[Key, dict[int, list[int]]] = {}
+    worlds: dict[Key, int] = {}
+    for process, found in enumerate(said):
+        for key, (ranks, world) in found.items():
+            worlds[key] = world
+            for copied in ranks:
+                holders.setdefault(key, {}).setdefault(copied, []).append(process)
+    whole = [key for key, ranks in holders.items() if len(ranks) == worlds[key]]
     steps = sorted((key for key in whole if before is None or key[0] < before), reverse=True)
-    numbers: dict[tuple[int, str], Mapping[str, Any]] = by_first(lambda: {key: mine[key][0].numbers for key in steps})
-    return [Remembered(*key, mine[key], numbers[key]) for key in steps]
+    first = {key: min(min(has) for has in holders[key].values()) for key in steps}
+
+    def numbers_of() -> dict[Key, Mapping[str, Any]]:
+        return {key: next(iter(mine[key].values())).numbers for key in steps if first[key] == rank()}
+
+    numbers = {key: values for found in together(numbers_of) for key, values in found.items()}
+    return [Remembered(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in steps]
 
 
 def forget_after(folder: Path | None, step: int) -> None:
@@ -101,7 +109,7 @@ def forget_after(folder: Path | None, step: int) -> None:
         together(lambda: forget_copies([copy for copy in copies_in(folder) if copy.step > step]))
 
 
-def _intersection(
+def intersection(
     offsets: Sequence[int], sizes: Sequence[int], other_offsets: Sequence[int], other_sizes: Sequence[int]
 ) -> list[tuple[int, int]] | None:
     """Where two boxes of a tensor overlap, from and to in each dimension; None where they do not."""

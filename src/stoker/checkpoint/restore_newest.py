@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stoker.checkpoint.collective import by_first, together
+from stoker.checkpoint.memory_exchange import fetched
 from stoker.checkpoint.memory_restore import Remembered, remembered
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
 from stoker.checkpoint.store import Store
@@ -34,7 +35,7 @@ def restore_newest(
     for candidate in candidates:
         if isinstance(candidate, Remembered):
             try:
-                recalled = _recall(candidate, places)
+                recalled = _recall(candidate, memory, places)
             except OSError as error:  # something has removed the copies meanwhile
                 torn = error
                 continue
@@ -74,13 +75,19 @@ def _settle(store: Store, newest: int) -> None:
         time.sleep(POLL)
 
 
-def _recall(copy: Remembered, places: Places) -> bool:
+def _recall(copy: Remembered, memory: Path | None, places: Places) -> bool:
     """Restores from copies in memory; says whether every process found what it needs."""
     known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
     held = places({name: Saved(*entry) for name, entry in known.items()})
-    if not all(together(lambda: copy.covers(held))):
+    if all(together(lambda: copy.covers(held))):
+        together(lambda: copy.fill(held))
+        return True
+    if memory is None:
         return False
-    together(lambda: copy.fill(held))
+    with fetched(copy, memory, held) as more:
+        if not all(together(lambda: more.covers(held))):
+            return False
+        together(lambda: more.fill(held))
     return True
 
 

@@ -21,6 +21,9 @@ from stoker.checkpoint.snapshots import Snapshots
 from stoker.checkpoint.state import Damaged, Places, Restored, SaveOutcome, State
 from stoker.checkpoint.store import Store
 from stoker.errors import DiskFailed, RunFailed
+from stoker.runs.shm_folder import this_node
+
+AGAIN, TRIES = 0.05, 600  # seconds between two looks at whether the next node has a copy, and their number
 
 
 class Saver:
@@ -108,6 +111,19 @@ class Saver:
             seconds = time.perf_counter() - begin
             self._outcomes.append(replace(outcome, seconds=seconds, stall=seconds, deleted=deleted))
 
+    def pause(self, state: State, keep: Keep) -> None:
+        """Leaves the state that training goes on from, in other processes, in memory; on the disk if there is no room.
+
+        Raises:
+            DiskFailed: it could not be written.
+        """
+        with self._stalled():
+            self.wait()
+            self.report()
+            if self.keep_in_memory(state):
+                return
+        self.finish(state, keep)
+
     def keep_in_memory(self, state: State) -> bool:
         """Copies the state to where it outlives this process; returns whether there was room for it."""
         return self.snapshots is not None and self._outlives and self.snapshots.take(state)
@@ -148,6 +164,7 @@ class Saver:
         begun = time.time()
         self.wait()
         snapshots, store = self.snapshots, self.store
+        self._is_safe(tries=TRIES)
         if snapshots is None or not self._background or self._was_full or not snapshots.take(state):
             return self.save(state, keep)
         assert snapshots.agreement is not None
@@ -201,11 +218,16 @@ class Saver:
         return self.cadence.due(step)
 
     def remember(self, state: State) -> None:
-        """Copies the state into memory that outlives this process, unless all of it is being written."""
+        """Copies the state into memory that outlives this process, unless all of it is being written.
+
+        Of several nodes each copy is kept by the next node, too; until that has the last one there is no other.
+        """
         snapshots = self.snapshots
         assert snapshots is not None
         with self._stalled():
             begin = time.perf_counter()
+            if not self._is_safe():
+                return
             before = snapshots.agreement
             agreement = snapshots.agreed(state.held)
             known = agreement is before and snapshots.is_settled()
@@ -221,6 +243,21 @@ class Saver:
                 every, size = self.cadence.every, agreement.length
                 self._outcomes.append(SaveOutcome(state.step, "memory", seconds, seconds, size, every))
             self._cost = seconds if known else None
+
+    def _is_safe(self, *, tries: int = 1) -> bool:
+        """Whether the next nodes have the newest copies of all processes. A collective.
+
+        Args:
+            tries: looks, `AGAIN` seconds apart, before the answer is no.
+        """
+        snapshots = self.snapshots
+        if snapshots is None or not this_node():
+            return True
+        for left in range(tries - 1, -1, -1):
+            if all(together(snapshots.is_safe)):
+                return True
+            time.sleep(AGAIN if left else 0.0)
+        return False
 
     def has_state(self) -> bool:
         """Whether there is any state to go back to."""

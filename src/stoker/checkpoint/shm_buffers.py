@@ -119,7 +119,7 @@ class Slot:
         data = torch.empty(0, dtype=torch.uint8)
         try:
             if agreement.length:
-                _allocate(descriptor, agreement.length)
+                allocate(descriptor, agreement.length)
                 populate = getattr(mmap, "MAP_POPULATE", 0)
                 self._map = mmap.mmap(descriptor, agreement.length, flags=mmap.MAP_SHARED | populate)
                 data = torch.frombuffer(self._map, dtype=torch.uint8)
@@ -198,7 +198,12 @@ def _box(data: Tensor, item: Item) -> Tensor:
     return data[item.at : item.at + item.length].view(item.dtype).view(item.sizes)
 
 
-def _allocate(descriptor: int, length: int) -> None:
+def allocate(descriptor: int, length: int) -> None:
+    """Makes a file of the machine's memory as large as is needed, all of it there.
+
+    Raises:
+        OSError: there is no room.
+    """
     with suppress(AttributeError):  # a system without it
         os.posix_fallocate(descriptor, 0, length)
         return

@@ -26,7 +26,7 @@ from stoker.checkpoint.shm_buffers import Slot
 from stoker.checkpoint.state import State
 from stoker.checkpoint.storage import storage_of
 from stoker.checkpoint.writer import GIVE_UP, WriteRequest
-from stoker.runs.shm_folder import PREFIX, SharedFolder, has_folder, shared_folder
+from stoker.runs.shm_folder import NEIGHBOUR, PREFIX, SENT, SharedFolder, has_folder, shared_folder
 
 VISIBLE = 120.0  # seconds in which a file that another machine has written is seen on this one
 ENDS = 600.0  # seconds that the writer gets to finish when this process ends
@@ -79,6 +79,16 @@ class Snapshots:
             if int(folder.name.removeprefix("rank-")) >= agreement.world:
                 shutil.rmtree(folder, ignore_errors=True)
         return True
+
+    def is_safe(self) -> bool:
+        """Whether the newest copy of this process is on the next node, too, or no other node keeps copies."""
+        if self._folder is None or not (self._folder / NEIGHBOUR).exists():
+            return True
+        made = [slot.header.stat().st_mtime_ns for slot in self._slots if slot.header.exists()]
+        try:
+            return not made or int((self._folder / f"{SENT}{rank()}").read_text()) >= max(made)
+        except (FileNotFoundError, ValueError):
+            return False
 
     def agreed(self, held: Held) -> Agreement:
         """Who writes what; agreed on again if what is held has changed, or files are gone. A collective."""

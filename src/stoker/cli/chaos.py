@@ -15,6 +15,7 @@ from stoker.cli.preflight import open_job, planned
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
+    from stoker.job import LoadedJob
     from stoker.rehearse.rehearsal import Rehearsal, Trial
     from stoker.resilience.fault_injection import Fault
     from stoker.runs.run_folder import RunFolder
@@ -59,6 +60,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RANK@STEP",
         help="the same of the next checkpoint after this step, and this process",
     )
+    parser.add_argument(
+        "--kill-node",
+        action="append",
+        default=[],
+        metavar="NODE@STEP",
+        help="kill -9 this node, counted from 0: its supervisor and all of its processes; it is back a second later",
+    )
+    parser.add_argument(
+        "--cut-link",
+        action="append",
+        default=[],
+        metavar="NODE@STEP:SECONDS",
+        help="end all connections of this node to the others, and for so long let it make none",
+    )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        metavar="COUNT",
+        help="nodes that the run is spread over, on loopback addresses (default: faults.nodes.max, else as many as the "
+        "faults name, 2 at least)",
+    )
     parser.add_argument("--random", type=int, default=0, metavar="COUNT", help="number of random faults of all kinds")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of --random")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON, and nothing else")
@@ -74,7 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     from stoker.rehearse.rehearsal import Rehearsal
 
     say: Callable[[str], None] = _silent if arguments.json else _say
-    rehearsal = Rehearsal(loaded, arguments.job, arguments.overrides, base=Path.cwd(), say=say)
+    nodes = _nodes(arguments, loaded, faults)
+    rehearsal = Rehearsal(loaded, arguments.job, arguments.overrides, base=Path.cwd(), say=say, nodes=nodes)
     rehearsal.check(faults)
     calm = rehearsal.undisturbed()
     every = _save_every(calm)
@@ -106,9 +129,33 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
     faults += [Fault("corrupt", step, rank) for rank, step in (_place("--corrupt-at", t) for t in arguments.corrupt_at)]
     faults += [Fault("fill-disk", 0) for _ in arguments.fill_disk]
     faults += [Fault("fill-disk", step, rank) for rank, step in (_place("--fill-at", t) for t in arguments.fill_at)]
+    for text in arguments.kill_node:
+        number, step = _place("--kill-node", text)
+        faults.append(Fault("kill-node", step, node=str(number)))
+    for text in arguments.cut_link:
+        match = PLACE_AND_FACTOR.fullmatch(text)
+        if match is None or float(match[3]) <= 0:
+            raise UserError(Problem(f"--cut-link {text}: this is no NODE@STEP:SECONDS", "write it as 1@20:5"))
+        faults.append(Fault("cut-link", int(match[2]), node=match[1], seconds=float(match[3])))
     if not faults and arguments.random < 1:
         raise UserError(Problem("no fault is named", "write --kill 0@20, say, or --random 5"))
     return faults
+
+
+def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]) -> int:
+    """Nodes that the run with faults is spread over; 1 where nothing is asked of nodes."""
+    from stoker.job.layout import layout_of
+
+    named = [int(fault.node) for fault in faults if fault.node]
+    stated = loaded.job.faults.nodes
+    if not named and arguments.nodes is None and stated is None:
+        return 1
+    count = arguments.nodes or (stated.max if stated is not None else max(2, *(number + 1 for number in named), 2))
+    world = layout_of(loaded.job).world
+    if not 1 < count <= world:
+        words = f"{count} nodes cannot be rehearsed: the job has {world} process{'es' * (world > 1)}"
+        raise UserError(Problem(f"{words}, and a node has one at least", "write parallel.data, or --nodes"))
+    return count
 
 
 def _place(option: str, text: str) -> tuple[int, int]:
@@ -145,6 +192,7 @@ def _drawn(arguments: argparse.Namespace, rehearsal: Rehearsal, calm: RunFolder,
             world=rehearsal.world,
             save_every=save_every,
             kinds=rehearsal.kinds,
+            nodes=rehearsal.nodes,
         )
     except ValueError as error:
         raise UserError(Problem(f"--random {arguments.random}: {error}", "ask for fewer, or train for more")) from error

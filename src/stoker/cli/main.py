@@ -21,6 +21,7 @@ VERBS = {
     "plan": "which layout to train with, and what it takes",
     "verify": "prove that a layout computes what one process computes",
     "train": "train, or resume an earlier run of the same job",
+    "node": "take part in a run of several nodes, with a supervisor on each",
     "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
     "submit": "start a job over ssh, by Slurm, on Ray or by Kubernetes",
     "runs": "list the runs, and what their time went into",

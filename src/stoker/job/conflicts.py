@@ -50,6 +50,13 @@ def _needs_data(view: View) -> Iterator[Problem]:
         yield view.document.problem(("data",), f"`task: {task.name}` needs data", "write `data: my.jsonl`")
 
 
+def _nodes(view: View) -> Iterator[Problem]:
+    nodes = view.value("faults.nodes")
+    if nodes is not None and nodes.min > nodes.max:
+        message = f"`min` is {nodes.min}, and `max` is {nodes.max}"
+        yield from view.at_each(["faults.nodes.min", "faults.nodes.max"], message, "write the smaller one as `min`")
+
+
 def _task_blocks(view: View) -> Iterator[Problem]:
     chosen = view.task
     if chosen.block_hint and view.value(chosen.name) is None:
@@ -159,7 +166,7 @@ def _one_target(view: View) -> Iterator[Problem]:
 
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
-    _weights, _two_evaluations, _samples, _warmup, _batch, _one_target,
+    _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target,
     *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
 )  # fmt: skip
 

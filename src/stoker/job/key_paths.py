@@ -156,6 +156,7 @@ EXAMPLES = {
     "train.accumulation": "1", "train.seq_len": "1024", "train.pack": "true", "train.beta2": "0.999",
     "train.weight_decay": "0.01", "train.average": "0.99", "evaluate.fraction": "0.05", "evaluate.every": "100",
     "checkpoint.every": "100", "checkpoint.keep_every": "1000", "checkpoint.to": "checkpoints", "faults.requeue": "99",
+    "faults.nodes.min": "2", "faults.nodes.max": "3",
     "parallel.data": "1",
     **{f"{task.name}.{key}": value for task in TASKS.values() for key, value in task.examples.items()},
 }  # fmt: skip

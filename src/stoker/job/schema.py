@@ -258,6 +258,15 @@ class CheckpointBlock(Block):
     )
 
 
+class NodesBlock(Block):
+    """How many nodes train: each has a supervisor, `stoker node`."""
+
+    min: PositiveInt = Field(
+        description="with fewer none trains; more than half of max, or a cut network may split the run in two"
+    )
+    max: PositiveInt = Field(description="more wait as spares")
+
+
 class FaultsBlock(Block):
     """What follows when something breaks."""
 
@@ -271,6 +280,9 @@ class FaultsBlock(Block):
     )
     hang: Annotated[float, Field(gt=0, le=LONGEST)] | Auto = Field(
         default="auto", description="seconds without a sign of life after which a process counts as hung"
+    )
+    nodes: NodesBlock | None = Field(
+        default=None, description="fewest and most nodes of `stoker node`; by default all of them, and none fewer"
     )
     slow: Annotated[float, Field(gt=1)] = Field(
         default=1.5, description="times the median of all processes' own time from which one is reported as slow"

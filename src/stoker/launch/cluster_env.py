@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ class RankInfo:
         meet: host and port where the processes find each other, or a file on the machine that all of them run on;
             None where the environment's MASTER_ADDR and MASTER_PORT say it.
         agent: whether torchrun's agents keep the store there, over all starts of the processes.
+        node: name of its node among several supervisors; empty where there is one, or none.
+        address: that the process' groups bind to.
+        listening: for rank 0 of several nodes: the socket of the store.
     """
 
     rank: int
@@ -38,6 +42,9 @@ class RankInfo:
     local_world: int
     meet: tuple[str, int] | Path | None = None
     agent: bool = False
+    node: str = ""
+    address: str = LOOPBACK
+    listening: socket.socket | None = None
 
     @property
     def speaks(self) -> bool:
@@ -58,6 +65,12 @@ class RankInfo:
 
             store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
             return meet(store, rank=self.rank, world=self.world, timeout=MEET)
+        if self.node:
+            listening = self.listening.detach() if self.listening is not None else None
+            wait = timedelta(seconds=MEET)
+            return dist.TCPStore(
+                host, port, self.world, is_master=self.rank == 0, timeout=wait, master_listen_fd=listening
+            )
         listening = None  # of several machines: on every interface
         if self.local_world == self.world:
             host = LOOPBACK

@@ -6,9 +6,10 @@ import json
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
 from stoker.files import replace_file
@@ -70,7 +71,11 @@ class Failure:
     @classmethod
     def read(cls, path: Path) -> Failure:
         """What `write` wrote."""
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return cls.of(json.loads(path.read_text(encoding="utf-8")))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Failure:
+        """From the values of `dataclasses.asdict`."""
         return cls(**{**values, "problems": tuple(Problem(**problem) for problem in values["problems"])})
 
 

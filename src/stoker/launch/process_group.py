@@ -56,7 +56,11 @@ def process_group(
 def bind_to_loopback() -> None:
     """Makes the groups of this process bind to the loopback interface, and look up no host name."""
     interfaces = psutil.net_if_addrs().items()
-    name = next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo")
+    bind_to(next((name for name, found in interfaces if any(a.address == LOOPBACK for a in found)), "lo"))
+
+
+def bind_to(name: str) -> None:
+    """Makes the groups of this process bind to a network interface."""
     os.environ["GLOO_SOCKET_IFNAME"] = name
     os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"
 

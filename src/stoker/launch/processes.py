@@ -6,40 +6,80 @@ import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from stoker.launch.cluster_env import RankInfo
+from stoker.launch.cluster_env import LOOPBACK, RankInfo
 from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import START
-from stoker.launch.process_group import new_secret
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry, main
 from stoker.resilience.deadline import SIGNAL_EXIT
-from stoker.resilience.stop_signals import STOPS
+from stoker.resilience.stop_signals import PAUSE, STOPS
 
 GRACE = 3.0  # seconds that the others get to end by themselves when one has failed, or when all are to end at once
 
 
-class Processes:
-    """Starts the processes, forwards signals to them, and ends the rest when one fails.
+@dataclass(frozen=True)
+class Placement:
+    """The processes of one node among those of a run.
 
-    They find each other through a file and listen on the loopback interface only.
+    Attributes:
+        ranks: theirs.
+        world: processes of the run.
+        meet: where all of them find each other: a file that does not exist yet, in a folder of this user's alone, or
+            host and port of a store.
+        secret: that the processes of the run share.
+        node: name of the node; empty where there is only one.
+        address: that their groups bind to.
+        devices: number of each process' device; by default counted from 0.
+        listening: the socket of the store, on the node of rank 0.
+    """
+
+    ranks: range
+    world: int
+    meet: Path | tuple[str, int]
+    secret: bytes
+    node: str = ""
+    address: str = LOOPBACK
+    devices: tuple[int, ...] | None = None
+    listening: socket.socket | None = None
+
+    def rank_info(self, index: int) -> RankInfo:
+        """What the process of this number on the node is given."""
+        rank = self.ranks[index]
+        local_rank = index if self.devices is None else self.devices[index]
+        listening = self.listening if rank == 0 else None
+        return RankInfo(
+            rank,
+            self.world,
+            local_rank,
+            len(self.ranks),
+            self.meet,
+            node=self.node,
+            address=self.address,
+            listening=listening,
+        )
+
+
+class Processes:
+    """Starts the processes of a node, forwards signals to them, and ends the rest when one fails.
 
     Args:
         entry: what each process calls instead of training.
-        meet: a file that does not exist yet, in a folder of this user's alone.
         asked: signals that this process got, as they come.
     """
 
-    def __init__(self, spec: RunSpec, entry: Entry | None, *, meet: Path, asked: Sequence[int]) -> None:
-        self._spec, self._entry, self._meet, self._asked = spec, entry, meet, asked
-        self._ranks: list[BaseProcess] = []
+    def __init__(self, spec: RunSpec, entry: Entry | None, placement: Placement, *, asked: Sequence[int]) -> None:
+        self._spec, self._entry, self._placement, self._asked = spec, entry, placement, asked
+        self._processes: list[BaseProcess] = []
         self._endings: list[Connection] = []
         self._handed_on = 0
         self._deadline: float | None = None
@@ -48,31 +88,43 @@ class Processes:
 
     def start(self) -> None:
         """Starts them. They begin with the signals blocked, until they have handlers."""
-        world = self._spec.layout.world
         parent = os.getpid() if START == "spawn" else None
-        secret = new_secret()
         entry = pickle.dumps(self._entry) if self._entry else None
         resource_tracker.ensure_running()  # it would unblock the signals again if it began later
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
         try:
             context = multiprocessing.get_context(START)
-            for rank in range(world):
+            for index, rank in enumerate(self._placement.ranks):
                 ours, theirs = context.Pipe(duplex=False)
-                rank_info = RankInfo(rank, world, rank, world, self._meet)
-                arguments = (theirs, self._spec, rank_info, secret, entry, parent)
+                arguments = (
+                    theirs,
+                    self._spec,
+                    self._placement.rank_info(index),
+                    self._placement.secret,
+                    entry,
+                    parent,
+                )
                 process = context.Process(target=main, args=arguments, name=f"rank-{rank}")  # type: ignore[attr-defined]
                 process.start()
                 theirs.close()
-                self._ranks.append(process)
+                self._processes.append(process)
                 self._endings.append(ours)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            if self._placement.listening is not None:
+                self._placement.listening.close()  # the process has its own
 
     @property
     def pids(self) -> dict[int, int]:
         """Process ids of the running processes, by rank."""
-        living = [(rank, p.pid) for rank, p in enumerate(self._ranks) if p.exitcode is None]
+        pairs = zip(self._placement.ranks, self._processes, strict=False)
+        living = [(rank, p.pid) for rank, p in pairs if p.exitcode is None]
         return {rank: pid for rank, pid in living if pid is not None}
+
+    @property
+    def killed(self) -> bool:
+        """Whether one was killed from outside."""
+        return any(code is not None and code < 0 for code in self._codes)
 
     @property
     def one_has_failed(self) -> bool:
@@ -81,20 +133,30 @@ class Processes:
 
     def wait(self, seconds: float) -> None:
         """Waits until a process ends, at most ``seconds``."""
-        wait([process.sentinel for process in self._ranks if process.exitcode is None], seconds)
+        wait([process.sentinel for process in self._processes if process.exitcode is None], seconds)
 
     def look(self) -> None:
         """Polls the processes; call it repeatedly while they run."""
         if not self._ended_here:
-            self._codes = [process.exitcode for process in self._ranks]
+            self._codes = [process.exitcode for process in self._processes]
         for number in self._asked[self._handed_on :]:
             self._hand_on(number)
         if self._deadline is None and (len(self._asked) > 1 or any(self._codes)):
             # One that was killed says nothing, and what the others say of it is no news.
-            killed = any(code is not None and code < 0 for code in self._codes)
-            self._deadline = time.monotonic() + (0 if killed and not self._asked else GRACE)
+            self._deadline = time.monotonic() + (0 if self.killed and not self._asked else GRACE)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self.kill()
+
+    def end(self, grace: float) -> None:
+        """Has those that still run ended after ``grace`` seconds, as processes elsewhere have failed."""
+        deadline = time.monotonic() + grace
+        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+
+    def pause(self) -> None:
+        """Asks them to stop after their step, with the state in memory."""
+        for pid in self.pids.values():
+            with suppress(ProcessLookupError):
+                os.kill(pid, PAUSE)
 
     def _hand_on(self, number: int) -> None:
         self._handed_on += 1
@@ -105,15 +167,15 @@ class Processes:
     def kill(self) -> None:
         """Kills the processes that still run."""
         self._ended_here = True
-        for process in self._ranks:
+        for process in self._processes:
             if process.exitcode is None:
                 process.kill()
-        for process in self._ranks:
+        for process in self._processes:
             process.join()
 
     def ending(self) -> RunResult | None:
-        """The first process' result, once all have ended; None where one failed."""
-        if any(process.exitcode for process in self._ranks) or not self._endings[0].poll():
+        """The result of the first of them, once all have ended; None where one failed."""
+        if any(process.exitcode for process in self._processes) or not self._endings[0].poll():
             return None
         with suppress(EOFError):  # it ended without reporting why
             ending: RunResult = self._endings[0].recv()
@@ -127,9 +189,9 @@ class Processes:
             reported: the ranks that reported a failure themselves.
         """
         no_reason = (None, 0, SIGNAL_EXIT + signal.SIGTERM)  # ended here, ended well, or as it was asked to
-        ends = enumerate(zip(self._ranks, self._codes, strict=True))
+        ends = zip(self._placement.ranks, self._processes, self._codes, strict=False)
         return [
             failure_of_exit(rank, process.pid, code)
-            for rank, (process, code) in ends
+            for rank, process, code in ends
             if code not in no_reason and rank not in reported
         ]

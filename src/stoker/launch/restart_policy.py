@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from stoker.errors import Problem
 from stoker.job.schema import FaultsBlock
@@ -53,6 +55,11 @@ class Restarts:
         return Again(self._count, self._back_off * 2 ** (self._count - 1))
 
     @property
+    def furthest(self) -> int:
+        """The last step that was done when something broke; -1 before the first."""
+        return self._furthest
+
+    @property
     def lost(self) -> int | None:
         """The rank that repeatedly ended or hung at the same step without an error: its device is taken for broken."""
         last = self._ended_at[-AGAIN:]
@@ -62,3 +69,18 @@ class Restarts:
         """Resets the count, as other devices train from now on."""
         self._count, self._last = 0, None
         self._ended_at.clear()
+
+    def state(self) -> dict[str, Any]:
+        """What another supervisor needs to go on with the counts."""
+        step, kind, problems = self._last or (None, "", ())
+        last = None if step is None else [step, kind, [asdict(problem) for problem in problems]]
+        return {"count": self._count, "furthest": self._furthest, "last": last, "ended_at": self._ended_at}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._count, self._furthest = int(state["count"]), int(state["furthest"])
+        self._ended_at = [(int(rank), int(step)) for rank, step in state["ended_at"]]
+        self._last = None
+        if state["last"] is not None:
+            step, kind, problems = state["last"]
+            self._last = step, kind, tuple(Problem(**problem) for problem in problems)

@@ -5,7 +5,7 @@ Light to import: a process opens its log before any heavy import, and the superv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +58,16 @@ class RunSpec:
     def forget_failures(self) -> None:
         """Removes the failures of an earlier start."""
         for path in self.logs.glob("rank-*.error.json"):
-            path.unlink()
+            path.unlink(missing_ok=True)
 
-    def failures(self) -> list[Failure]:
-        """The failures that ranks have reported."""
-        return [Failure.read(path) for path in sorted(self.logs.glob("rank-*.error.json"))]
+    def failures(self, ranks: Iterable[int] | None = None) -> list[Failure]:
+        """The failures that ranks have reported.
+
+        Args:
+            ranks: those that are asked for; by default all.
+        """
+        paths = sorted(self.logs.glob("rank-*.error.json")) if ranks is None else map(self.failure_of, ranks)
+        return [Failure.read(path) for path in paths if path.is_file()]
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class RunResult:
     """How a run ended, with the figures of its summary.
 
     Attributes:
-        state: ``done`` or ``stopped``.
+        state: ``done``, ``stopped``, or ``paused`` where other processes go on at once.
         step, steps: done, and of the whole run.
         signal: that stopped it.
         first_loss, last_loss: of its first and its newest step.

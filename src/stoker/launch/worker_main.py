@@ -20,13 +20,14 @@ from stoker.files import no_link
 from stoker.hardware.process import end_with
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of
-from stoker.launch.process_group import bind_to_loopback, seal_objects
+from stoker.launch.nodes.addresses import interface_of
+from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
-from stoker.resilience.stop_signals import STOPS
-from stoker.runs.shm_folder import shared_folder
+from stoker.resilience.stop_signals import PAUSE, STOPS
+from stoker.runs.shm_folder import on_node, shared_folder
 from stoker.train.progress import KeptConsole
 
 Entry = Callable[..., RunResult]  # as `stoker.launch.worker.train`
@@ -54,14 +55,19 @@ def main(
     end_with(parent or os.getppid())
     os.setsid()
     os.environ |= _as_launched(rank_info)
+    on_node(rank_info.node)
     console = _keep_log(spec.log_of(rank_info.rank), rank_info, spec)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
     write_stacks_when_asked(spec.logs, rank_info.rank)
     for number in STOPS:
         signal.signal(number, _stop)
+    signal.signal(PAUSE, signal.SIG_IGN)  # until there are steps
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     try:
-        bind_to_loopback()
+        if rank_info.node:
+            bind_to(interface_of(rank_info.address))
+        else:
+            bind_to_loopback()
         seal_objects(secret)
         result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
         return

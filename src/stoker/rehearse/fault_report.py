@@ -17,8 +17,16 @@ NOTICED: Mapping[Kind, tuple[str, ...]] = {
     "nan": ("not_finite",),
     "corrupt": ("damaged",),
     "fill-disk": ("save_failed",),
+    "kill-node": ("node_lost",),
+    "cut-link": ("node_lost", "fault"),
 }
-RESTARTED: tuple[Kind, ...] = ("kill", "hang", "corrupt")  # kinds that the processes are started again after
+RESTARTED: tuple[Kind, ...] = (
+    "kill",
+    "hang",
+    "corrupt",
+    "kill-node",
+    "cut-link",
+)  # kinds that the processes are started again after
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,23 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from stoker.resilience.fault_injection import KINDS, SLOW_STEPS, Fault, Kind
+from stoker.resilience.fault_injection import KINDS, OF_NODES, SLOW_STEPS, Fault, Kind
 
 FIRST = 3  # step before which nothing happens: what a run cannot survive at its start is another matter
+CUTS = (2.0, 4.0, 8.0)  # seconds that a link is cut
 APART = 2  # steps between two faults: one is over before the next
+ON_ONE_NODE = tuple(kind for kind in KINDS if kind not in OF_NODES)
 
 
 def draw(
-    count: int, *, seed: int, steps: int, world: int, save_every: int, kinds: Sequence[Kind] = KINDS
+    count: int,
+    *,
+    seed: int,
+    steps: int,
+    world: int,
+    save_every: int,
+    kinds: Sequence[Kind] = ON_ONE_NODE,
+    nodes: int = 1,
 ) -> list[Fault]:
     """``count`` random faults in the order of their steps; every kind once before any kind twice.
 
@@ -24,6 +33,7 @@ def draw(
         world: its processes.
         save_every: steps between two checkpoints.
         kinds: that may come.
+        nodes: that may be lost or cut off.
 
     Raises:
         ValueError: the run has too few steps for them.
@@ -39,6 +49,10 @@ def draw(
         if fitting:
             step = drawn.choice(fitting)
             free -= _taken(kind, step)
+            if kind in OF_NODES:
+                seconds = drawn.choice(CUTS) if kind == "cut-link" else 0.0
+                faults.append(Fault(kind, step, node=str(drawn.randrange(nodes)), seconds=seconds))
+                continue
             factor = drawn.choice((2.0, 3.0, 4.0)) if kind == "slow" else 1.0
             faults.append(Fault(kind, step, 0 if kind == "nan" else drawn.randrange(world), factor))
         elif not any(_fitting(kind, free, world=world, save_every=save_every) for kind in kinds):

@@ -19,8 +19,9 @@ from stoker.job.layout import layout_of
 from stoker.job.resolved import ResolvedJob
 from stoker.job.task_spec import task_of
 from stoker.rehearse.fault_report import RESTARTED, Account, accounts
+from stoker.rehearse.loopback_nodes import train_on_loopback
 from stoker.rehearse.run_equality import Equality, compare
-from stoker.resilience.fault_injection import KINDS, Fault, Kind, write_faults
+from stoker.resilience.fault_injection import KINDS, OF_NODES, Fault, Kind, write_faults
 from stoker.runs.goodput import Goodput, goodput
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
@@ -59,21 +60,31 @@ class Rehearsal:
         path: of the job file.
         overrides: as given on the command line.
         say: tells the user what is being done.
+        nodes: that the run with faults is spread over, all of them on this machine.
     """
 
     def __init__(
-        self, loaded: LoadedJob, path: str, overrides: Sequence[str], *, base: Path, say: Callable[[str], None]
+        self,
+        loaded: LoadedJob,
+        path: str,
+        overrides: Sequence[str],
+        *,
+        base: Path,
+        say: Callable[[str], None],
+        nodes: int = 1,
     ) -> None:
         self._loaded, self._path, self._overrides, self._say = loaded, path, list(overrides), say
         self.folder = base / f"{loaded.job.output}-chaos"
         self._base = base
         self.world = layout_of(loaded.job).world
+        self.nodes = nodes
 
     @property
     def kinds(self) -> list[Kind]:
         """Kinds of faults that the job's policy survives."""
         job, rank = self._loaded.job, self.world - 1
-        return [kind for kind in KINDS if _problem(job, Fault(kind, 1, rank), self.world) is None]
+        kinds = KINDS if self.nodes > 1 else tuple(kind for kind in KINDS if kind not in OF_NODES)
+        return [kind for kind in kinds if _problem(job, Fault(kind, 1, rank), self.world, self.nodes) is None]
 
     def undisturbed(self) -> RunFolder:
         """The run without faults; an earlier one is reused where job and data are the same.
@@ -107,9 +118,11 @@ class Rehearsal:
         write_faults(folder, faults)
         changes = [f"faults.hang={HANG:g}"] if job.faults.hang == "auto" else []
         self._say(f"with {len(faults)} faults, in {folder.path}")
-        code, message = self._train(folder.path, changes)
+        code, message = self._train(folder.path, changes, nodes=self.nodes)
         precision = job.train.precision if job.train.precision != "auto" else "fp32"
-        same = not any(event["event"] == "shrunk" for event in folder.read_events())
+        events = folder.read_events()
+        worlds = {event["world"] for event in events if event["event"] == "group"}
+        same = len(worlds) < 2 and not any(event["event"] == "shrunk" for event in events)
         return Trial(
             calm,
             folder,
@@ -126,13 +139,16 @@ class Rehearsal:
         Raises:
             UserError: there is no such process, or the job's policy is not to survive it.
         """
-        found = {_problem(self._loaded.job, fault, self.world) for fault in faults}
+        found = {_problem(self._loaded.job, fault, self.world, self.nodes) for fault in faults}
         if problems := [self._loaded.problem(*words) if words[0] else Problem(*words[1:]) for words in found if words]:
             raise UserError(*problems)
 
-    def _train(self, output: Path, changes: Sequence[str]) -> tuple[int, str]:
+    def _train(self, output: Path, changes: Sequence[str], nodes: int = 1) -> tuple[int, str]:
         """``stoker train`` in processes of its own; the last line of what it says where it fails."""
         own = [f"output={output}", "checkpoint.to=null"]  # nothing that other runs rely on is touched
+        if nodes > 1:
+            words = [self._path, *self._overrides, *changes, *own]
+            return train_on_loopback([*words, *self._nodes_option()], count=nodes, base=self._base)
         command = [
             sys.executable,
             "-P",
@@ -149,6 +165,9 @@ class Rehearsal:
         words = [line for line in ended.stderr.splitlines() if line.strip()]
         return ended.returncode, words[-1] if words else f"exit code {ended.returncode}"
 
+    def _nodes_option(self) -> list[str]:
+        return [] if self._loaded.job.faults.nodes is not None else ["--nodes", str(self.nodes)]
+
     def _fingerprint(self) -> str:
         """Digest of all that decides the end: the job without its fault policy, its data and its model."""
         job, base = self._loaded.job, self._base
@@ -164,8 +183,10 @@ class Rehearsal:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _problem(job: ResolvedJob, fault: Fault, world: int) -> tuple[str, str, str] | None:
+def _problem(job: ResolvedJob, fault: Fault, world: int, nodes: int) -> tuple[str, str, str] | None:
     """Why the job's own policy does not survive a fault: the key, the message, what to write instead."""
+    if fault.node and (not fault.node.isdecimal() or int(fault.node) >= nodes):
+        return "", f"{fault}: there is no node {fault.node}", f"there are {nodes} nodes, counted from 0"
     if fault.rank >= world:
         there = f"the job has {world} process{'es' * (world > 1)}, and ranks count from 0"
         return "", f"{fault}: there is no rank {fault.rank}", there

@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,12 +27,13 @@ from torch import Tensor, nn
 from stoker.checkpoint.shm_buffers import copies_in, forget_copies
 from stoker.checkpoint.storage import LocalStorage
 from stoker.errors import UserError
-from stoker.files import no_link
+from stoker.files import no_link, replace_file
 from stoker.resilience.watchdog import WINDOW
 from stoker.runs.run_folder import RunFolder
-from stoker.runs.shm_folder import shared_folder
+from stoker.runs.shm_folder import CUT, SUPERVISOR, shared_folder, this_node
 
-Kind = Literal["kill", "hang", "slow", "nan", "corrupt", "fill-disk"]
+Kind = Literal["kill", "hang", "slow", "nan", "corrupt", "fill-disk", "kill-node", "cut-link"]
+OF_NODES: tuple[Kind, ...] = ("kill-node", "cut-link")
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FOR_EVER = 1e6  # seconds
 SLOW_STEPS = 2 * WINDOW  # that a slow process stays so: long enough to have a whole window in them
@@ -49,18 +51,26 @@ class Fault:
         kind: ``kill`` the process dies at once; ``hang`` it stops; ``slow`` it takes ``factor`` times as
             long for some steps; ``nan`` its loss and gradient are not finite; ``corrupt`` the newest checkpoint's
             bytes change on the disk, what is in memory is lost, and the process dies; ``fill-disk`` what the
-            process writes next of a checkpoint does not fit.
+            process writes next of a checkpoint does not fit; ``kill-node`` the supervisor of ``node`` is killed, and
+            all of its processes with it; ``cut-link`` its connections to other nodes end, those of its processes too,
+            and for ``seconds`` its supervisor takes and makes none.
         step: before whose passes it happens; after them, for ``nan``.
         rank: of the process.
         factor: of ``slow``.
+        node: name of the node.
+        seconds: of ``cut-link``.
     """
 
     kind: Kind
     step: int
     rank: int = 0
     factor: float = 1.0
+    node: str = ""
+    seconds: float = 0.0
 
     def __str__(self) -> str:
+        if self.node:
+            return f"{self.kind} {self.node}@{self.step}" + (f":{self.seconds:g}" if self.seconds else "")
         where = f"{self.kind} {self.rank}@{self.step}"
         return f"{where}:{self.factor:g}" if self.kind == "slow" else where
 
@@ -93,7 +103,13 @@ class Chaos:
         self, folder: RunFolder, rank: int, checkpoints: Path, parameters: Sequence[nn.Parameter] = ()
     ) -> None:
         self._folder, self._rank, self._checkpoints, self._parameters = folder, rank, checkpoints, parameters
-        self._mine = [(n, fault) for n, fault in enumerate(read_faults(folder)) if fault.rank == rank]
+        node = this_node()
+        self._mine = [
+            (n, fault)
+            for n, fault in enumerate(read_faults(folder))
+            if (fault.node == node if fault.kind in OF_NODES else fault.rank == rank)
+        ]
+        self._of_node = os.environ.get("LOCAL_RANK", "0")  # each process of a node meets what befalls the node
         self._began: float | None = None
         self._seconds: list[float] = []  # of the steps so far
         self._slow: tuple[int, float] | None = None  # last step, seconds
@@ -103,6 +119,8 @@ class Chaos:
             "slow": self._begin_slow,
             "corrupt": self._corrupt,
             "fill-disk": self._fill,
+            "kill-node": self._kill_node,
+            "cut-link": self._cut_link,
         }
 
     def before_passes(self, step: int) -> None:
@@ -127,18 +145,33 @@ class Chaos:
         return loss
 
     def _due(self, step: int) -> list[tuple[int, Fault]]:
-        return [(n, fault) for n, fault in self._mine if fault.step == step and not self._mark(n).exists()]
+        return [(n, fault) for n, fault in self._mine if fault.step == step and not self._mark(n, fault).exists()]
 
-    def _mark(self, number: int) -> Path:
-        return self._folder.chaos / f"happened-{number}"
+    def _mark(self, number: int, fault: Fault) -> Path:
+        other = f"-{self._of_node}" if fault.kind in OF_NODES and self._of_node != "0" else ""
+        return self._folder.chaos / f"happened-{number}{other}"
 
     def _happens(self, number: int, fault: Fault) -> None:
-        with open(self._mark(number), "ab", opener=no_link):
+        with open(self._mark(number, fault), "ab", opener=no_link):
             pass
+        if fault.kind in OF_NODES:
+            if self._of_node == "0":
+                self._folder.event("chaos", number=number, kind=fault.kind, node=fault.node, step=fault.step)
+            return
         self._folder.event("chaos", number=number, kind=fault.kind, rank=fault.rank, step=fault.step)
 
     def _kill(self, _: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_node(self, _: Fault) -> None:
+        if self._of_node == "0":
+            os.kill(int((shared_folder(self._folder.path) / SUPERVISOR).read_text()), signal.SIGKILL)
+        time.sleep(FOR_EVER)  # this process ends with its supervisor
+
+    def _cut_link(self, fault: Fault) -> None:
+        if self._of_node == "0":
+            replace_file(shared_folder(self._folder.path) / CUT, str(fault.seconds))
+        shut_down_connections()
 
     def _begin_slow(self, fault: Fault) -> None:
         usual = median(self._seconds[1:] or [0.1])  # the first step has work of its own
@@ -178,6 +211,14 @@ class Chaos:
             _limit(this.children(recursive=True), FULL_AT)  # a writer may be started at any time
             time.sleep(POLL)
         _limit(this.children(recursive=True), resource.RLIM_INFINITY)
+
+
+def shut_down_connections() -> None:
+    """Ends all TCP connections of this process, at both ends."""
+    for name in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name.name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def flip(path: Path) -> None:

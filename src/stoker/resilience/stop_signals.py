@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
+PAUSE = signal.SIGUSR1  # from the supervisor alone: stop after this step, and leave the state in memory
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
 
 

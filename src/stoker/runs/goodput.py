@@ -39,7 +39,15 @@ TOOK: dict[str, Callable[[dict[str, Any]], dict[Cause, float]]] = {
     "done": lambda event: {"checkpoint": event.get("stall", 0.0)},
     "stopped": lambda event: {"checkpoint": event.get("stall", 0.0)},
 }
-FAULTS = ("failed", "interrupted", "fault", "hung", "rolled_back")  # after which training recovers
+FAULTS = (
+    "failed",
+    "interrupted",
+    "fault",
+    "hung",
+    "node_lost",
+    "paused",
+    "rolled_back",
+)  # after which training recovers
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@
 heart-<rank>        the heartbeat of a process
 rank-<rank>/        its copies of the training state
 kept                where the copies are kept after the run's end: which run they belong to
+neighbour           there while the next of several nodes keeps copies, too
+sent-<rank>         when the newest copy of a rank was made that the next node has
+supervisor          process id of the node's supervisor
+cut-link            asks the supervisor to cut its node off, for so many seconds; see `stoker chaos`
 again               where a launcher starts the processes again, and nobody holds the folder meanwhile
 
 A lock on the folder itself holds it. The lock ends with its process, in whatever way, and works across containers,
@@ -29,9 +33,21 @@ from stoker.files import regular
 PREFIX = "stoker_"
 KEPT = "kept"
 AGAIN = "again"
+NEIGHBOUR, SENT, SUPERVISOR, CUT = "neighbour", "sent-", "supervisor", "cut-link"
 RESTART = 900.0  # seconds from the last copy in which a launcher may start the processes again
 PATIENCE = 10.0  # seconds
 POLL = 0.02  # seconds
+_node = [""]  # of this process
+
+
+def on_node(name: str) -> None:
+    """Says which of a run's nodes this process belongs to: nodes that are on one machine each have a folder."""
+    _node[0] = name
+
+
+def this_node() -> str:
+    """The name that `on_node` was given; empty for none."""
+    return _node[0]
 
 
 def shared_folder(run: Path) -> Path:
@@ -48,6 +64,8 @@ def shared_folder(run: Path) -> Path:
     with suppress(FileNotFoundError):
         found = path.stat()
         identity += f" {found.st_dev} {found.st_ino}".encode()
+    if this_node():
+        identity += f" node {this_node()}".encode()
     return place / f"{PREFIX}{path.name}-{hashlib.sha256(identity).hexdigest()[:12]}"
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch.optim import Optimizer
 
-from stoker.checkpoint.collective import by_first
+from stoker.checkpoint.collective import by_first, together
 from stoker.checkpoint.retention import Keep
 from stoker.checkpoint.run_weights import NONE, saved_buffers
 from stoker.checkpoint.saver import Saver
@@ -45,7 +45,7 @@ Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 @dataclass(frozen=True)
 class LoopOutcome:
-    """How a run ended: ``done`` or ``stopped``, and where."""
+    """How a run ended: ``done``, ``stopped`` or ``paused`` (others go on at once), and where."""
 
     state: str
     step: int
@@ -162,13 +162,15 @@ class Loop:
                         hook.after_step(metrics)
                     self.display.step(metrics)
                     evaluation = self._after_step(self.progress.step) or evaluation
+                finished = self.progress.step >= self.plan.steps
+                paused = not finished and all(number is None for number in together(lambda: self.stop.signal))
                 if self.progress.step:
                     self._begin_save()
-                    self.saver.finish(self._state(), self._keep())
+                    (self.saver.pause if paused else self.saver.finish)(self._state(), self._keep())
             finally:
                 self.metrics.close()
-            finished = self.progress.step >= self.plan.steps
-        return LoopOutcome("done" if finished else "stopped", self.progress.step, self.stop.signal, evaluation, first)
+        state = "done" if finished else "paused" if paused else "stopped"
+        return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first)
 
     def _step(self, step: int) -> StepMetrics | None:
         """One step; None where it went wrong and training went back to an earlier state."""

@@ -11,35 +11,46 @@ from typing import Any
 from stoker.job.schema import FaultsBlock
 from stoker.resilience.deadline import end_in_time
 from stoker.resilience.heartbeat import Heart
-from stoker.resilience.stop_signals import STOPPING, handled_by
+from stoker.resilience.stop_signals import PAUSE, STOPPING, handled_by
 from stoker.train.progress import Display
 
 
 class StopRequest:
     """The first SIGINT or SIGTERM, after which a run ends with its step and a checkpoint; a second ends it at once.
 
+    The supervisor may also ask for a pause: the processes stop after their step, and others go on from there.
+
     Attributes:
         signal: its number; None where none has come yet.
+        pause: whether a pause was asked for.
     """
 
     def __init__(self, *, faults: FaultsBlock, heart: Heart, display: Display) -> None:
         self._faults, self._heart, self._display = faults, heart, display
         self._timers: list[Timer] = []
         self.signal: int | None = None
+        self.pause = False
 
     def is_made(self) -> bool:
         """Whether this process has been asked to stop."""
-        return self.signal is not None
+        return self.signal is not None or self.pause
 
     @contextmanager
     def heard(self) -> Iterator[None]:
         """Handles the signals within the block."""
         try:
             with handled_by(self._handle):
+                if self._heart.watched:
+                    signal.signal(PAUSE, self._pause)
                 yield
         finally:
+            if self._heart.watched:
+                signal.signal(PAUSE, signal.SIG_IGN)
             for timer in self._timers:
                 timer.cancel()
+
+    def _pause(self, *_: Any) -> None:
+        self.pause = True
 
     def _handle(self, number: int, _: Any) -> None:
         if self.signal is not None:

@@ -1,0 +1,146 @@
+"""Copies in the memory of other machines, sent to the machines that lack them while a run is restored."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.checkpoint.chunks import Held
+from stoker.checkpoint.collective import rank, together
+from stoker.checkpoint.memory_restore import Remembered, intersection
+from stoker.checkpoint.save_plan import Item
+from stoker.checkpoint.shm_buffers import Copy, allocate
+
+PIECE = 64 * 2**20  # bytes that are sent at once
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """A copy that one process sends to another, which keeps it for all processes of its machine."""
+
+    copied: int
+    sender: int
+    receiver: int
+
+
+@contextmanager
+def fetched(copy: Remembered, folder: Path, held: Held) -> Iterator[Remembered]:
+    """Within it this machine also has the copies of other machines that its processes need. A collective.
+
+    Args:
+        folder: the run's in shared memory.
+        held: what this process needs.
+
+    Raises:
+        OSError: a machine has no memory for them.
+    """
+    have = {each.rank: each for each in copy.copies}
+    known = {rank: each for found in together(lambda: _told(copy)) for rank, each in found.items()}
+    needs = {copied for copied, each in known.items() if copied not in have and _is_needed(each.items, held)}
+    said = together(lambda: (_machine(folder), frozenset(needs)))
+    transfers = _transfers(copy.holders, said)
+    arrived = {t.copied: folder / f"rank-{t.copied}" / "fetched" for t in transfers if t.receiver == rank()}
+    machine = said[rank()][0]
+    here = {t.copied for t in transfers if said[t.receiver][0] == machine}
+    try:
+        together(lambda: _make_room(arrived, known))
+        for transfer in transfers:
+            if rank() == transfer.sender:
+                _send(have[transfer.copied], transfer.receiver)
+            elif rank() == transfer.receiver:
+                _receive(arrived[transfer.copied], known[transfer.copied].length, transfer.sender)
+        together(lambda: None)
+        more = [
+            Copy(folder / f"rank-{n}" / "fetched", copy.step, copy.group, n, len(known), known[n].items, copy.numbers)
+            for n in sorted(here)
+        ]
+        yield replace(copy, copies=(*copy.copies, *more))
+        together(lambda: None)
+    finally:
+        for path in arrived.values():
+            path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a copy holds, and the size of its file in bytes."""
+
+    items: tuple[Item, ...]
+    length: int
+
+
+def _told(copy: Remembered) -> dict[int, _Known]:
+    """The copies that this process is the first to have."""
+    mine = [each for each in copy.copies if min(copy.holders[each.rank]) == rank()]
+    return {each.rank: _Known(each.items, each.data.stat().st_size) for each in mine}
+
+
+def _machine(folder: Path) -> tuple[str, int, int]:
+    """Which memory a folder lies in: the same for processes that share it, and for no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    found = folder.stat()
+    return boot.read_text().strip() if boot.is_file() else "", found.st_dev, found.st_ino
+
+
+def _is_needed(items: tuple[Item, ...], held: Held) -> bool:
+    """Whether any box of a copy overlaps what is needed."""
+    return any(
+        intersection(item.offsets, item.sizes, chunk.offsets, tuple(chunk.tensor.shape)) is not None
+        for item in items
+        for chunk in held.get(item.name, ())
+    )
+
+
+def _transfers(
+    holders: Mapping[int, object], said: list[tuple[tuple[str, int, int], frozenset[int]]]
+) -> list[_Transfer]:
+    """Who sends which copy to whom: each machine gets a copy once, from holders in turn."""
+    wanted: dict[tuple[str, int, int], set[int]] = {}
+    receivers: dict[tuple[str, int, int], list[int]] = {}
+    for process, (machine, needs) in enumerate(said):
+        wanted.setdefault(machine, set()).update(needs)
+        receivers.setdefault(machine, []).append(process)
+    found = []
+    for turn, (machine, copies) in enumerate(wanted.items()):
+        for number, copied in enumerate(sorted(copies)):
+            have = holders[copied]
+            assert isinstance(have, list)
+            found.append(
+                _Transfer(copied, have[turn % len(have)], receivers[machine][number % len(receivers[machine])])
+            )
+    return sorted(found, key=lambda transfer: (transfer.copied, transfer.receiver))
+
+
+def _make_room(arriving: Mapping[int, Path], known: Mapping[int, _Known]) -> None:
+    for copied, path in arriving.items():
+        path.parent.mkdir(exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            if known[copied].length:
+                allocate(descriptor, known[copied].length)
+        finally:
+            os.close(descriptor)
+
+
+def _send(copy: Copy, receiver: int) -> None:
+    size = copy.data.stat().st_size
+    for piece in _pieces(copy.data, size, shared=False):
+        dist.send(piece, receiver)
+
+
+def _receive(path: Path, size: int, sender: int) -> None:
+    for piece in _pieces(path, size, shared=True):
+        dist.recv(piece, sender)
+
+
+def _pieces(path: Path, size: int, *, shared: bool) -> Iterator[Tensor]:
+    if size:
+        data = torch.from_file(str(path), shared=shared, size=size, dtype=torch.uint8)
+        yield from data.split(PIECE)

@@ -1,0 +1,188 @@
+"""Take part in a run of several nodes: one of these supervisors on each. `stoker train` is the same with one node."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shlex
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.cli.preflight import open_job, planned
+from stoker.cli.train import say_ending
+from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.job import LoadedJob
+from stoker.job.layout import layout_of
+
+if TYPE_CHECKING:
+    from stoker.launch.nodes.channel import Network
+    from stoker.launch.nodes.node_supervisor import Place
+    from stoker.launch.run_spec import RunResult, RunSpec
+
+NODES = re.compile(r"(\d+)(?::(\d+))?")
+NAME = re.compile(r"[\w.-]{1,200}")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker node``."""
+    parser.add_argument("job", metavar="JOB", help="the job file, the same on every node")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="values that replace the file's")
+    parser.add_argument(
+        "--rendezvous",
+        required=True,
+        metavar="HOST:PORT[,HOST:PORT ...]",
+        help="where the nodes are reached; with all of them in it, the loss of the first one is survived",
+    )
+    parser.add_argument(
+        "--secret",
+        required=True,
+        metavar="FILE",
+        help="a file that only its owner can read, the same on every node: 32 bytes or more, or their hexadecimal text",
+    )
+    parser.add_argument(
+        "--nodes",
+        metavar="MIN[:MAX]",
+        help="nodes to train with; replaces faults.nodes (default: those of --rendezvous)",
+    )
+    parser.add_argument(
+        "--devices", type=int, metavar="N", help="processes on this node (default: those of the layout over the nodes)"
+    )
+    parser.add_argument(
+        "--listen",
+        metavar="ADDRESS",
+        help="address that the channel and the processes bind to (default: this host's own of --rendezvous)",
+    )
+    parser.add_argument(
+        "--name", default=socket.gethostname(), help="the node's name in messages (default: %(default)s)"
+    )
+    parser.add_argument("--spare", action="store_true", help="wait, warm, until another node is lost")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Take part; returns what `stoker train` would."""
+    from stoker.launch.nodes.addresses import own_address, parsed
+    from stoker.launch.nodes.secret import read_secret
+    from stoker.resilience.deadline import exit_code
+
+    if not NAME.fullmatch(arguments.name):
+        raise UserError(Problem(f"--name {arguments.name!r} is no name", "take letters, digits, `-`, `_` and `.`"))
+    secret = read_secret(Path(arguments.secret))
+    rendezvous = parsed(arguments.rendezvous)
+    listen = own_address(rendezvous, arguments.listen)
+    opened = open_job(arguments.job, arguments.overrides, trains=True)
+    least, most = _nodes(arguments, opened, len(rendezvous))
+    spec, devices = _prepared(arguments, opened, most)
+
+    from stoker.launch.first_failure import Interrupted, RankFailed
+    from stoker.launch.nodes.channel import Network
+    from stoker.launch.nodes.group import Node
+    from stoker.launch.nodes.node_supervisor import Place
+
+    try:
+        network = Network(listen, secret)
+    except OSError as error:
+        words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
+        raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error
+    node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
+    try:
+        ending = _trained(spec, Place(node, tuple(rendezvous), least, most, secret), network)
+    except Interrupted as interrupted:
+        return exit_code(interrupted.number, spec.loaded.job.faults)
+    except RankFailed as error:
+        print(*getattr(error, "__notes__", ()), file=sys.stderr, end="")
+        raise
+    command = ["stoker", "node", arguments.job, *arguments.overrides, "--rendezvous", arguments.rendezvous]
+    say_ending(spec, ending, shlex.join([*command, "--secret", arguments.secret]))
+    return 0 if ending.state == "done" else exit_code(ending.signal or 0, spec.loaded.job.faults)
+
+
+def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
+    """What is trained, and the processes of this node; the node's data has been looked at."""
+    from stoker.cli.report import TokeniseReport, quiet_environment, quiet_libraries
+    from stoker.launch.forkserver import start_server
+
+    quiet_environment()
+    start_server()  # it imports what the processes need while this one continues
+    loaded, devices = _laid_out(arguments, opened, most)
+    from stoker.hardware.device import check_devices
+    from stoker.launch.data_gate import check_data
+    from stoker.launch.run_spec import RunSpec
+
+    quiet_libraries()
+    base = Path.cwd()
+    spec = RunSpec(loaded, base, base / loaded.job.output, read=opened.document)
+    check_devices(None, devices)
+    with TokeniseReport() as report:
+        check_data(spec, report)
+    return spec, devices
+
+
+def _trained(spec: RunSpec, place: Place, network: Network) -> RunResult:
+    from stoker.launch.supervisor import train_on_nodes
+    from stoker.runs.run_folder import RunFolder
+
+    is_new = False
+
+    @contextmanager
+    def take() -> Iterator[bool]:
+        nonlocal is_new
+        with RunFolder(spec.output).take() as made:
+            is_new = made
+            yield made
+
+    try:
+        return train_on_nodes(spec, place, network, take)
+    except UserError as error:
+        if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
+            shutil.rmtree(spec.output)
+        raise
+
+
+def _nodes(arguments: argparse.Namespace, opened: LoadedJob, named: int) -> tuple[int, int]:
+    """The fewest and the most nodes that train."""
+    if arguments.nodes is not None:
+        match = NODES.fullmatch(arguments.nodes)
+        if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
+            raise UserError(Problem(f"--nodes {arguments.nodes}: this is no MIN or MIN:MAX", "write --nodes 2:3, say"))
+        return int(match[1]), int(match[2] or match[1])
+    if (nodes := opened.job.faults.nodes) is not None:
+        return nodes.min, nodes.max
+    if named > 1:
+        return named, named
+    if arguments.devices and not opened.document.planned:
+        count = -(-layout_of(opened.job).world // arguments.devices)
+        return count, count
+    raise UserError(
+        Problem("how many nodes there are is not said", "write --nodes N, or faults.nodes: {min: N, max: N} in the job")
+    )
+
+
+def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[LoadedJob, int]:
+    """The job with its layout, and the processes of this node."""
+    from stoker.launch.cluster_env import RankInfo
+
+    devices = arguments.devices
+    if devices is not None and devices < 1:
+        raise UserError(Problem(f"--devices {devices}: a node has at least one", "write --devices 1, or more"))
+    if opened.document.planned:
+        if devices is None:
+            hint = "write --devices N"
+            raise UserError(Problem("`parallel: auto` needs to know the devices of a node", hint))
+        return planned(opened, RankInfo(0, most * devices, 0, devices)), devices
+    world = layout_of(opened.job).world
+    if devices is None:
+        devices = -(-world // most)
+    return opened, devices
+
+
+def _digest(loaded: LoadedJob) -> str:
+    """What two nodes have alike that were given the same job."""
+    values = loaded.job.model_dump(mode="json", exclude={"output": True, "faults": {"nodes"}})
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,125 @@
+"""Addresses of supervisors: as they are written, as they resolve, and the interface that has one."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+import psutil
+
+from stoker.errors import CannotRun, Problem, UserError
+from stoker.launch.nodes.channel import Address
+
+LAST_PORT = 65535
+
+
+def parsed(text: str) -> list[Address]:
+    """``HOST:PORT[,HOST:PORT ...]``, each host as its address.
+
+    Raises:
+        UserError: it is not written so.
+        CannotRun: a host has no address.
+    """
+    found: list[Address] = []
+    for part in text.split(","):
+        host, colon, port = part.strip().rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+            raise UserError(Problem(f"--rendezvous {part}: this is no HOST:PORT", "write it as 10.0.0.1:29400"))
+        address = (resolved(host.strip("[]")), int(port))
+        if address in found:
+            raise UserError(Problem(f"--rendezvous names {part} twice", "name each node once"))
+        found.append(address)
+    return found
+
+
+def resolved(host: str) -> str:
+    """The address of a host; IPv4 where it has one.
+
+    Raises:
+        CannotRun: it has none.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise CannotRun(
+            Problem(f"the host {host} has no address ({error})", "write the address itself, or add it to /etc/hosts")
+        ) from error
+    return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
+
+
+def own_address(rendezvous: Sequence[Address], listen: str | None) -> Address:
+    """Where this node listens: at its own entry of the rendezvous, else at ``listen``, at a free port.
+
+    Without ``listen`` a node that is not named in the rendezvous takes the address from which it reaches the first.
+
+    Raises:
+        CannotRun: this machine does not have the address.
+    """
+    if listen is not None:
+        host, _, port = listen.rpartition(":") if listen.count(":") == 1 else (listen, "", "")
+        address = resolved(host)
+        if not is_own(address):
+            raise CannotRun(Problem(f"--listen {listen}: this machine has no such address", _own_words()))
+        if port:
+            return address, int(port)
+        return next((entry for entry in rendezvous if entry[0] == address), (address, 0))
+    if found := [entry for entry in rendezvous if is_own(entry[0])]:
+        return found[0]
+    first = rendezvous[0]
+    with socket.socket(_family(first[0]), socket.SOCK_DGRAM) as towards:
+        try:
+            towards.connect(first)  # sends nothing
+        except OSError as error:
+            raise CannotRun(
+                Problem(f"there is no way to {first[0]} from here ({error.strerror})", "name this node's --listen")
+            ) from error
+        return towards.getsockname()[0], 0
+
+
+def is_own(host: str) -> bool:
+    """Whether this machine has an address."""
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        return False
+    with socket.socket(_family(host), socket.SOCK_STREAM) as trial:
+        try:
+            trial.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def interface_of(host: str) -> str:
+    """The name of the interface that has an address.
+
+    Raises:
+        CannotRun: none has it.
+    """
+    wanted = ipaddress.ip_address(host.partition("%")[0])
+    loopback = ""
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            found = ipaddress.ip_address(entry.address.partition("%")[0])
+            if found == wanted:
+                return name
+            loopback = name if found.is_loopback else loopback
+    if wanted.is_loopback and loopback:
+        return loopback  # it has all of 127.0.0.0/8
+    raise CannotRun(Problem(f"no network interface of this machine has the address {host}", _own_words()))
+
+
+def shown(address: Address) -> str:
+    """``HOST:PORT``."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _own_words() -> str:
+    own = [e.address for entries in psutil.net_if_addrs().values() for e in entries if e.family == socket.AF_INET]
+    return f"it has {', '.join(own)}"

@@ -1,0 +1,200 @@
+"""The processes of one node: starts, watches and ends them as the leader says, and tells it what happens."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
+
+from stoker.launch.cluster_env import LOOPBACK
+from stoker.launch.nodes.channel import Message
+from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.secret import derived
+from stoker.launch.process_group import new_secret
+from stoker.launch.processes import Placement, Processes
+from stoker.launch.run_spec import RunSpec
+from stoker.launch.shrink import left_out
+from stoker.launch.worker_main import Entry
+from stoker.resilience.deadline import seconds_left
+from stoker.resilience.heartbeat import Listener, Pulse
+from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
+from stoker.runs.shm_folder import SharedFolder
+
+EVERY = 0.1  # seconds between two looks at the heartbeats
+NODES_A_SECOND = 200  # that tell the leader of their heartbeats
+RARELY = 5.0  # seconds between a node's reports, at most
+LEFT = ("heart-*", "meet-*", "rank-*/*.arriving", "rank-*/fetched")  # of processes that were killed
+FIELDS = tuple(field.name for field in fields(Pulse) if field.name != "beat")
+
+
+def interval(nodes: int) -> float:
+    """Seconds between two reports of a node to the leader."""
+    return min(RARELY, max(0.5, nodes / NODES_A_SECOND)) if nodes > 1 else 0.0
+
+
+class Agent:
+    """The processes of one node.
+
+    Args:
+        entry: what each process calls instead of training.
+        name: of the node; empty where it is the only one.
+        address: that the processes bind to.
+        secret: of the nodes; None where there is only one.
+        tell: takes messages for the leader.
+        nccl: whether the processes talk through NCCL.
+    """
+
+    def __init__(
+        self,
+        entry: Entry | None,
+        *,
+        name: str,
+        address: str,
+        secret: bytes | None,
+        tell: Callable[[Message], None],
+        nccl: bool,
+    ) -> None:
+        self._entry, self._name, self._address, self._secret = entry, name, address, secret
+        self._tell, self._nccl = tell, nccl
+        self._asked: list[int] = []
+        self._processes: Processes | None = None
+        self._deadline: float | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether processes run, or have not been accounted for yet."""
+        return self._processes is not None
+
+    def start(self, spec: RunSpec, group: Group, shared: SharedFolder, listening: socket.socket | None = None) -> None:
+        """Starts the processes that the group gives this node."""
+        member = group.member(self._name)
+        assert member is not None and self._processes is None
+        self._spec, self._shared, self._ranks = spec, shared, member.ranks
+        self._interval = interval(len(group.members))
+        for rank in member.ranks:
+            spec.failure_of(rank).unlink(missing_ok=True)
+        shared.keep()
+        for pattern in LEFT:
+            for left in shared.path.glob(pattern):
+                left.unlink(missing_ok=True)
+        key = new_secret() if self._secret is None else derived(self._secret, "objects", group.generation, group.mark)
+        several = bool(self._name)
+        placement = Placement(
+            member.ranks,
+            group.world,
+            group.store or shared.path / f"meet-{group.generation}",
+            key,
+            node=self._name,
+            address=self._address if several else LOOPBACK,
+            devices=member.node.devices[: member.count] if several else None,
+            listening=listening,
+        )
+        self._listener = Listener(shared.path)
+        self._sent: dict[int, Pulse] = {}
+        self._looked = self._reported = 0.0
+        self._has_told = False
+        self._processes = Processes(spec, self._entry, placement, asked=self._asked)
+        self._processes.start()
+
+    def wait(self, seconds: float) -> None:
+        """Waits until a process ends, at most ``seconds``."""
+        if self._processes is not None:
+            self._processes.wait(seconds)
+        else:
+            time.sleep(seconds)
+
+    def look(self, now: float) -> None:
+        """Polls the processes; call it repeatedly."""
+        processes = self._processes
+        if processes is None:
+            return
+        processes.look()
+        self._shared.keep()
+        self._report(now)
+        if self._is_late(now):
+            processes.kill()
+        if processes.one_has_failed and not self._has_told:
+            self._has_told = True
+            self._tell({"kind": "failing", "killed": processes.killed})
+        if not processes.pids:
+            self._finish(processes)
+
+    def end(self, grace: float) -> None:
+        """Has the processes ended after ``grace`` seconds."""
+        if self._processes is not None:
+            self._processes.end(grace)
+
+    def pause(self) -> None:
+        """Asks the processes to stop after their step."""
+        if self._processes is not None:
+            self._processes.pause()
+
+    def hand_on(self, numbers: Sequence[int]) -> None:
+        """Hands signals on: all of them so far."""
+        self._asked += numbers[len(self._asked) :]
+
+    def stacks(self) -> None:
+        """Has the processes write their stacks, and tells the leader which of them wait for others."""
+        if self._processes is None:
+            return
+        pids = self._processes.pids
+        stacks = ask_for_stacks(pids, folder=self._shared.path, logs=self._spec.logs, collectives=self._nccl)
+        waits = [rank for rank, text in stacks.texts.items() if waits_for_others(text)]
+        files = [path.name for path in stacks.files]
+        self._tell({"kind": "stacks", "waits": waits, "files": files, "pids": [[*pair] for pair in pids.items()]})
+
+    def abandon(self) -> None:
+        """Ends the processes at once, and tells nobody."""
+        if self._processes is not None:
+            self._processes.kill()
+            self._listener.close()
+            self._processes = None
+
+    def _report(self, now: float, *, at_once: bool = False) -> None:
+        """Tells the leader of heartbeats that are new."""
+        if now - self._looked < EVERY and not at_once:
+            return
+        self._looked = now
+        if now - self._reported < self._interval and not at_once:
+            return
+        found = {rank: self._listener.pulse(rank) for rank in self._ranks}
+        pulses = {rank: pulse for rank, pulse in found.items() if pulse is not None}
+        new = {rank: pulse for rank, pulse in pulses.items() if self._sent.get(rank) != pulse}
+        if new:
+            self._reported, self._sent = now, pulses
+            self._tell({"kind": "pulses", "of": [told_of(rank, pulse, now) for rank, pulse in new.items()]})
+
+    def _is_late(self, now: float) -> bool:
+        """Whether the deadline after a SIGTERM has come: what is saved by now counts."""
+        if signal.SIGTERM not in self._asked:
+            return False
+        if self._deadline is None:
+            self._deadline = now + seconds_left(self._spec.loaded.job.faults)
+        return now > self._deadline
+
+    def _finish(self, processes: Processes) -> None:
+        """Tells the leader how the processes ended."""
+        processes.look()
+        processes.kill()  # all have ended; none is left unjoined
+        self._report(time.monotonic(), at_once=True)
+        self._listener.close()
+        self._processes = None
+        result = processes.ending()
+        reported = self._spec.failures(self._ranks) if result is None else []
+        if result is None:
+            reported += processes.failures({failure.rank for failure in reported})
+        failures = [asdict(failure) for failure in reported]
+        out = left_out(self._spec)
+        self._tell({"kind": "ended", "result": result and asdict(result), "failures": failures, "out": out})
+
+
+def told_of(rank: int, pulse: Pulse, now: float) -> list[object]:
+    """A heartbeat for a message: its age instead of its moment, as clocks differ."""
+    return [rank, round(now - pulse.beat, 4), *(getattr(pulse, name) for name in FIELDS)]
+
+
+def pulses_of(message: Message, now: float) -> dict[int, Pulse]:
+    """The heartbeats of a message, by rank."""
+    return {int(rank): Pulse(now - age, *rest) for rank, age, *rest in message["of"]}

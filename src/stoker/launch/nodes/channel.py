@@ -1,0 +1,305 @@
+"""Connections between supervisors: JSON messages in frames over TCP, without blocking and in one thread."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.launch.nodes.frames import LENGTH, Greeting, Refused, Seal
+
+Address = tuple[str, int]
+Message = dict[str, Any]
+GREETING = 5.0  # seconds that a connection gets to be made, and to prove that it has the secret
+STRANGERS = 64  # connections at most that have not proved it; the oldest gives way
+AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others have their turn
+COPIES = "copies"  # the kind of message after which a connection carries other frames
+BACKLOG = 64 * 2**20  # bytes that wait to be sent; a peer that takes none of them is given up
+
+
+@dataclass(frozen=True)
+class Up:
+    """The connection is made, and both sides have the secret."""
+
+    peer: Peer
+
+
+@dataclass(frozen=True)
+class Down:
+    """The connection has ended, or was never made.
+
+    Attributes:
+        refused: whether the other side closed it when it was to prove that it has the secret.
+    """
+
+    peer: Peer
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Said:
+    """A message has come."""
+
+    peer: Peer
+    message: Message
+
+
+Happening = Up | Down | Said
+
+
+class Peer:
+    """One connection.
+
+    Attributes:
+        address: that was dialled; of the other's end where it dialled.
+        name: for whoever uses the connection.
+    """
+
+    def __init__(
+        self, connection: socket.socket, address: Address, secret: bytes, *, dialled: bool, unsent: set[Peer]
+    ) -> None:
+        self.connection, self.address, self.dialled = connection, address, dialled
+        self._unsent = unsent
+        self.name = ""
+        self.mask = 0
+        self.began = time.monotonic()
+        self.is_up = self.is_over = False
+        self.hands_over = False  # whether what follows is for who takes the connection over
+        self._greeting = Greeting(secret, dialled=dialled)
+        self._proved = False
+        self.seal: Seal | None = None
+        self.incoming, self.outgoing = bytearray(), bytearray(self._greeting.first)
+
+    def send(self, message: Message) -> None:
+        """Has a message sent, in order; nothing once the connection is over."""
+        if self.seal is not None and not self.is_over:
+            self.outgoing += self.seal.frame(json.dumps(message, separators=(",", ":")).encode())
+            self._unsent.add(self)
+
+    def take(self) -> Iterator[Happening]:
+        """What the bytes that have come say.
+
+        Raises:
+            Refused: they are not those of a peer.
+        """
+        while self.seal is None:
+            wants = self._greeting.wants
+            if len(self.incoming) < wants:
+                return
+            part = bytes(self.incoming[:wants])
+            del self.incoming[:wants]
+            self.outgoing += self._greeting.answer(part)
+            self._unsent.add(self)
+            self._proved = True
+            self.seal = self._greeting.seal
+            if self.seal is not None:
+                self.is_up = True
+                yield Up(self)
+        at = 0
+        try:
+            while len(self.incoming) - at >= LENGTH.size:
+                head = bytes(self.incoming[at : at + LENGTH.size])
+                end = at + LENGTH.size + Seal.length(head)
+                if len(self.incoming) < end or self.hands_over:
+                    return
+                rest = bytes(self.incoming[at + LENGTH.size : end])
+                at = end
+                message = json.loads(self.seal.payload(head, rest))
+                if not isinstance(message, dict):
+                    raise Refused
+                self.hands_over = message.get("kind") == COPIES
+                yield Said(self, message)
+        except ValueError as error:
+            raise Refused from error
+        finally:
+            del self.incoming[:at]
+
+    def down(self) -> Down:
+        """How the connection ended."""
+        return Down(self, refused=self.dialled and self._proved and not self.is_up)
+
+
+class Network:
+    """All connections of a supervisor, and where it listens.
+
+    Args:
+        listen: address to bind to; port 0 takes a free one.
+
+    Attributes:
+        address: where it listens.
+
+    Raises:
+        OSError: it cannot listen there.
+    """
+
+    def __init__(self, listen: Address, secret: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._secret, self._clock = secret, clock
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        self._listening = socket.create_server(listen, family=family, backlog=1024)
+        self._listening.setblocking(False)
+        self.address: Address = self._listening.getsockname()[:2]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._strangers: dict[Peer, None] = {}  # in the order in which they came
+        self._peers: set[Peer] = set()
+        self._unsent: set[Peer] = set()
+        self._over: list[Happening] = []
+        self._cut_until = 0.0
+
+    def dial(self, address: Address) -> Peer:
+        """Begins a connection; `poll` says when it is there, or is not."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        peer = Peer(connection, address, self._secret, dialled=True, unsent=self._unsent)
+        try:
+            if self.is_cut:
+                raise ConnectionRefusedError
+            connection.bind((self.address[0], 0))  # the others see the address that this node was told to use
+            connection.connect(address)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(peer)
+            return peer
+        self._add(peer, selectors.EVENT_WRITE)
+        return peer
+
+    def poll(self, seconds: float) -> list[Happening]:
+        """What has happened, after at most ``seconds`` of waiting."""
+        found, self._over = self._over, []
+        self._write_all()
+        for key, mask in self._selector.select(0.0 if found or self._over else seconds):
+            if key.fileobj is self._listening:
+                self._accept()
+                continue
+            peer: Peer = key.data
+            if mask & selectors.EVENT_READ and not peer.is_over:
+                found += self._read(peer)
+            if mask & selectors.EVENT_WRITE and not peer.is_over:
+                self._write(peer)
+        self._write_all()
+        now = self._clock()
+        for peer in [peer for peer in self._strangers if now - peer.began > GREETING]:
+            self._end(peer)
+        found += self._over
+        self._over = []
+        return found
+
+    def close_peer(self, peer: Peer) -> None:
+        """Ends a connection, after what can be sent at once; `poll` tells of it as of any other end."""
+        if not peer.is_over:
+            self._write(peer)
+            self._end(peer)
+
+    def detach(self, peer: Peer) -> tuple[socket.socket, Seal, bytes]:
+        """Hands a connection over: its socket, its keys, and what has come of it already."""
+        assert peer.seal is not None
+        self._forget(peer)
+        peer.is_over = True
+        peer.connection.setblocking(True)
+        return peer.connection, peer.seal, bytes(peer.incoming)
+
+    def cut(self, seconds: float) -> None:
+        """Ends all connections and takes and makes none for some time, as if the node's cable had been pulled."""
+        self._cut_until = self._clock() + seconds
+        for peer in [*self._peers, *self._strangers]:
+            self._end(peer)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the node is cut off at present."""
+        return self._clock() < self._cut_until
+
+    def close(self) -> None:
+        """Ends everything."""
+        for peer in [*self._peers, *self._strangers]:
+            self._end(peer)
+        self._selector.close()
+        self._listening.close()
+
+    # -- one connection --------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        for _ in range(STRANGERS):
+            try:
+                connection, address = self._listening.accept()
+            except OSError:
+                return
+            if self.is_cut:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            if len(self._strangers) >= STRANGERS:
+                self._end(next(iter(self._strangers)))
+            peer = Peer(connection, address[:2], self._secret, dialled=False, unsent=self._unsent)
+            self._add(peer, selectors.EVENT_READ)
+            self._write(peer)
+
+    def _add(self, peer: Peer, mask: int) -> None:
+        with suppress(OSError):
+            peer.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._strangers[peer] = None
+        peer.mask = mask
+        self._selector.register(peer.connection, mask, peer)
+
+    def _read(self, peer: Peer) -> list[Happening]:
+        found: list[Happening] = []
+        try:
+            data = peer.connection.recv(AT_ONCE)
+            if not data:
+                raise ConnectionResetError
+            peer.incoming += data
+            for happening in peer.take():
+                if isinstance(happening, Up):
+                    self._strangers.pop(peer, None)
+                    self._peers.add(peer)
+                found.append(happening)
+        except BlockingIOError:
+            pass
+        except (OSError, Refused):
+            self._end(peer)
+        return found
+
+    def _write_all(self) -> None:
+        unsent = [*self._unsent]
+        self._unsent.clear()
+        for peer in unsent:
+            if not peer.is_over:
+                self._write(peer)
+
+    def _write(self, peer: Peer) -> None:
+        try:
+            if peer.outgoing:
+                sent = peer.connection.send(memoryview(peer.outgoing)[:AT_ONCE])
+                del peer.outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end(peer)
+            return
+        if len(peer.outgoing) > BACKLOG:
+            self._end(peer)
+            return
+        mask = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.outgoing else 0)
+        if mask != peer.mask:
+            peer.mask = mask
+            self._selector.modify(peer.connection, mask, peer)
+
+    def _end(self, peer: Peer) -> None:
+        if not peer.is_over:
+            self._forget(peer)
+            peer.is_over = True
+            peer.connection.close()
+            self._over.append(peer.down())
+
+    def _forget(self, peer: Peer) -> None:
+        self._strangers.pop(peer, None)
+        self._peers.discard(peer)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(peer.connection)

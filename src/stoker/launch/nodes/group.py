@@ -1,0 +1,141 @@
+"""The nodes of a run: who they are, which ranks each has, and in what order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from stoker.launch.nodes.channel import Address
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node that can take part.
+
+    Attributes:
+        name: as messages show it; no other node of the run has it.
+        address: where its supervisor listens; empty host where it is the only node.
+        devices: numbers of the devices that it trains on, one process each.
+        spare: whether it waits until another is lost.
+        job: digest of the job that it was given.
+    """
+
+    name: str
+    address: Address
+    devices: tuple[int, ...]
+    spare: bool = False
+    job: str = ""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From what `plain` gave."""
+        host, port = values["address"]
+        devices = tuple(int(number) for number in values["devices"])
+        return cls(str(values["name"]), (str(host), int(port)), devices, bool(values["spare"]), str(values["job"]))
+
+    def plain(self) -> dict[str, Any]:
+        """For a message."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node in a group: its ranks are ``first`` to ``first + count - 1``."""
+
+    node: Node
+    first: int
+    count: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The nodes that train together from one start of the processes to the next.
+
+    Attributes:
+        generation: the number of the start; a higher one is later.
+        members: in the order of their ranks; the first leads, and the next ones would follow it.
+        others: nodes that are connected and have no ranks.
+        store: host and port of the store where the processes meet; None on one node.
+        mark: name of a file that whoever sees the run's folder sees in it.
+        job: the job's document where it is not the one that every node was given; else None.
+        policy: the state of the restart policy; see `stoker.launch.restart_policy.Restarts`.
+        longest: seconds of the longest evaluation and save so far, by phase.
+    """
+
+    generation: int
+    members: tuple[Member, ...]
+    others: tuple[Node, ...] = ()
+    store: Address | None = None
+    mark: str = ""
+    job: dict[str, Any] | None = None
+    policy: Mapping[str, Any] | None = None
+    longest: Mapping[str, float] | None = None
+
+    @property
+    def world(self) -> int:
+        """Processes in all."""
+        return sum(member.count for member in self.members)
+
+    def member(self, name: str) -> Member | None:
+        """The member of a name."""
+        return next((member for member in self.members if member.node.name == name), None)
+
+    def after(self, name: str) -> Member | None:
+        """The member that keeps a node's copies: the next one, in a ring; None where it is alone."""
+        names = [member.node.name for member in self.members]
+        if len(names) < 2 or name not in names:
+            return None
+        return self.members[(names.index(name) + 1) % len(names)]
+
+    def node_of(self, rank: int) -> Member:
+        """The member that has a rank."""
+        return next(member for member in self.members if rank in member.ranks)
+
+    def plain(self) -> dict[str, Any]:
+        """For a message."""
+        members = [{"node": m.node.plain(), "first": m.first, "count": m.count} for m in self.members]
+        others = [node.plain() for node in self.others]
+        return {**vars(self), "members": members, "others": others}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """From what `plain` gave."""
+        members = tuple(Member(Node.of(m["node"]), int(m["first"]), int(m["count"])) for m in values["members"])
+        store = values["store"]
+        return cls(
+            generation=int(values["generation"]),
+            members=members,
+            others=tuple(Node.of(node) for node in values["others"]),
+            store=(str(store[0]), int(store[1])) if store else None,
+            mark=str(values["mark"]),
+            job=values["job"],
+            policy=values["policy"],
+            longest=values["longest"],
+        )
+
+
+def placed(nodes: Sequence[Node], world: int) -> tuple[Member, ...]:
+    """The nodes with ``world`` ranks, handed out in their order; nodes beyond them get none."""
+    members, first = [], 0
+    for node in nodes:
+        count = min(len(node.devices), world - first)
+        if count > 0:
+            members.append(Member(node, first, count))
+            first += count
+    return tuple(members)
+
+
+def chosen(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> list[Node]:
+    """The nodes that train: those that were there before, then others, then spares; ``most`` of them at most.
+
+    Args:
+        before: names of the nodes of the last group, in their order.
+    """
+    known = {name: at for at, name in enumerate(before)}
+    order = sorted(nodes, key=lambda node: (node.name not in known, known.get(node.name, 0), node.spare))
+    return order[:most]

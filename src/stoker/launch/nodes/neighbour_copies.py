@@ -1,0 +1,221 @@
+"""Copies of the training state on the next node: what a node that is lost had in its memory is there, too.
+
+The copies of a node's ranks go to the next member of the group, in a ring, as soon as they are whole, over a connection
+of their own. A process makes its next copy only when the one before is there (see
+`stoker.checkpoint.snapshots.Snapshots.is_safe`): so at any time there is a step that every node has, and of which the
+next node has the copies. Where the next node cannot take them, training goes on without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from stoker.files import no_link
+from stoker.launch.monitor import record
+from stoker.launch.nodes.frames import Refused, Seal
+from stoker.launch.nodes.group import Node
+from stoker.launch.nodes.stream import Stream
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import NEIGHBOUR, SENT
+
+POLL = 0.05  # seconds between two looks for new copies
+AGAIN = 0.5  # seconds until a connection is tried again
+TRIES = 20  # of them, before the copies stay here
+PIECE = 4 * 2**20  # bytes of a frame
+SPARE = 1.1  # times a copy's size that must be free for it
+SLOTS = (0, 1)
+
+
+class Sender:
+    """Sends the copies of this node's ranks to the next node, in a thread.
+
+    Args:
+        folder: the run's in shared memory.
+        source: address that the connection is made from.
+        output: the run's folder.
+        name: of this node.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Iterable[int],
+        neighbour: Node,
+        *,
+        generation: int,
+        source: str,
+        secret: bytes,
+        output: Path,
+        name: str,
+    ) -> None:
+        self._folder, self._ranks, self._neighbour = folder, list(ranks), neighbour
+        self._hello = {"generation": generation, "from": name}
+        self._source, self._secret, self._run, self._name = source, secret, RunFolder(output), name
+        self._over = threading.Event()
+        self._stream: Stream | None = None
+        self._known: dict[Path, int] = {}
+        self._bytes, self._seconds, self._sent = 0, 0.0, set[int]()
+        for rank in self._ranks:
+            (folder / f"{SENT}{rank}").unlink(missing_ok=True)
+        (folder / NEIGHBOUR).touch()
+        self._thread = threading.Thread(target=self._run_until_closed, daemon=True, name="neighbour-copies")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops sending; processes no longer wait for it."""
+        self._over.set()
+        if self._stream is not None:
+            self._stream.close()
+        self._thread.join()
+
+    def _run_until_closed(self) -> None:
+        why = ""
+        for _ in range(TRIES):
+            try:
+                address = self._neighbour.address
+                with Stream.dial(address, self._secret, source=self._source, hello=self._hello) as stream:
+                    self._stream = stream
+                    while not self._over.is_set():
+                        self._send_new(stream)
+                        self._over.wait(POLL)
+            except (OSError, Refused, ValueError) as error:
+                why = str(error) or type(error).__name__
+            if self._over.wait(AGAIN):
+                break
+        (self._folder / NEIGHBOUR).unlink(missing_ok=True)
+        if not self._over.is_set():
+            record(self._run, "neighbour_copies_failed", node=self._name, to=self._neighbour.name, why=why)
+
+    def _send_new(self, stream: Stream) -> None:
+        """Sends the newest copy of each rank that has a new one."""
+        for rank in self._ranks:
+            headers = list((self._folder / f"rank-{rank}").glob("slot-?.json"))
+            stamps = {path: stamp for path in headers if (stamp := stamp_of(path)) and self._known.get(path) != stamp}
+            if not stamps:
+                continue
+            newest = max(stamps, key=lambda path: stamps[path])
+            if stamps[newest] < max(self._known.get(path, 0) for path in headers):
+                continue
+            begin = time.monotonic()
+            size = self._send(stream, rank, newest, stamps[newest])
+            if size is None:
+                continue
+            self._known |= stamps
+            (self._folder / f"{SENT}{rank}").write_text(str(stamps[newest]))
+            self._note(rank, size, time.monotonic() - begin)
+
+    def _send(self, stream: Stream, rank: int, header: Path, stamp: int) -> int | None:
+        """Sends a copy; its bytes, None where it was replaced meanwhile."""
+        try:
+            text = header.read_text(encoding="utf-8")
+            descriptor = os.open(header.with_suffix(""), os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            stream.say({"rank": rank, "slot": header.stem, "size": size, "header": text})
+            if not stream.hear()["room"]:
+                raise ConnectionError("it has no memory for them")
+            for at in range(0, size, PIECE):
+                stream.send(os.pread(descriptor, PIECE, at))
+        finally:
+            os.close(descriptor)
+        whole = stamp_of(header) == stamp
+        stream.say({"whole": whole})
+        return size if stream.hear()["kept"] and whole else None
+
+    def _note(self, rank: int, size: int, seconds: float) -> None:
+        """Records the rate, once a start."""
+        if self._sent is None or rank in self._sent:
+            return
+        self._sent.add(rank)
+        self._bytes, self._seconds = self._bytes + size, self._seconds + seconds
+        if len(self._sent) == len(self._ranks):
+            rate = round(self._bytes / max(self._seconds, 1e-9) / 1e6, 1)
+            values = {"bytes": self._bytes, "seconds": round(self._seconds, 4), "mb_s": rate}
+            record(self._run, "neighbour_copies", node=self._name, to=self._neighbour.name, **values)
+
+
+class Keeper:
+    """Keeps copies of other nodes' ranks; each connection has a thread.
+
+    Args:
+        place: the run's folder in shared memory and the generation, None where there is none yet.
+    """
+
+    def __init__(self, place: Callable[[], tuple[Path, int] | None]) -> None:
+        self._place = place
+        self._streams: dict[Stream, threading.Thread] = {}
+
+    def receive(self, connection: socket.socket, seal: Seal, rest: bytes, hello: dict[str, Any]) -> None:
+        """Takes a connection over."""
+        stream, place = Stream(connection, seal, rest), self._place()
+        if place is None or hello.get("generation") != place[1]:  # it comes again
+            stream.close()
+            return
+        thread = threading.Thread(target=self._keep_all, args=(stream, place[0]), daemon=True, name="kept-copies")
+        self._streams[stream] = thread
+        thread.start()
+
+    def drop(self) -> None:
+        """Ends all connections."""
+        streams, self._streams = self._streams, {}
+        for stream in streams:
+            stream.close()
+        for thread in streams.values():
+            thread.join()
+
+    close = drop
+
+    def _keep_all(self, stream: Stream, folder: Path) -> None:
+        with suppress(OSError, Refused, ValueError, KeyError), stream:
+            while True:
+                self._keep(stream, folder, stream.hear())
+
+    def _keep(self, stream: Stream, folder: Path, said: dict[str, Any]) -> None:
+        """Receives a copy; it counts only once it is whole."""
+        rank, size = int(said["rank"]), int(said["size"])
+        slot = next(number for number in SLOTS if said["slot"] == f"slot-{number}")
+        data = folder / f"rank-{rank}" / f"slot-{slot}"
+        room = min(shutil.disk_usage(folder).free, psutil.virtual_memory().available) > SPARE * size
+        stream.say({"room": room})
+        if not room:
+            return
+        data.parent.mkdir(exist_ok=True)
+        arriving = data.with_suffix(".arriving")
+        try:
+            with open(arriving, "wb", opener=no_link) as file:
+                for at in range(0, size, PIECE):
+                    piece = stream.receive()
+                    if len(piece) != min(PIECE, size - at):
+                        raise Refused
+                    file.write(piece)
+            if stream.hear()["whole"]:
+                header, text = data.with_suffix(".json"), str(said["header"])
+                json.loads(text)
+                header.unlink(missing_ok=True)
+                arriving.replace(data)
+                partial = data.with_suffix(".partial")
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(header)
+        finally:
+            arriving.unlink(missing_ok=True)
+        stream.say({"kept": True})
+
+
+def stamp_of(header: Path) -> int:
+    """When a copy was made; 0 where there is none."""
+    with suppress(FileNotFoundError):
+        return header.stat().st_mtime_ns
+    return 0

@@ -1,0 +1,37 @@
+"""How a run ended, in a form that the leader sends to the other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from stoker.errors import Problem, UserError
+from stoker.launch.first_failure import TOLD, Interrupted, RankFailed
+from stoker.launch.run_spec import RunResult
+
+Outcome = RunResult | UserError | Interrupted
+KINDS: Mapping[str, type[UserError]] = {**TOLD, "RankFailed": RankFailed}
+
+
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """For a message."""
+    if isinstance(outcome, RunResult):
+        return {"result": asdict(outcome)}
+    if isinstance(outcome, Interrupted):
+        return {"signal": outcome.number}
+    name = next((name for name, kind in KINDS.items() if type(outcome) is kind), "UserError")
+    notes = list(getattr(outcome, "__notes__", ()))
+    return {"error": name, "problems": [asdict(problem) for problem in outcome.problems], "notes": notes}
+
+
+def outcome_of(values: Mapping[str, Any]) -> Outcome:
+    """From what `plain` gave."""
+    if "result" in values:
+        return RunResult(**values["result"])
+    if "signal" in values:
+        return Interrupted(int(values["signal"]))
+    error = KINDS[values["error"]](*(Problem(**problem) for problem in values["problems"]))
+    for note in values["notes"]:
+        error.add_note(note)
+    return error

@@ -1,0 +1,357 @@
+"""What the leader decides: a state machine with a clock of the test's and nodes that only answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.job import load_job
+from stoker.launch.first_failure import Failure, Interrupted
+from stoker.launch.nodes.group import Group, Member, Node, chosen, placed
+from stoker.launch.nodes.leader import GROW, JOIN, RETURN, STACKS, Hands, Leader
+from stoker.launch.nodes.outcome import outcome_of, plain
+from stoker.launch.run_spec import RunResult, RunSpec
+from stoker.runs.run_folder import RunFolder
+
+JOB = """
+task: module
+module: {model: "torch.nn:Linear", loss: "torch.nn:MSELoss", data: "torch:ones"}
+steps: 2
+train: {batch: 24}
+parallel: {data: %d}
+faults: {restarts: 2, back_off: 1, hang: 10%s}
+"""
+RESULT = asdict(RunResult("done", 9, 10, None, 2.0, 1.0, None, None, None, None, True))
+
+
+def node(name: str, devices: int = 2, *, spare: bool = False, job: str = "") -> Node:
+    return Node(name, (f"10.0.0.{ord(name[0]) - 96}", 1), tuple(range(devices)), spare, job)
+
+
+class Cluster:
+    """A leader, and nodes that do what the test says."""
+
+    def __init__(
+        self, base: Path, world: int = 6, *, least: int = 3, most: int = 3, more: str = "", **rest: Any
+    ) -> None:
+        (base / "job.yaml").write_text(JOB % (world, more))
+        self.spec = RunSpec(load_job(base / "job.yaml"), base, base / "run")
+        self.spec.output.mkdir(exist_ok=True)
+        self.now = 100.0
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.words: list[str] = []
+        self.mark: str | None = ".group-x"
+        self.released = 0
+        hands = Hands(
+            lambda name, message: self.sent.append((name, message)),
+            self.words.append,
+            lambda: self.mark,
+            self._release,
+            lambda: ("10.0.0.1", 7),
+        )
+        self.leader = Leader(
+            self.spec, hands, me=rest.pop("me", node("a")), least=least, most=most, nccl=False, now=self.now, **rest
+        )
+
+    def _release(self) -> None:
+        self.released += 1
+
+    def join(self, *nodes: Node) -> None:
+        for each in nodes:
+            assert self.leader.joined(each, self.now) == ""
+
+    def after(self, seconds: float) -> None:
+        self.now += seconds
+        self.leader.tick(self.now)
+
+    def take(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The messages of a kind since the last look, by node."""
+        found = {name: message for name, message in self.sent if message["kind"] == kind}
+        self.sent = [(name, message) for name, message in self.sent if message["kind"] != kind]
+        return found
+
+    def started(self) -> Group:
+        """The group of the start that has just been sent to all."""
+        starts = self.take("start")
+        assert starts.keys() == self.leader.nodes.keys()
+        (group,) = {str(message): Group.of(message["group"]) for message in starts.values()}.values()
+        return group
+
+    def says(self, name: str, kind: str, **values: Any) -> None:
+        self.leader.message(name, {"kind": kind, **values}, self.now)
+
+    def ended(self, name: str, *failures: Failure, result: dict[str, Any] | None = None) -> None:
+        self.says(name, "ended", result=result, failures=[asdict(failure) for failure in failures], out=[])
+
+    def pulses(self, steps: dict[int, int], *, done: int, age: float = 0.0, phase: str = "train") -> None:
+        """Heartbeats: the steps that ranks have done since the start."""
+        for rank, count in steps.items():
+            assert self.leader.group is not None
+            name = self.leader.group.node_of(rank).node.name
+            told = [rank, age, phase, done + 1, done, count, 0.1 * count, 0.1, 0.0, 0.0, 0.0]
+            self.says(name, "pulses", of=[told])
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [event for event in RunFolder(self.spec.output).read_events() if event["event"] == name]
+
+
+def killed(rank: int) -> Failure:
+    return Failure(rank, time.time(), "exit", (Problem("process 7 was killed by SIGKILL"),))
+
+
+def consequence(rank: int) -> Failure:
+    problem = Problem("RuntimeError: Connection closed by peer")
+    return Failure(rank, time.time() - 60, "RuntimeError", (problem,), consequence=True)
+
+
+def ranks(group: Group) -> dict[str, list[int]]:
+    return {member.node.name: list(member.ranks) for member in group.members}
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Cluster:
+    """Three nodes that train."""
+    cluster = Cluster(tmp_path)
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    assert ranks(cluster.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
+    return cluster
+
+
+def test_all_nodes_are_waited_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.join(node("c"))
+    cluster.after(10 * JOIN)
+    assert not cluster.sent and any("waiting for 1 more node" in words for words in cluster.words)
+    cluster.join(node("b"))
+    cluster.after(0.0)
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "c": [2, 3], "b": [4, 5]} and group.store == ("10.0.0.1", 7)
+    assert group.generation == 1 and group.job is None
+
+
+def test_with_the_least_number_others_get_a_while(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, least=2)
+    cluster.join(node("b"))
+    cluster.after(JOIN - 1)
+    assert not cluster.sent
+    cluster.after(1)
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "b": [2, 3]} and group.job is not None
+    assert group.job["parallel"]["data"] == 4 and group.job["train"]["batch"] == 24  # the batch stays
+
+
+def test_a_node_with_another_job_is_refused(tmp_path: Path) -> None:
+    assert "another job" in Cluster(tmp_path).leader.joined(node("b", job="x"), 0.0)
+
+
+def test_the_end_is_that_of_rank_0_once_all_have_ended(three: Cluster) -> None:
+    for name in "cb":
+        three.ended(name, result={**RESULT, "step": 1})
+    assert three.leader.outcome is None
+    three.ended("a", result=RESULT)
+    assert three.leader.outcome == RunResult(**RESULT) == outcome_of(plain(RunResult(**RESULT)))
+
+
+def test_a_killed_process_ends_all_and_all_start_again_after_a_back_off(three: Cluster) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.says("b", "failing", killed=True)
+    assert three.take("end") == {name: {"kind": "end", "grace": 0.0} for name in "abc"}
+    three.ended("a", consequence(0))
+    three.ended("c", consequence(5))
+    assert three.leader.outcome is None and not three.leader.is_starting
+    three.ended("b", killed(3))
+    three.after(0.5)
+    assert not three.take("start")
+    three.after(0.6)
+    assert ranks(three.started()) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]}
+    (fault,) = three.events("fault")
+    assert (fault["rank"], fault["node"], fault["step"], fault["cause"], fault["restart"]) == (3, "b", 3, "exit", 1)
+    three.now += 2.0
+    three.pulses(dict.fromkeys(range(6), 1), done=4)
+    (restarted,) = three.events("restarted")
+    assert restarted["seconds"] == pytest.approx(3.1, abs=0.01)
+
+
+def test_a_fault_that_comes_back_ends_the_run_with_its_reason(three: Cluster) -> None:
+    for _ in range(3):
+        three.says("b", "failing", killed=True)
+        for name in "abc":
+            three.ended(name, *([killed(3)] if name == "b" else []))
+        three.after(10.0)
+    assert isinstance(three.leader.outcome, RunFailed) and "rank 3: process 7 was killed" in str(three.leader.outcome)
+    again = outcome_of(plain(three.leader.outcome))
+    assert type(again) is type(three.leader.outcome) and str(again) == str(three.leader.outcome)
+
+
+def test_what_the_user_has_to_change_is_not_tried_again(three: Cluster) -> None:
+    three.says("b", "failing", killed=False)
+    assert three.take("end")["a"]["grace"] > 0  # the others may have the same to say
+    wrong = Failure(2, time.time(), "UserError", (Problem("no such thing", "write another", key="train.lr"),))
+    for name in "abc":
+        three.ended(name, *([wrong] if name == "b" else [consequence(0)]))
+    assert type(three.leader.outcome) is UserError and "no such thing" in str(three.leader.outcome)
+
+
+def test_a_lost_node_is_waited_for_where_all_are_needed(three: Cluster) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.ended("a", consequence(0))
+    three.leader.left("c", three.now)
+    assert [name for name, message in three.sent if message["kind"] == "end"][-1] == "b"
+    three.ended("b", consequence(2))
+    three.after(100.0)
+    assert not three.take("start") and three.released > 0
+    assert "node c has gone; waiting for 1 more node" in three.words
+    three.join(node("d"))
+    three.after(0.0)
+    assert ranks(three.started()) == {"a": [0, 1], "b": [2, 3], "d": [4, 5]}
+    (lost,), (fault,) = three.events("node_lost"), three.events("fault")
+    assert (lost["node"], lost["ranks"], lost["step"]) == ("c", [4, 5], 3)
+    assert (fault["rank"], fault["error"]) == (4, "node c has gone")
+
+
+def test_a_spare_takes_the_place_of_a_lost_node_at_once(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path)
+    cluster.join(node("s", spare=True), node("b"), node("c"))
+    cluster.after(0.0)
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "b": [2, 3], "c": [4, 5]} and [o.name for o in group.others] == ["s"]
+    cluster.leader.left("b", cluster.now)
+    cluster.ended("a")
+    cluster.ended("c")
+    cluster.after(1.0)
+    assert ranks(cluster.started()) == {"a": [0, 1], "c": [2, 3], "s": [4, 5]}
+
+
+def test_fewer_nodes_go_on_with_a_smaller_layout_and_grow_again_losing_no_step(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, least=2)
+    cluster.join(node("b"), node("c"))
+    cluster.after(0.0)
+    cluster.started()
+    cluster.leader.left("b", cluster.now)
+    cluster.ended("a")
+    cluster.ended("c")
+    cluster.after(1.0)
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "c": [2, 3]} and group.job is not None and group.job["parallel"]["data"] == 4
+    cluster.join(node("b"))
+    cluster.after(GROW + 1)
+    assert not cluster.take("pause")  # before the first step there is nothing to go on from
+    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
+    cluster.after(1.0)
+    assert cluster.take("pause").keys() == {"a", "c"}
+    for name in "ca":
+        cluster.ended(name, result={**RESULT, "state": "paused", "step": 6})
+    cluster.after(0.0)
+    group = cluster.started()
+    assert ranks(group) == {"a": [0, 1], "c": [2, 3], "b": [4, 5]} and group.job is None
+    assert [event["step"] for event in cluster.events("regrouped")] == [6] and len(cluster.events("fault")) == 1
+
+
+def test_a_node_without_which_the_layout_is_the_same_waits(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 4, least=1, most=3)
+    cluster.join(node("b"))
+    cluster.after(JOIN)
+    cluster.started()
+    cluster.pulses(dict.fromkeys(range(4), 2), done=5)
+    cluster.join(node("c"))
+    cluster.after(10 * GROW)
+    assert not cluster.take("pause")
+
+
+def test_of_hung_processes_the_one_that_waits_for_no_other_is_named(three: Cluster) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.after(11.0)
+    assert three.take("stacks").keys() == set("abc")
+    for name, waits in (("a", [0, 1]), ("b", [2]), ("c", [4, 5])):
+        three.says(name, "stacks", waits=waits, files=[f"stack-{name}.txt"], pids=[[3, 77]] if name == "b" else [])
+    three.after(0.1)
+    (hung,) = three.events("hung")
+    assert (hung["rank"], hung["node"], hung["silent_ranks"]) == (3, "b", list(range(6)))
+    assert three.take("end").keys() == set("abc")
+    for name in "abc":
+        three.ended(name)
+    three.after(1.0)
+    three.started()
+    assert [(e["rank"], e["cause"]) for e in three.events("fault")] == [(3, "hung")]
+
+
+def test_stacks_that_do_not_come_are_not_waited_for(three: Cluster) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.after(11.0)
+    three.after(STACKS)
+    assert three.take("end").keys() == set("abc")
+
+
+def test_a_straggler_on_another_node_is_named(three: Cluster) -> None:
+    for steps in (1, 30):
+        for rank in range(6):
+            own = steps * (0.4 if rank == 4 else 0.1)
+            told = [rank, 0.0, "train", steps + 1, steps, steps, own, 0.1, 0.0, 0.0, 0.0]
+            three.says(three.leader.group.node_of(rank).node.name, "pulses", of=[told])  # type: ignore[union-attr]
+        three.after(0.2)
+    assert [event["rank"] for event in three.events("slow")] == [4]
+
+
+def test_a_signal_that_every_node_gets_counts_once(three: Cluster) -> None:
+    for name in "bca":
+        three.says(name, "signals", numbers=[15])
+    assert [message["numbers"] for _, message in three.sent if message["kind"] == "signal"] == [[15]] * 3
+    three.says("b", "signals", numbers=[15, 15])
+    assert three.take("signal")["a"]["numbers"] == [15, 15]
+    for name in "abc":
+        three.ended(name)
+    assert isinstance(three.leader.outcome, Interrupted) and three.leader.outcome.number == 15
+
+
+def test_the_next_node_goes_on_from_what_the_lost_leader_had_told(three: Cluster, tmp_path: Path) -> None:
+    three.pulses(dict.fromkeys(range(6), 3), done=3)
+    three.says("b", "failing", killed=True)
+    for name in "abc":
+        three.ended(name, *([killed(3)] if name == "b" else []))
+    three.after(2.0)
+    group = three.started()
+    after = Cluster(tmp_path, me=node("b"), group=group, lost=["a"])
+    after.join(node("c"))
+    after.after(RETURN)
+    assert not after.sent and len(three.events("node_lost")) == 0  # three are needed: it may be the one that is cut off
+    after.join(node("d"))
+    after.after(0.0)
+    again = after.started()
+    assert again.generation == group.generation + 1 and ranks(again) == {"b": [0, 1], "c": [2, 3], "d": [4, 5]}
+    assert again.policy == group.policy and again.policy["count"] == 1  # type: ignore[index]
+    assert [event["node"] for event in after.events("node_lost")] == ["a"]
+
+
+def test_a_new_leader_waits_a_while_for_the_others_of_the_group(three: Cluster, tmp_path: Path) -> None:
+    members = tuple(Member(node(name), 2 * at, 2) for at, name in enumerate("abc"))
+    after = Cluster(tmp_path, least=1, me=node("b"), group=Group(4, members), lost=["a"])
+    after.after(RETURN - 1)
+    assert not after.sent
+    after.join(node("c"))
+    after.after(0.0)
+    assert ranks(after.started()) == {"b": [0, 1], "c": [2, 3]}
+
+
+def test_the_folder_that_the_lost_leader_still_holds_is_waited_for(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 2, least=1, most=1)
+    cluster.mark = None
+    cluster.after(0.0)
+    assert not cluster.sent
+    cluster.mark = ".group-y"
+    cluster.after(0.1)
+    assert cluster.started().mark == ".group-y"
+
+
+def test_nodes_keep_their_order_and_spares_come_last() -> None:
+    nodes = [node("s", spare=True), node("d"), node("b"), node("c")]
+    assert [n.name for n in chosen(nodes, 3, before=["c", "b"])] == ["c", "b", "d"]
+    assert [(m.node.name, m.first, m.count) for m in placed([node("a", 3), node("b", 3)], 4)] == [
+        ("a", 0, 3),
+        ("b", 3, 1),
+    ]
