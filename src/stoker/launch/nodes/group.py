@@ -136,6 +136,6 @@ def chosen(nodes: Sequence[Node], most: int, *, before: Sequence[str] = ()) -> l
     Args:
         before: names of the nodes of the last group, in their order.
     """
-    known = {name: at for at, name in enumerate(before)}
+    known = {name: at for at, name in enumerate(dict.fromkeys(before))}
     order = sorted(nodes, key=lambda node: (node.name not in known, known.get(node.name, 0), node.spare))
     return order[:most]
