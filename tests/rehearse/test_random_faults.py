@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.rehearse.random_faults import draw
-from stoker.resilience.fault_injection import KINDS, SLOW_STEPS
+from stoker.rehearse.random_faults import ON_ONE_NODE, draw
+from stoker.resilience.fault_injection import KINDS, OF_NODES, SLOW_STEPS
 
 
 @given(st.integers(0, 50), st.integers(1, 3), st.integers(2, 9))
@@ -24,7 +24,13 @@ def test_faults_have_the_room_that_they_need(seed: int, world: int, save_every: 
         assert 0 <= fault.rank < world and (fault.kind == "slow") == (fault.factor > 1)
         assert fault.kind != "corrupt" or fault.step > 2 * save_every
         assert fault.kind != "fill-disk" or fault.step % save_every in (save_every - 1, 0)
-    assert {fault.kind for fault in faults} == set(KINDS) - ({"slow"} if world == 1 else set())
+    assert {fault.kind for fault in faults} == set(ON_ONE_NODE) - ({"slow"} if world == 1 else set())
+
+
+def test_nodes_are_lost_and_cut_off_where_there_are_several() -> None:
+    faults = [fault for fault in draw(30, seed=3, steps=600, world=6, save_every=5, kinds=KINDS, nodes=3) if fault.node]
+    assert {fault.kind for fault in faults} == set(OF_NODES) and {int(fault.node) for fault in faults} <= {0, 1, 2}
+    assert all((fault.seconds > 0) == (fault.kind == "cut-link") for fault in faults)
 
 
 def test_another_seed_gives_others() -> None:

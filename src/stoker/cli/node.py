@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tuple[RunSpec, int]:
     """What is trained, and the processes of this node; the node's data has been looked at."""
     from stoker.cli.report import TokeniseReport, quiet_environment, quiet_libraries
-    from stoker.launch.forkserver import start_server
+    from stoker.launch.forkserver import start_server, wait_for_server
 
     quiet_environment()
     start_server()  # it imports what the processes need while this one continues
@@ -121,6 +121,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     check_devices(None, devices)
     with TokeniseReport() as report:
         check_data(spec, report)
+    wait_for_server()
     return spec, devices
 
 

@@ -24,6 +24,20 @@ PRELOADED = [
 ]
 
 
+def wait_for_server() -> None:
+    """Waits until the server has imported everything: the first process would wait for that.
+
+    A supervisor among several must not, as its silence would be taken for its end.
+    """
+    process = multiprocessing.get_context(START).Process(target=_nothing)
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    pass
+
+
 def start_server() -> None:
     """Starts it, where it does not run yet; from the main thread, with which it ends.
 
