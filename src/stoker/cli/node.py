@@ -185,5 +185,5 @@ def _laid_out(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
 
 def _digest(loaded: LoadedJob) -> str:
     """What two nodes have alike that were given the same job."""
-    values = loaded.job.model_dump(mode="json", exclude={"output": True, "faults": {"nodes"}})
+    values = loaded.job.model_dump(mode="json", exclude={"output": True, "target": True, "faults": {"nodes"}})
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()

@@ -29,7 +29,7 @@ def wait_for_server() -> None:
 
     A supervisor among several must not, as its silence would be taken for its end.
     """
-    process = multiprocessing.get_context(START).Process(target=_nothing)
+    process = multiprocessing.get_context(START).Process(target=_nothing)  # type: ignore[attr-defined]
     process.start()
     process.join()
 
