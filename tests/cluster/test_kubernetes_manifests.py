@@ -23,7 +23,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.config_map import config_map
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
 
-KINDS = ("job", "jobset", "volcano", "trainjob")
+KINDS = ("job", "jobset", "volcano", "trainjob", "rayjob")
 GANGS = ("none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native")
 QUEUED = ("volcano", "kueue", "koordinator", "yunikorn")
 EXPECTED = Path(__file__).parent / "manifests"
@@ -38,6 +38,7 @@ SHOWN: dict[str, dict[str, Any]] = {
     "job-yunikorn": {"gang": "yunikorn", "queue": "root.research", **MIG},
     "jobset-kueue": {"kind": "jobset", "gang": "kueue", "queue": "research", "topology": "cloud.example.com/block"},
     "volcano": {"kind": "volcano", "queue": "research", "mpi": True},
+    "rayjob-volcano": {"kind": "rayjob", "gang": "volcano", "queue": "research", "ray_version": "2.52.0"},
     "trainjob-coscheduling": {"kind": "trainjob", "gang": "coscheduling"},
 }
 BUILT_IN = ("v1", "batch/v1", "resource.k8s.io/v1", "scheduling.k8s.io/v1beta1")
@@ -63,8 +64,10 @@ def product() -> Iterator[ClusterRun]:
         if kind != "volcano":
             own["time_limit"] = 86400
         yield run_of(**{key: own[key] for key in ("kind", "gang", "queue") if key in own})
-        yield run_of(**FULL, **own, mpi=True, ssh_secret="keys", archive=b"archive")
-        yield run_of(**(FULL | own | CLAIMED), nodes=4, least=2)
+        mpi = {"mpi": True, "ssh_secret": "keys"} if kind != "rayjob" else {"setup": [], "ray_version": "2.52.0"}
+        yield run_of(**(FULL | own | mpi), archive=b"archive")
+        plain = {"setup": []} if kind == "rayjob" else {}
+        yield run_of(**(FULL | own | CLAIMED | plain), nodes=4, least=2)
         fluid = {"mounts": [{"url": "juicefs:///x"}], "runtime": "juicefs", "preload": False}
         yield run_of(
             **own, fluid=fluid, gpu="none", topology="example.com/rack", topology_mode="required", shared_memory="none"
@@ -82,7 +85,7 @@ def test_every_manifest_is_valid_in_strict_mode() -> None:
     assert {("v1", "ConfigMap"), ("v1", "Secret"), ("v1", "Service"), ("batch/v1", "Job")} <= checked
     assert {("resource.k8s.io/v1", "ResourceClaimTemplate"), ("scheduling.k8s.io/v1beta1", "PodGroup")} <= checked
     if FOLDER.is_dir():
-        assert len(checked) == 17
+        assert len(checked) == 18
 
 
 def test_the_check_sees_planted_mistakes() -> None:
@@ -159,16 +162,17 @@ def test_a_gang_starts_with_as_few_nodes_as_the_run_goes_on_with(kind: str, gang
     text = json.dumps(made)
     groups = [m["spec"] for m in made if m["kind"] == "PodGroup"]
     if gang == "native":
-        assert groups == [{"schedulingPolicy": {"gang": {"minCount": 3}}}]
+        assert groups == [{"schedulingPolicy": {"gang": {"minCount": 3 + (kind == "rayjob")}}}]
     elif kind == "volcano":
         assert made[-1]["spec"]["minAvailable"] == 3
     elif gang in ("volcano", "coscheduling", "koordinator") and kind != "trainjob":
-        assert groups[0]["minMember"] == 3 and groups[0]["minResources"] == {"nvidia.com/gpu": 6}
+        assert groups[0]["minMember"] == 3 + (kind == "rayjob")  # a RayJob has a head beside its nodes
+        assert kind == "rayjob" or groups[0]["minResources"] == {"nvidia.com/gpu": 6}
     elif gang == "koordinator":
         assert groups[0]["minMember"] == 3
     elif gang == "yunikorn":
         assert '\\"minMember\\": 3' in text
-    assert "--nodes 3:4" in text
+    assert ('\\"3:4\\"' if kind == "rayjob" else "--nodes 3:4") in text
 
 
 def test_a_run_is_found_again_by_its_config_map() -> None:

@@ -56,6 +56,14 @@ def _kinds(block: KubernetesBlock) -> Iterator[Found]:
     if block.kind == "volcano" and block.time_limit is not None:
         hint = "write kind: job or kind: jobset with gang: volcano, or remove it"
         yield "time_limit", "a Volcano Job has no limit of its time", hint
+    if block.kind == "rayjob":
+        for key in ("mpi", "ssh_secret"):
+            if getattr(block, key):
+                yield key, "a RayJob starts its processes by Ray, and not by MPI", "remove it, or write kind: job"
+        if block.setup:
+            yield "setup", "KubeRay starts Ray in the pods, and runs nothing before", "build it into the image"
+    elif block.ray_version is not None:
+        yield "ray_version", "only a RayJob has a version of Ray", "remove it, or write kind: rayjob"
 
 
 def _alignment(block: KubernetesBlock) -> Iterator[Found]:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata
-from stoker.cluster.kubernetes.node_script import ARCHIVE, HOSTFILE, JOB, RECORD
+from stoker.cluster.kubernetes.node_script import ARCHIVE, DRIVER, HOSTFILE, JOB, RECORD
+from stoker.cluster.kubernetes.rayjob import driver_plan
 from stoker.cluster.sent_files import SentFile
 
 LARGEST = 1_000_000  # bytes; Kubernetes takes 1 MiB with names and all
@@ -20,6 +21,8 @@ def config_map(run: ClusterRun) -> Manifest:
     data = {JOB: run.job, RECORD: run.record_text()}
     if run.block.mpi and run.kind != "rayjob":
         data[HOSTFILE] = "".join(f"{run.host(index)} slots={run.devices}\n" for index in range(run.nodes))
+    if run.kind == "rayjob":
+        data[DRIVER] = driver_plan(run)
     archive = base64.b64encode(run.archive).decode() if run.archive is not None else None
     return {
         "apiVersion": "v1",

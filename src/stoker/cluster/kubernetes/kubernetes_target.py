@@ -22,6 +22,8 @@ from stoker.cluster.kubernetes.manifest_fields import MANAGED_BY, STOKER, Manife
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
 from stoker.cluster.kubernetes.node_script import ARCHIVE, JOB, RECORD
 from stoker.cluster.kubernetes.pending_reasons import group_reasons, workload_reasons
+from stoker.cluster.kubernetes.pod_template import CONTAINER
+from stoker.cluster.kubernetes.rayjob import SUBMITTER
 from stoker.cluster.kubernetes.run_pods import (
     ending,
     events_of,
@@ -118,7 +120,8 @@ class KubernetesTarget:
         def ended() -> bool:
             return self.status(record).state not in ("waiting", "running")
 
-        yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended)
+        container = SUBMITTER if self.block.kind == "rayjob" else CONTAINER
+        yield from read_logs(self.api, record.name, rank=rank, follow=follow, ended=ended, container=container)
 
     def stop(self, record: Record) -> None:
         """Suspends the workload: its pods get SIGTERM, save and end."""

@@ -12,6 +12,7 @@ from stoker.cluster.kubernetes.gangs import pod_group
 from stoker.cluster.kubernetes.job import job
 from stoker.cluster.kubernetes.jobset import jobset
 from stoker.cluster.kubernetes.manifest_fields import Manifest
+from stoker.cluster.kubernetes.rayjob import rayjob
 from stoker.cluster.kubernetes.secret import ORIGIN, channel_secret
 from stoker.cluster.kubernetes.service import service
 from stoker.cluster.kubernetes.trainjob import training_runtime, trainjob
@@ -23,6 +24,7 @@ WORKLOADS: dict[str, Callable[[ClusterRun], Manifest]] = {
     "jobset": jobset,
     "volcano": volcano_job,
     "trainjob": trainjob,
+    "rayjob": rayjob,
 }
 
 
@@ -32,7 +34,9 @@ def manifests(run: ClusterRun, *, secret: str | None) -> list[Manifest]:
     Args:
         secret: value of the channel's secret; None for a preview.
     """
-    found = [config_map(run), channel_secret(run, value=secret)]
+    found = [config_map(run)]
+    if run.kind != "rayjob":
+        found.append(channel_secret(run, value=secret))
     if run.kind == "job":
         found.append(service(run))
     found += fluid_objects(run)

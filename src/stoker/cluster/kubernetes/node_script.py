@@ -8,7 +8,8 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 
 WORK = "/stoker"  # an empty folder of the pod: what was sent is unpacked here
 GIVEN = "/etc/stoker/job"  # the config map
-JOB, ARCHIVE, RECORD, HOSTFILE = "job.yaml", "files.tar.xz", "submission.json", "hostfile"
+JOB, ARCHIVE, RECORD = "job.yaml", "files.tar.xz", "submission.json"
+HOSTFILE, DRIVER = "hostfile", "driver.json"  # for MPI, and for a RayJob's driver
 SECRET_FOLDER, SECRET_KEY = "/etc/stoker/secret", "channel"
 # The key as `stoker node` wants it: a file that only its owner reads. Files of a secret's volume belong to root, and
 # which user the image has is not known; so the container makes a copy in memory.
@@ -22,20 +23,29 @@ def node_script(run: ClusterRun) -> str:
     words = [python, "-m", "stoker.cluster.kubernetes.pod", f"{run.output}/logs"]
     words += ["node", f"{GIVEN}/{JOB}", *run.overrides]
     words += ["--rendezvous", ",".join(run.rendezvous()), "--secret", OWN_SECRET]
-    nodes = f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
-    words += ["--nodes", nodes, "--devices", f"{run.devices}"]
+    words += ["--nodes", nodes_of(run), "--devices", f"{run.devices}"]
     options = shlex.join(words) + ' --listen "$POD_IP" --name "$POD_NAME"'
     return preparation(run) + wrapped(f"exec {options}")
+
+
+def nodes_of(run: ClusterRun) -> str:
+    """What ``--nodes`` is given."""
+    return f"{run.least}:{run.nodes}" if run.least < run.nodes else f"{run.nodes}"
 
 
 def preparation(run: ClusterRun) -> str:
     """The script's lines before Stoker starts."""
     lines = ["set -e", f"(umask 077 && cp {SECRET_FOLDER}/{SECRET_KEY} {OWN_SECRET})", f"cd {WORK}"]
     if run.archive is not None:
-        lines.append(f"{shlex.quote(run.block.python)} -m tarfile -e {GIVEN}/{ARCHIVE} .")
+        lines.append(unpacking(run))
     if run.code:
         lines.append(f'export PYTHONPATH="{WORK}/code${{PYTHONPATH:+:$PYTHONPATH}}"')
     return "".join(f"{line}\n" for line in [*lines, *run.block.setup])
+
+
+def unpacking(run: ClusterRun) -> str:
+    """The command that unpacks what was sent into the current folder."""
+    return f"{shlex.quote(run.block.python)} -m tarfile -e {GIVEN}/{ARCHIVE} ."
 
 
 def wrapped(command: str) -> str:

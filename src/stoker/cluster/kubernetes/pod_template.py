@@ -8,7 +8,7 @@ from stoker.cluster.kubernetes.cluster_run import ClusterRun
 from stoker.cluster.kubernetes.device_claims import CLAIM, claims, pod_claims
 from stoker.cluster.kubernetes.gangs import gang_parts
 from stoker.cluster.kubernetes.manifest_fields import FINGERPRINT, Manifest, given, run_labels
-from stoker.cluster.kubernetes.node_script import node_script
+from stoker.cluster.kubernetes.node_script import WORK, node_script, unpacking
 from stoker.cluster.kubernetes.placement import placement_annotations, pod_affinity, pod_tolerations
 from stoker.cluster.kubernetes.pod_environment import pod_environment
 from stoker.cluster.kubernetes.pod_resources import pod_resources
@@ -27,20 +27,22 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
     block = run.block
     gang = gang_parts(run, group)
     pairs = pod_volumes(run)
+    own_command = run.kind != "rayjob"  # KubeRay writes the command of its pods
     container = given(
         name=group,
         image=block.image,
         imagePullPolicy=block.image_pull,
-        command=["/bin/sh", "-c"] if run.kind != "rayjob" else None,
-        args=[node_script(run)] if run.kind != "rayjob" else None,
+        command=["/bin/sh", "-c"] if own_command else None,
+        args=[node_script(run)] if own_command else None,
+        workingDir=None if own_command else WORK,
         env=pod_environment(run),
-        ports=[{"name": "rendezvous", "containerPort": run.port}] if run.kind != "rayjob" else None,
+        ports=[{"name": "rendezvous", "containerPort": run.port}] if own_command else None,
         resources=_with_claims(run) if head is None else head,
         securityContext=container_security(run),
         volumeMounts=[mount for _, mount in pairs],
     )
     spec = given(
-        restartPolicy="Never" if run.kind != "rayjob" else None,
+        restartPolicy="Never" if own_command else None,
         schedulerName=gang.scheduler,
         schedulingGroup=gang.scheduling_group,
         priorityClassName=block.priority,
@@ -61,6 +63,7 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
         tolerations=pod_tolerations(block.tolerations),
         affinity=pod_affinity(run),
         resourceClaims=pod_claims(run) if head is None else None,
+        initContainers=[_unpacking(run)] if not own_command and run.archive is not None else None,
         containers=[container],
         volumes=[volume for volume, _ in pairs],
     )
@@ -78,6 +81,20 @@ def pod_template(run: ClusterRun, *, group: str = CONTAINER, head: Manifest | No
 
 def _with_claims(run: ClusterRun) -> Manifest:
     return given(**pod_resources(run), claims=[{"name": CLAIM}] if claims(run) else None)
+
+
+def _unpacking(run: ClusterRun) -> Manifest:
+    """An init container that unpacks what was sent, where the container's command is not Stoker's own."""
+    work = ("job", "work")
+    return given(
+        name="unpack",
+        image=run.block.image,
+        imagePullPolicy=run.block.image_pull,
+        command=["/bin/sh", "-c"],
+        args=[unpacking(run)],
+        workingDir=WORK,
+        volumeMounts=[mount for _, mount in pod_volumes(run) if mount["name"] in work],
+    )
 
 
 def container_security(run: ClusterRun) -> Manifest | None:

@@ -23,11 +23,10 @@ def dataset_name(run: ClusterRun) -> str:
 
 def pod_volumes(run: ClusterRun) -> list[tuple[Manifest, Manifest]]:
     """(volume, mount) pairs."""
-    found = [
-        _pair("job", GIVEN, {"configMap": {"name": run.name}}, read_only=True),
-        _pair("channel", SECRET_FOLDER, {"secret": {"secretName": secret_name(run)}}, read_only=True),
-        _pair("work", WORK, {"emptyDir": Present()}),
-    ]
+    found = [_pair("job", GIVEN, {"configMap": {"name": run.name}}, read_only=True)]
+    if run.kind != "rayjob":  # the driver of a RayJob draws a secret and hands it to its actors
+        found.append(_pair("channel", SECRET_FOLDER, {"secret": {"secretName": secret_name(run)}}, read_only=True))
+    found.append(_pair("work", WORK, {"emptyDir": Present()}))
     if run.block.shared_memory != "none":
         size = None if run.block.shared_memory == "auto" else run.block.shared_memory
         found.append(_pair("shared-memory", "/dev/shm", {"emptyDir": given(medium="Memory", sizeLimit=size)}))

@@ -71,17 +71,25 @@ def ending(pod: Object) -> str:
 
 
 def read_logs(
-    api: ClusterApi, name: str, *, rank: int | None, follow: bool, ended: Callable[[], bool]
+    api: ClusterApi,
+    name: str,
+    *,
+    rank: int | None,
+    follow: bool,
+    ended: Callable[[], bool],
+    container: str = CONTAINER,
 ) -> Iterator[str]:
     """Lines that the pods of a run print, as `stoker.cluster.target.Target.logs` gives them.
 
     Args:
+        container: whose output is read, in the pods that have it.
         follow: go on, also with pods that are started later, until the run has ended.
     """
     if follow:
-        lines = _followed(api, name, ended)
+        lines = _followed(api, name, ended, container)
     else:
-        lines = (line for pod in pods_of(api, name) if _has_log(pod) for line in _lines(api, pod, follow=False))
+        pods = (pod for pod in pods_of(api, name) if _has_log(pod, container))
+        lines = (line for pod in pods for line in _lines(api, pod, container, follow=False))
     for line in lines:
         label = _RANK.match(line)
         if rank is None:
@@ -90,7 +98,7 @@ def read_logs(
             yield line[label.end() :]
 
 
-def _followed(api: ClusterApi, name: str, ended: Callable[[], bool]) -> Iterator[str]:
+def _followed(api: ClusterApi, name: str, ended: Callable[[], bool], container: str) -> Iterator[str]:
     """Lines of all pods as they come, one thread a pod; pods are found by a watch."""
     found: queue.Queue[Object | str | BaseException | None] = queue.Queue()
     over = threading.Event()
@@ -116,9 +124,9 @@ def _followed(api: ClusterApi, name: str, ended: Callable[[], bool]) -> Iterator
                 yield item
             elif isinstance(item, BaseException):
                 raise item
-            elif item["metadata"]["uid"] not in read and _has_log(item):
+            elif item["metadata"]["uid"] not in read and _has_log(item, container):
                 read.add(item["metadata"]["uid"])
-                threading.Thread(target=_read, args=(api, item, found), daemon=True).start()
+                threading.Thread(target=_read, args=(api, item, container, found), daemon=True).start()
                 reading += 1
     finally:
         over.set()
@@ -138,23 +146,26 @@ def _watch(
             over.wait(POLL)
 
 
-def _read(api: ClusterApi, pod: Object, found: queue.Queue[Object | str | BaseException | None]) -> None:
+def _read(
+    api: ClusterApi, pod: Object, container: str, found: queue.Queue[Object | str | BaseException | None]
+) -> None:
     """Follows a pod's log to its end; its lines, what went wrong, and None at the end go into the queue."""
     try:
-        for line in _lines(api, pod, follow=True):
+        for line in _lines(api, pod, container, follow=True):
             found.put(line)
     except Exception as error:
         found.put(error)
     found.put(None)
 
 
-def _lines(api: ClusterApi, pod: Object, *, follow: bool) -> Iterator[str]:
+def _lines(api: ClusterApi, pod: Object, container: str, *, follow: bool) -> Iterator[str]:
     """Lines of a pod's log; those of no rank with the pod's name before them."""
-    names = [container["name"] for container in pod["spec"]["containers"]]
-    for line in api.log(pod["metadata"]["name"], CONTAINER if CONTAINER in names else names[0], follow=follow):
+    for line in api.log(pod["metadata"]["name"], container, follow=follow):
         yield line if _RANK.match(line) else f"{pod['metadata']['name']} | {line}"
 
 
-def _has_log(pod: Object) -> bool:
-    states = pod.get("status", {}).get("containerStatuses", [])
-    return any("running" in state.get("state", {}) or "terminated" in state.get("state", {}) for state in states)
+def _has_log(pod: Object, container: str) -> bool:
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        if status["name"] == container:
+            return not status.get("state", {}).keys().isdisjoint(("running", "terminated"))
+    return False

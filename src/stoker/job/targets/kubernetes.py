@@ -28,7 +28,9 @@ from stoker.job.targets.shared_keys import TargetKeys
 class KubernetesBlock(TargetKeys):
     """A cluster with Kubernetes: a pod for each node, with one supervisor in it."""
 
-    kind: Kind = Field(default="job", description="what is created: a Job, JobSet, Volcano Job, Kubeflow TrainJob")
+    kind: Kind = Field(
+        default="job", description="what is created: a Job, JobSet, Volcano Job, Kubeflow TrainJob, RayJob"
+    )
     image: Text = Field(description="container image that has Stoker, as the Dockerfile of its repository builds it")
     image_pull: Literal["Always", "IfNotPresent", "Never"] | None = Field(
         default=None, description="when the image is pulled; by default as Kubernetes does", examples=["Always"]
@@ -156,6 +158,9 @@ class KubernetesBlock(TargetKeys):
         default=None, description="secret with SSH keys, mounted at /root/.ssh, for MPI", examples=["mpi-keys"]
     )
     fluid: FluidBlock | None = Field(default=None, description="a Fluid dataset")
+    ray_version: Text | None = Field(
+        default=None, description="Ray's version in the image of a RayJob", examples=["2.52.0"]
+    )
     forward: list[Text] = Field(
         default_factory=list,
         description="variables of this shell that are handed on, by name or pattern; none whose value is a secret",

@@ -21,7 +21,7 @@ SecretKey = Annotated[str, Field(pattern=f"^{SECRET_KEY}$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Path = Annotated[str, Field(pattern=r"^/[^:]*$")]
 
-Kind = Literal["job", "jobset", "volcano", "trainjob"]
+Kind = Literal["job", "jobset", "volcano", "trainjob", "rayjob"]
 Gang = Literal["none", "volcano", "kueue", "coscheduling", "koordinator", "yunikorn", "native"]
 
 

@@ -1,0 +1,97 @@
+"""The RayJob of KubeRay (ray.io/v1): a Ray cluster with a worker for each node, and the driver that trains on it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.gangs import HEAD, HEAD_AMOUNTS, gang_parts
+from stoker.cluster.kubernetes.manifest_fields import Manifest, given, metadata, run_labels
+from stoker.cluster.kubernetes.node_script import DRIVER, GIVEN, JOB, nodes_of
+from stoker.cluster.kubernetes.placement import pod_tolerations
+from stoker.cluster.kubernetes.pod_template import CONTAINER, pod_template
+from stoker.cluster.ray.placement import Placement
+
+SUBMITTER = "ray-job-submitter"  # KubeRay's name of the container that starts the driver and prints what it prints
+SUBMITTER_AMOUNTS = {"cpu": "500m", "memory": "512Mi"}
+WAIT = 3600.0  # seconds within which Ray's workers must be there
+
+
+def rayjob(run: ClusterRun) -> Manifest:
+    """The RayJob. The head trains nothing: it has no processors for Ray's actors.
+
+    KubeRay would start the whole cluster again for any exit code, so it is told not to. It replaces lost workers.
+    """
+    gang = gang_parts(run, CONTAINER)
+    head_resources: Manifest = {"requests": dict(HEAD_AMOUNTS), "limits": dict(HEAD_AMOUNTS)}
+    workers = given(
+        groupName=CONTAINER,
+        replicas=run.nodes,
+        minReplicas=run.least,
+        maxReplicas=run.nodes,
+        rayStartParams=_start_parameters(run),
+        template=pod_template(run),
+    )
+    cluster = given(
+        rayVersion=run.block.ray_version,
+        headGroupSpec={
+            "rayStartParams": {"num-cpus": "0", "num-gpus": "0", "dashboard-host": "0.0.0.0"},
+            "template": pod_template(run, group=HEAD, head=head_resources),
+        },
+        workerGroupSpecs=[workers],
+    )
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": metadata(run, labels=gang.labels),
+        "spec": given(
+            suspend=gang.suspend,
+            entrypoint=f"{run.block.python} -m stoker.cluster.ray.driver {GIVEN}/{DRIVER}",
+            submitterPodTemplate=_submitter(run),
+            backoffLimit=0,
+            shutdownAfterJobFinishes=True,
+            ttlSecondsAfterFinished=run.block.ttl,
+            activeDeadlineSeconds=run.block.time_limit,
+            rayClusterSpec=cluster,
+        ),
+    }
+
+
+def driver_plan(run: ClusterRun) -> str:
+    """What `stoker.cluster.ray.driver` reads: where supervisors are placed, and what each of them runs."""
+    words = [f"{GIVEN}/{JOB}", *run.overrides, "--secret", "SECRET", "--nodes", nodes_of(run)]
+    plan = {
+        "name": run.name,
+        "placement": asdict(Placement(run.nodes, 1.0, _gpus(run))),
+        "words": [*words, "--devices", f"{run.devices}"],
+        "folder": run.block.folder,
+        "output": run.output,
+        "wait": WAIT,
+    }
+    return json.dumps(plan, indent=2) + "\n"
+
+
+def _gpus(run: ClusterRun) -> int:
+    return run.devices if run.block.gpu != "none" or run.block.device_class is not None else 0
+
+
+def _start_parameters(run: ClusterRun) -> dict[str, str]:
+    """What Ray is told of a worker: it counts no parts of GPUs, and none that are claimed, by itself."""
+    return {"num-gpus": f"{_gpus(run)}"}
+
+
+def _submitter(run: ClusterRun) -> Manifest:
+    """The pod that starts the driver. KubeRay writes its command."""
+    amounts = {"requests": dict(SUBMITTER_AMOUNTS), "limits": dict(SUBMITTER_AMOUNTS)}
+    container = given(name=SUBMITTER, image=run.block.image, imagePullPolicy=run.block.image_pull, resources=amounts)
+    secrets = [{"name": name} for name in run.block.image_pull_secrets]
+    spec = given(
+        restartPolicy="Never",
+        serviceAccountName=run.block.service_account,
+        imagePullSecrets=secrets,
+        nodeSelector=dict(run.block.node_selector),
+        tolerations=pod_tolerations(run.block.tolerations),
+        containers=[container],
+    )
+    return {"metadata": {"labels": run_labels(run)}, "spec": spec}
