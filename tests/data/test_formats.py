@@ -9,7 +9,7 @@ import pytest
 
 from stoker.data.detect_format import detect
 from stoker.data.formats import parse, read
-from stoker.data.rows import Conversation, Message, Preference, Text
+from stoker.data.rows import Conversation, Message, Preference, Ranking, Text
 
 NAN = float("nan")
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -273,3 +273,37 @@ def test_a_preference_keeps_a_last_turn_for_each_side() -> None:
         (Message("assistant", "Ho"),),
         (Message("assistant", "Ho"), Message("user", "Hi"), Message("assistant", "No")),
     )
+
+
+RANKED = {"prompt": "Hi", "answers": ["Ho", "No", [GOOD], {"role": "assistant", "content": "So"}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "pairs"),
+    [
+        ({}, {(0, 1, 0.0), (0, 3, 0.0), (1, 2, 0.0), (1, 3, 0.0), (2, 3, 0.0)}),  # 0 and 2 say the same
+        ({"ranks": [2, 1, 2, 3]}, {(1, 0, 0.0), (1, 2, 0.0), (0, 3, 0.0), (1, 3, 0.0), (2, 3, 0.0)}),
+        ({"scores": "[1, 4.5, 1, 1]"}, {(1, 0, 3.5), (1, 2, 3.5), (1, 3, 3.5)}),
+    ],
+)
+def test_ranked_answers_are_pairs(more: dict[str, Any], pairs: set[tuple[int, int, float]]) -> None:
+    row = {**RANKED, **more}
+    assert detect([row]) == "ranked" and read(row, "ranked")[1] == []
+    found = parse(row, "ranked")
+    assert isinstance(found, Ranking) and set(found.pairs) == pairs
+    assert found.answers[2] == found.answers[0] == (Message("assistant", "Ho"),)
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({"answers": ["Ho"]}, "answers is not a list of two answers or more"),
+        ({"answers": "Ho"}, "answers is not a list of two answers or more"),
+        ({"scores": [1, 2]}, "scores has not one number for each answer"),
+        ({"scores": [1, 2, "x", 3]}, "scores is not a number"),
+        ({"scores": [1, 1, 1, 1]}, "no two answers differ in rank"),
+        ({"answers": ["Ho", "Ho"]}, "no two answers differ in rank"),
+    ],
+)
+def test_answers_without_an_order_are_refused(more: dict[str, Any], reason: str) -> None:
+    assert parse({**RANKED, **more}, "ranked") == reason

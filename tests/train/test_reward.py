@@ -122,9 +122,8 @@ def test_a_reward_run_is_not_talked_to(
 ) -> None:
     monkeypatch.chdir(base)
     run(base, {**reward, "steps": 1})
-    for command in (["chat", "runs/reward", "--prompt", "Hello"], ["serve", "runs/reward"]):
-        assert main(command) == 2
-        assert "scores answers and writes none" in capsys.readouterr().err
+    assert main(["chat", "runs/reward", "--prompt", "Hello"]) == 2
+    assert "scores answers and writes none" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -155,3 +154,30 @@ def test_margins_are_of_the_rows(reward: dict[str, Any], base: Path) -> None:
     assert {d.row.margin for d in ran.prepared.corpus.sequences[0]} == {0.5}
     with pytest.raises(UserError, match="no row has a margin"):
         run(base, {**job, "data": "bare.jsonl", "output": "runs/bare"})
+
+
+def test_ranked_answers_are_pairs_that_are_held_out_by_row(reward: dict[str, Any], base: Path) -> None:
+    """What is learnt of scored answers is what is learnt of their pairs, margins included."""
+    pairs, ranked = [], []
+    for i in range(ROWS):
+        answers = [f"It is {WORDS[-i % 4]} {i}", f"It may be {i}", f"I do not know {i}."]
+        scores = [2.0, 1.5, -1.0]
+        ranked.append({"prompt": f"What is {i}?", "answers": answers, "scores": scores})
+        for better, worse in ((0, 1), (0, 2), (1, 2)):
+            row = {"prompt": f"What is {i}?", "chosen": answers[better], "rejected": answers[worse]}
+            pairs.append({**row, "chosen_score": scores[better], "rejected_score": scores[worse]})
+    for name, rows in (("pairs", pairs), ("ranked", ranked)):
+        (base / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    plain = {
+        **reward,
+        "reward": {"margin": 1.0},
+        "evaluate": {"fraction": 0.0},
+        "train": {**reward["train"], "pack": False},
+    }
+    runs = [run(base, {**plain, "data": f"{name}.jsonl", "output": name}) for name in ("pairs", "ranked")]
+    assert runs[0].losses == runs[1].losses
+    held_out = run(base, {**reward, "data": "ranked.jsonl", "output": "held-out", "steps": 1}).prepared.corpus
+    assert held_out is not None
+    (mask,) = held_out.held_out
+    by_row = mask.reshape(ROWS, 6)
+    assert (by_row.all(1) | ~by_row.any(1)).all() and 0 < by_row.all(1).sum() < ROWS

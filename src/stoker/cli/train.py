@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job, planned
+from stoker.cli.report import patient_threads
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError
@@ -53,7 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
             from stoker.cli.train_stages import train_stages
 
             return train_stages(arguments, rank_info)
-        spec = spec_of(open_job(arguments.job, arguments.overrides, trains=True), rank_info, quiet=arguments.json)
+        opened = open_job(arguments.job, arguments.overrides, trains=True)
+        if task_of(opened.job).prompts:
+            patient_threads()
+        spec = spec_of(opened, rank_info, quiet=arguments.json)
     except UserError as error:
         if rank_info is not None and not rank_info.speaks:
             return error.exit_code

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_stages
+from stoker.cli.report import patient_threads
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob
 from stoker.job.stage import FROM, Stage
 from stoker.job.stages import StagedJob, read_stages
+from stoker.job.task_spec import task_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.stage_runs import RECORD, record_of
 
@@ -37,7 +39,8 @@ def train_stages(arguments: argparse.Namespace, rank_info: RankInfo | None) -> i
         raise UserError(Problem("a launcher's processes train one job, and this file has stages", hint))
     staged = read_stages(arguments.job, arguments.overrides)
     chosen = staged.chosen(only=arguments.only, begin=arguments.begin)
-    open_stages(chosen, trains=True)
+    if any(task_of(loaded.job).prompts for loaded in open_stages(chosen, trains=True)):
+        patient_threads()
     _check_left_out(staged, chosen)
     base, quiet = Path.cwd(), arguments.json
     answers: list[dict[str, Any]] = []

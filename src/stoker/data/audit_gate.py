@@ -8,6 +8,7 @@ from pathlib import Path
 
 from stoker.data.byte_streams import utf8_advice
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.formats import PAIRS
 from stoker.data.ignored_fields import LOST_ANSWER
 from stoker.data.render_row import TEMPLATE_REFUSES
 from stoker.data.tables import NOT_UTF8
@@ -19,7 +20,7 @@ from stoker.job.job_to_yaml import scalar
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import Rows, task_of
 
-KINDS: dict[str, Rows] = {"preference": "pairs", "judged": "judged"}  # of formats; others are answers
+KINDS: dict[str, Rows] = {**dict.fromkeys(PAIRS, "pairs"), "judged": "judged"}  # of formats; others are answers
 WORDS: dict[Rows, str] = {
     "answers": "one answer a row",
     "pairs": "pairs, chosen and rejected",

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from stoker.data.build_cache import Report, find_format, open_cache, open_stream
+from stoker.data.formats import PAIRS
 from stoker.data.held_out import hold_out
 from stoker.data.mix import proportional, temperature_shares, weighted
 from stoker.data.order import permute
@@ -122,7 +123,7 @@ def open_corpus(
         raise UserError(*problems)
     sources, evaluation = tuple(opened[: len(job.data)]), tuple(opened[len(job.data) :])
     # Rows of another kind are refused by the audit.
-    together = together_of(job) if all(source.format == "preference" for source in opened) else 1
+    together = together_of(job) if all(source.format in PAIRS for source in opened) else 1
     held_out = _held_out(sources, job.evaluate.fraction, together)
     capacity = seq_len * together if job.train.pack else None
     sequences = _sequences(job, sources, held_out, capacity, together)

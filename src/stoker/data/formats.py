@@ -9,6 +9,8 @@
 | text | text |
 | preference | chosen, rejected, and prompt: each text, a message or a list of messages; optionally system, tools, and
   margin, or chosen_score and rejected_score |
+| ranked | prompt, and answers: a list, best first, or with a list of scores (higher is better) or of ranks (1 is best)
+  beside it; each text, a message or a list of messages; optionally system and tools. Every pair that differs counts |
 | question | prompt: text or a list of messages; the model answers it itself, in tasks that reward answers |
 | judged | a conversation of any format above, and label: whether its answer is good |
 
@@ -25,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 from stoker.data.messages import (
@@ -38,8 +41,9 @@ from stoker.data.messages import (
     tools_of,
     trained,
 )
-from stoker.data.rows import Conversation, Example, Message, Preference, Text
+from stoker.data.rows import Conversation, Example, Message, Preference, Ranking, Text
 
+PAIRS = ("preference", "ranked")
 CONVERSATIONS = ("messages", "sharegpt", "instruction", "prompt")
 _VERDICTS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -184,8 +188,11 @@ class _Row:
 
     def turns(self, ours: str, role: str) -> list[Message]:
         """The column as messages: a message, a list of them, or text as one turn of `role`."""
-        value, name = self.need(ours), self.name(ours)
-        turns = parsed(value)
+        return self.turns_in(self.need(ours), ours, role)
+
+    def turns_in(self, value: Any, ours: str, role: str) -> list[Message]:
+        """A value of a column as messages; see `turns`."""
+        name, turns = self.name(ours), parsed(value)
         # An answer may itself be JSON: of text, only a list whose every item says who speaks counts as messages.
         found = None if isinstance(value, str) and not isinstance(turns, list) else messages_in(turns, f"{name}[]")
         return role_messages([{"role": role, "content": value}], name) if found is None else found
@@ -262,6 +269,38 @@ def _preference(row: _Row) -> Preference:
     return Preference(prompt, chosen, rejected, tools_of(row.get("tools")), _margin(row))
 
 
+def _ranked(row: _Row) -> Ranking:
+    given = parsed(row.need("answers"))
+    if not isinstance(given, list) or len(given) < 2:
+        raise Refused(f"{row.name('answers')} is not a list of two answers or more")
+    answers = tuple(trained(row.turns_in(answer, "answers", "assistant")) for answer in given)
+    prompt = row.turns("prompt", "user")
+    if prompt[0].role != "system":
+        prompt = [*row.system(), *prompt]
+    worth = _worth(row, len(answers))
+    scored = row.get("scores") is not None
+    pairs = tuple(
+        (better, worse, worth[better] - worth[worse] if scored else 0.0)
+        for better, worse in permutations(range(len(answers)), 2)
+        if worth[better] > worth[worse] and answers[better] != answers[worse]
+    )
+    if not pairs:
+        raise Refused("no two answers differ in rank")
+    return Ranking(tuple(prompt), answers, pairs, tools_of(row.get("tools")))
+
+
+def _worth(row: _Row, answers: int) -> list[float]:
+    """What each answer is worth: its score, or less the higher its rank; by default the first is the best."""
+    name = next((name for name in ("scores", "ranks") if row.get(name) is not None), None)
+    if name is None:
+        return [float(-number) for number in range(answers)]
+    values = parsed(row.get(name))
+    if not isinstance(values, list) or len(values) != answers:
+        raise Refused(f"{row.name(name)} has not one number for each answer")
+    numbers = [_as_number(value, row.name(name)) for value in values]
+    return numbers if name == "scores" else [-number for number in numbers]
+
+
 def _margin(row: _Row) -> float:
     """How much better the chosen answer is: a column's, or the difference of two scores'."""
     if row.get("margin") is not None:
@@ -272,13 +311,17 @@ def _margin(row: _Row) -> float:
 
 
 def _number(row: _Row, ours: str) -> float:
+    return _as_number(row.get(ours), row.name(ours))
+
+
+def _as_number(value: Any, name: str) -> float:
     try:
-        value = float(row.get(ours))
+        number = float(value)
     except (TypeError, ValueError):
-        value = math.nan
-    if not math.isfinite(value):
-        raise Refused(f"{row.name(ours)} is not a number")
-    return value
+        number = math.nan
+    if not math.isfinite(number):
+        raise Refused(f"{name} is not a number")
+    return number
 
 
 def _prompt_of(row: _Row, chosen: tuple[Message, ...], rejected: tuple[Message, ...]) -> Sequence[Message]:
@@ -322,6 +365,16 @@ FORMATS: dict[str, Format] = {
             "chosen_score": ("score_chosen",),
             "rejected_score": ("score_rejected",),
             "conversations": ("messages", "conversation"),
+        },
+    ),
+    "ranked": Format(
+        _ranked,
+        ("prompt", "answers"),
+        {
+            "prompt": ("instruction", "question", "query"),
+            "answers": ("responses", "completions", "candidates"),
+            "scores": ("ratings", "rewards"),
+            "ranks": ("rank", "ranking"),
         },
     ),
     "messages": Format(_messages, ("messages",), {"messages": ("conversations", "conversation")}),

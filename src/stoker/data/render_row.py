@@ -9,7 +9,7 @@ from typing import Any
 from stoker.data.chat_template import ChatTemplate, Rendered, answers_in, as_template_message
 from stoker.data.ignored_fields import lost_fields
 from stoker.data.messages import WEIGHTS
-from stoker.data.rows import Conversation, Message, Preference
+from stoker.data.rows import Chat, Conversation, Message, Preference, Ranking
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
 
@@ -22,7 +22,7 @@ class Outcome:
     """The result of rendering a row.
 
     Attributes:
-        texts: the conversation, or the chosen and the rejected one of a preference. Empty where there is a reason.
+        texts: the conversation, or one for each answer of a preference or a ranking. Empty where there is a reason.
         reason: why the row cannot be trained on.
         ignored: the fields with content that do not reach the text.
         untrained: the assistant's turns that are not trained because of their weight.
@@ -35,7 +35,10 @@ class Outcome:
 
 
 def render_example(
-    template: ChatTemplate, example: Conversation | Preference, train_on: str, special: SpecialText | None = None
+    template: ChatTemplate,
+    example: Chat,
+    train_on: str,
+    special: SpecialText | None = None,
 ) -> Outcome:
     """Renders a row with its answers marked. Never raises, whatever the template does.
 
@@ -52,20 +55,24 @@ def render_example(
     )
 
 
-def turns_of(example: Conversation | Preference) -> tuple[Message, ...]:
-    """All turns of a row; those of the prompt and of both sides, for a preference."""
+def turns_of(example: Chat) -> tuple[Message, ...]:
+    """All turns of a row; those of the prompt and of all answers, for a preference or a ranking."""
     if isinstance(example, Conversation):
         return example.messages
-    return (*example.prompt, *example.chosen, *example.rejected)
+    return (*example.prompt, *(turn for answer in _answers(example) for turn in answer))
 
 
-def _conversations(example: Conversation | Preference) -> Iterator[Conversation]:
-    """A conversation itself, or both sides of a preference, where only the answers are trained."""
+def _answers(example: Preference | Ranking) -> tuple[tuple[Message, ...], ...]:
+    return (example.chosen, example.rejected) if isinstance(example, Preference) else example.answers
+
+
+def _conversations(example: Chat) -> Iterator[Conversation]:
+    """A conversation itself, or one for each answer to a prompt, where only the answers are trained."""
     if isinstance(example, Conversation):
         yield example
         return
     prompt = tuple(replace(message, trained=False) for message in example.prompt)
-    for answer in (example.chosen, example.rejected):
+    for answer in _answers(example):
         yield Conversation((*prompt, *answer), example.tools)
 
 

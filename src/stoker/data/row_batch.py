@@ -84,8 +84,14 @@ class Columns:
         exact: bool,
         good: bool = True,
         margin: float = 0.0,
+        digest: int | None = None,
     ) -> None:
-        """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row)."""
+        """Adds a sequence: its ids, the spans of its trained tokens, and its (file, row).
+
+        Args:
+            digest: of its content, by default that of its ids. The exclusive or of a pair's two digests says what is
+                held out together, so all pairs of a row have the same.
+        """
         start = len(self._ids)
         self._ids.extend(ids)
         trained = 0
@@ -93,8 +99,9 @@ class Columns:
             self._spans.append((start + first, start + last))
             trained += last - max(first, 1)
         file = self._files.setdefault(place[0], len(self._files))
+        digest = digest_of([ids]) if digest is None else digest
         self._entries.append(
-            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact, good, margin),
+            (start, len(ids), trained, place[1], file, digest, stops, cut, continues, exact, good, margin),
         )
 
     def into(self, batch: EncodedBatch) -> None:
@@ -105,11 +112,11 @@ class Columns:
             batch.trained[first:last] = True
         batch.index = np.array(self._entries, dtype=INDEX)
         batch.files = tuple(self._files)
-        content = batch.ids.tobytes()
-        batch.index["digest"] = np.array(
-            [_digest(content[4 * e[0] : 4 * (e[0] + e[1])]) for e in self._entries], dtype=np.uint64
-        )
 
 
-def _digest(content: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
+def digest_of(sequences: Sequence[Sequence[int]]) -> int:
+    """A digest of token ids."""
+    digest = hashlib.blake2b(digest_size=8)
+    for ids in sequences:
+        digest.update(np.array(ids, dtype=np.uint32).tobytes())
+    return int.from_bytes(digest.digest(), "little")

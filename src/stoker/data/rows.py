@@ -89,4 +89,20 @@ class Preference:
     margin: float = 0.0
 
 
-Example = Conversation | Text | Preference
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Several continuations of one prompt.
+
+    Attributes:
+        pairs: the better and the worse answer of each pair that is told apart, by number, and by how much, on the row's
+            own scale; 0 where it does not say.
+    """
+
+    prompt: tuple[Message, ...]
+    answers: tuple[tuple[Message, ...], ...]
+    pairs: tuple[tuple[int, int, float], ...]
+    tools: tuple[dict[str, Any], ...] | None = None
+
+
+Chat = Conversation | Preference | Ranking
+Example = Chat | Text

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stoker.data.corpus import Corpus, TokenisedSource
+from stoker.data.formats import PAIRS
 from stoker.data.rows import Rejected
 from stoker.data.tokenise import TextCodec
 
@@ -44,7 +45,7 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
     ids = tuple(row.ids.tolist())
     trained = (False, *row.trained[1:].tolist())
     verdict = ""
-    if source.format == "preference":
+    if source.format in PAIRS:
         verdict = "rejected" if index % 2 else "chosen"
     elif source.format == "judged":
         verdict = "good" if row.good else "bad"

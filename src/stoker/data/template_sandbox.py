@@ -23,7 +23,7 @@ from stoker.errors import Problem, UserError
 if TYPE_CHECKING:
     from stoker.data.chat_template import ChatTemplate
     from stoker.data.render_row import Outcome
-    from stoker.data.rows import Conversation, Preference
+    from stoker.data.rows import Chat
     from stoker.data.special_text import SpecialText
 
 SECONDS = 3.0  # of processor time that a process has, beside what its renderings add
@@ -49,7 +49,9 @@ def render(template: ChatTemplate, messages: Sequence[Any], tools: Sequence[Any]
 
 
 def render_examples(
-    template: ChatTemplate, rows: Sequence[tuple[Conversation | Preference, SpecialText | None]], train_on: str
+    template: ChatTemplate,
+    rows: Sequence[tuple[Chat, SpecialText | None]],
+    train_on: str,
 ) -> list[Outcome]:
     """`stoker.data.render_row.render_example` of each row in the templates' process.
 

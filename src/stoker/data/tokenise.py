@@ -21,8 +21,8 @@ from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
 from stoker.data.render_row import Outcome, render_example, separated, turns_of
-from stoker.data.row_batch import Columns, EncodedBatch, Span
-from stoker.data.rows import Conversation, Example, Preference, Raw, Rejected, Text
+from stoker.data.row_batch import Columns, EncodedBatch, Span, digest_of
+from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
 from stoker.data.template_environment import TemplateRefused
 from stoker.data.templates import template_of
@@ -110,7 +110,7 @@ class _Pending:
     raw: Raw
     texts: tuple[Rendered, ...]  # for a preference, both answers with their prompt
     document: bool = False
-    example: Conversation | Preference | None = None  # to be rendered
+    example: Chat | None = None  # to be rendered
     special: SpecialText | None = None  # where the content holds special tokens that are to be text
 
     @property
@@ -122,6 +122,17 @@ class _Pending:
     def margin(self) -> float:
         """How much better the chosen answer of a pair is."""
         return self.example.margin if isinstance(self.example, Preference) else 0.0
+
+    @property
+    def sequences(self) -> list[tuple[int, float]]:
+        """The texts that become sequences, by number, each with the margin of its pair.
+
+        Of a ranking each pair has its better and its worse answer, as InstructGPT takes them (Ouyang et al., 2022,
+        section 3.5).
+        """
+        if isinstance(self.example, Ranking):
+            return [(number, margin) for *pair, margin in self.example.pairs for number in pair]
+        return [(number, self.margin) for number in range(len(self.texts))]
 
 
 def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSettings) -> EncodedBatch:
@@ -164,7 +175,9 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
         too_long = any(len(ids) > settings.seq_len for ids, _, _ in texts)
         out.rows_cut += too_long and settings.too_long == "cut"
         out.rows_split += too_long and settings.too_long != "cut"
-        for (ids, trained, exact), (windows, _) in zip(texts, fits, strict=True):
+        digests = _digests_of_pairs(item, [ids for ids, _, _ in texts])
+        for place, (number, margin) in enumerate(item.sequences):
+            (ids, trained, exact), (windows, _) = texts[number], fits[number]
             for first, last in windows:
                 spans = within(trained, first, last)
                 columns.add(
@@ -176,11 +189,24 @@ def tokenise(raws: Iterable[Raw | Rejected], codec: TextCodec, settings: RowSett
                     continues=(first, last) != windows[-1],
                     exact=exact,
                     good=item.good,
-                    margin=item.margin,
+                    margin=margin,
+                    digest=digests[place] if digests else None,
                 )
     columns.into(out)
     out.dropped = [rejected for _, rejected in sorted(dropped.items())]
     return out
+
+
+def _digests_of_pairs(item: _Pending, ids: Sequence[Sequence[int]]) -> list[int]:
+    """Digests of the sequences of a ranking, two for each pair, whose exclusive or is the same for all of its pairs.
+
+    By that they are held out together, and no prompt is on both sides. Empty for other rows.
+    """
+    if not isinstance(item.example, Ranking):
+        return []
+    of_row = digest_of(ids)
+    better = [digest_of([*ids, [number]]) for number in range(len(item.example.pairs))]
+    return [digest for own in better for digest in (own, own ^ of_row)]
 
 
 def _prepare(

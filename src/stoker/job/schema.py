@@ -81,7 +81,7 @@ class SourceBlock(Block):
         ".jsonl .json .csv .parquet .txt, also .gz .zst",
     )
     format: Literal[
-        "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "judged"
+        "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"
     ] = Field(default="auto", description="what the columns mean; found from the first rows unless given")
     columns: dict[str, str] = Field(
         default_factory=dict, description="names of your columns, as {instruction: question, output: answer}"
