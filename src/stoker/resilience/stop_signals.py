@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 PAUSE = signal.SIGUSR1  # from the supervisor alone: stop after this step, and leave the state in memory
+SAME = 5.0  # seconds
 STOPPING = "stopping after this step ... (once more to stop at once, without a checkpoint)"
 
 
 @contextmanager
 def handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Context in which the signals go to a handler; outside the main thread it changes nothing."""
+    """Context in which the signals go to a handler; outside the main thread it changes nothing.
+
+    Schedulers send SIGTERM to every process of a job, and the supervisor hands it on: what comes within `SAME` seconds
+    is one request.
+    """
+    last = -math.inf
+
+    def once(number: int, frame: Any) -> None:
+        nonlocal last
+        now = time.monotonic()
+        is_same = number == signal.SIGTERM and now - last < SAME
+        last = now if number == signal.SIGTERM and not is_same else last
+        if not is_same:
+            handler(number, frame)
+
     try:
-        before = {number: signal.signal(number, handler) for number in STOPS}
+        before = {number: signal.signal(number, once) for number in STOPS}
     except ValueError:
         before = {}
     try:

@@ -1,0 +1,33 @@
+"""One request to stop, however often a scheduler and a supervisor send it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from stoker.resilience import stop_signals
+from stoker.resilience.stop_signals import handled_by
+
+
+def test_a_repeated_sigterm_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(stop_signals.time, "monotonic", lambda: now)
+    came: list[int] = []
+    with handled_by(lambda number, _: came.append(number)):
+        signal.raise_signal(signal.SIGTERM)
+        now = 104.0
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM]
+        now = 106.0
+        signal.raise_signal(signal.SIGTERM)
+        assert came == [signal.SIGTERM] * 2
+
+
+def test_a_second_interrupt_from_the_keyboard_counts_at_once() -> None:
+    came: list[int] = []
+    with handled_by(lambda number, _: came.append(number)):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+    assert came == [signal.SIGTERM, signal.SIGINT, signal.SIGINT]
