@@ -72,10 +72,10 @@ def read_logs(
     last = False
     while True:
         last = last or not follow or ended()  # before the look, so that nothing written until then is missed
-        grown = False
+        before = sum(file.offset for file in known.values())
         for _, line in new_lines(places, known, rank=rank):
-            grown = True
             yield line
+        grown = sum(file.offset for file in known.values()) != before
         if last and not grown:
             break
         if not grown:

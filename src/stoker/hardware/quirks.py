@@ -71,7 +71,7 @@ def _peers(facts: HostFacts, processes: int) -> Iterator[Quirk]:
 
 
 def _network(facts: HostFacts, meet: Sequence[str]) -> Iterator[Quirk]:
-    if len(meet) > 1 and facts.gpus and not facts.infiniband:
+    if meet and facts.gpus and not facts.infiniband:
         yield Quirk("no InfiniBand", {"NCCL_IB_DISABLE": "1"})
 
 

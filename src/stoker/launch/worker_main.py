@@ -17,7 +17,9 @@ from typing import Any, cast
 
 from stoker.console import Console
 from stoker.files import no_link
+from stoker.hardware.host_facts import host_facts
 from stoker.hardware.process import end_with
+from stoker.hardware.quirks import in_one_line, quirks_of
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.first_failure import failure_of
 from stoker.launch.nodes.addresses import interface_of
@@ -57,6 +59,7 @@ def main(
     os.environ |= _as_launched(rank_info)
     on_node(rank_info.node)
     console = _keep_log(spec.log_of(rank_info.rank), rank_info, spec)
+    _set_quirks(rank_info, console)
     logging.disable(logging.NOTSET)  # the server that this process was forked from was quiet
     write_stacks_when_asked(spec.logs, rank_info.rank)
     for number in STOPS:
@@ -90,6 +93,22 @@ def _as_launched(rank_info: RankInfo) -> dict[str, str]:
         "LOCAL_RANK": str(rank_info.local_rank),
         "LOCAL_WORLD_SIZE": str(rank_info.local_world),
     }
+
+
+def _set_quirks(rank_info: RankInfo, console: Console | None) -> None:
+    """Sets what this host needs beside what the user has set; the first process of a node says it in its log.
+
+    Args:
+        console: of rank 0, which says it to the user as well.
+    """
+    meet = dict.fromkeys([rank_info.meet[0], rank_info.address]) if isinstance(rank_info.meet, tuple) else {}
+    quirks = quirks_of(host_facts(), os.environ, processes=rank_info.local_world, meet=tuple(meet))
+    for quirk in quirks:
+        os.environ |= quirk.variables
+    if quirks and rank_info.local_rank == 0:
+        print(f"host       {in_one_line(quirks)}", flush=True)
+        if console is not None:
+            console.print(f"host       {in_one_line(quirks)}", markup=False, highlight=False)
 
 
 def _entry(pickled: bytes | None, spec: RunSpec, rank_info: RankInfo) -> Entry:

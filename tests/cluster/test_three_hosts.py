@@ -1,0 +1,165 @@
+"""ssh and Slurm for real: three sshd, slurmctld and three slurmd on this machine; the same losses as without them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lab import PATH, Lab, losses, missing
+
+# Daemons, and runs of two supervisors each.
+pytestmark = [pytest.mark.slow, pytest.mark.pool, pytest.mark.skipif(bool(missing()), reason=missing())]
+
+LONG = 400  # steps of a run that is stopped on its way
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("base"))
+    made.prepare()
+    made.do("up")
+    try:
+        made.do("sshd")
+        made.do("slurm")
+        print(f"the hosts are {made.kind}")
+        shared = made.kind == "loopback"
+        made.target(
+            "hosts",
+            ssh={
+                "hosts": ["h1 slots=2", "h2 slots=2", "h3 slots=2"], "nodes": 2, "python": sys.executable,
+                "config": str(made.folder / "ssh_config"), "folder": str(made.folder / "own/st"), "shared": shared,
+                "forward": ["OMP_NUM_THREADS"],
+            },
+        )  # fmt: skip
+        made.target("hpc", slurm={"partition": "lab", "nodes": 2, "gres": "none", "python": sys.executable})
+        yield made
+    finally:
+        made.do("down")
+
+
+@pytest.fixture(scope="module")
+def whole(lab: Lab) -> list[float]:
+    """The losses of the same job on this machine alone."""
+    lab.stoker("train", "job.yaml", "output=runs/local")
+    return losses(lab.base / "runs/local")
+
+
+@pytest.fixture(scope="module")
+def long(lab: Lab) -> list[float]:
+    """The same of a job with more steps, which nothing happened to."""
+    lab.stoker("train", "job.yaml", "output=runs/long", f"steps={LONG}", "checkpoint.every=100")
+    return losses(lab.base / "runs/long")
+
+
+def test_over_ssh_a_job_trains_as_here(lab: Lab, whole: list[float]) -> None:
+    output = lab.folder / "ssh-run"
+    first = json.loads(lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", "--json"))
+    assert (first["nodes"] == 2 and first["handle"]["bytes_sent"] > 2 * first["bytes"] * 0.9) or lab.kind == "loopback"
+    lines = lab.stoker("logs", "ssh-run", "-f").splitlines()
+    assert {line.partition(" | ")[0] for line in lines} == {"h1", "h2", "rank 0", "rank 1"}
+    assert lab.status("ssh-run")["status"]["state"] == "done"
+    assert losses(output) == whole
+    of_one = lab.stoker("logs", "ssh-run", "--rank", 1).splitlines()
+    assert of_one and all(f"rank 1 | {line}" in lines for line in of_one)
+    again = json.loads(lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", "--json"))
+    assert again["fingerprint"] == first["fingerprint"] and again["handle"]["bytes_sent"] == 0
+    lab.until(lambda: lab.status("ssh-run")["status"]["state"] == "done")
+
+
+def test_over_ssh_a_run_is_stopped_everywhere_and_goes_on(lab: Lab, long: list[float]) -> None:
+    output = lab.folder / "ssh-long"
+    lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", f"steps={LONG}", "checkpoint.every=100")
+    lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
+    refused = lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", code=2)
+    assert "ssh-long is running there already" in refused
+    said = lab.stoker("stop", "ssh-long")
+    assert "ssh-long: stopped (h1 ended with exit code 143; h2 ended with exit code 143)" in said
+    assert 20 < len(losses(output)) < LONG and not _processes_of("ssh-long")
+    lab.stoker("resume", "ssh-long")
+    lab.until(lambda: lab.status("ssh-long")["status"]["state"] == "done")
+    assert losses(output) == long
+
+
+def test_a_host_that_is_not_there_is_named_before_anything_is_sent(lab: Lab) -> None:
+    block = {"hosts": ["h1", "h2", "h4"], "config": str(lab.folder / "ssh_config"), "python": sys.executable}
+    lab.target("absent", ssh={**block, "folder": str(lab.folder / "own/absent"), "connect": 3})
+    said = lab.stoker("submit", "job.yaml", "--on", "absent", "parallel.data=3", "train.batch=6", code=2)
+    assert "targets.yaml:1:" in said and "h4: cannot be reached: ssh: Could not resolve hostname h4" in said
+    found = list(lab.folder.glob("own*/absent"))
+    assert not found
+    more = lab.stoker("submit", "job.yaml", "--on", "absent", "--exclude", "h4", "--dry-run")
+    assert "h4" not in more and "--rendezvous" in more
+
+
+def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:
+    lab.stoker("submit", "job.yaml", "--on", "hpc", "output=runs/slurm")
+    lines = lab.stoker("logs", "slurm", "-f").splitlines()
+    assert {line.partition(" | ")[0] for line in lines} == {"slurm", "rank 0", "rank 1"}
+    assert lab.status("slurm")["status"] == {"state": "done", "why": "", "nodes": ["h[1-2]"]}
+    assert losses(lab.base / "runs/slurm") == whole
+    assert (lab.base / ".stoker/slurm/secret").stat().st_mode & 0o077 == 0
+
+
+def test_slurm_starts_a_run_again_that_had_to_make_room(lab: Lab, long: list[float]) -> None:
+    output = lab.base / "runs/requeued"
+    words = ["submit", "job.yaml", "--on", "hpc", "output=runs/requeued", f"steps={LONG}", "checkpoint.every=100"]
+    job = json.loads(lab.stoker(*words, "--json"))["handle"]["job"]
+    lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
+    _slurm(lab, "scancel", "--batch", "--signal=TERM", job)  # what comes `warn` seconds before the end of the time
+    lab.until(lambda: lab.status("requeued")["status"]["state"] == "waiting", 60)
+    assert "its begin time has not come" in lab.status("requeued")["status"]["why"]
+    saved = len(losses(output))
+    assert 20 < saved < LONG
+    _slurm(lab, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes otherwise
+    lab.until(lambda: lab.status("requeued")["status"]["state"] == "done")
+    assert losses(output) == long
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "resumed"] == [saved]
+
+
+def test_slurm_says_why_a_job_waits_and_stop_ends_it(lab: Lab) -> None:
+    lab.target(
+        "all", slurm={"partition": "lab", "nodes": 3, "gres": "none", "exclusive": True, "python": sys.executable}
+    )
+    job = ["submit", "job.yaml", "--on", "all", "parallel.data=3", "train.batch=6", "steps=100000"]
+    lab.stoker(*job, "output=runs/first")
+    lab.until(lambda: lab.status("first")["status"]["state"] == "running")
+    lab.stoker(*job, "output=runs/second")
+    why = {lab.status("second")["status"]["why"]}
+    assert why <= {"it is next, and waits until enough nodes are free", "jobs with a higher priority are before it"}
+    assert "second: stopped (cancelled)" in lab.stoker("stop", "second")
+    lab.until((lab.base / "runs/first/metrics.jsonl").exists)
+    said = lab.stoker("stop", "first")
+    assert "first: stopped (ended with exit code 143)" in said
+    listed = {run["name"]: run["status"]["state"] for run in json.loads(lab.stoker("runs", "--on", "all", "--json"))}
+    assert listed["first"] == listed["second"] == "stopped"
+
+
+def _slurm(lab: Lab, *words: str) -> None:
+    environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(lab.folder / "slurm.conf")}
+    subprocess.run(words, env=environment, check=True)
+
+
+def _processes_of(run: str) -> list[int]:
+    """Processes of a run, on any host: a namespace hides none of them here."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            if path.readlink().name == run:
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_nothing_is_left_of_the_runs() -> None:
+    left = [pid for run in ("ssh-run", "ssh-long") for pid in _processes_of(run)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left
