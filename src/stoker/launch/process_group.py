@@ -112,6 +112,6 @@ def _mac(secret: bytes, pickled: bytes) -> bytes:
 
 
 def share_cores(processes: int) -> None:
-    """Limits this process' threads to OMP_NUM_THREADS, which may be set since torch was loaded, or its share of cores."""
+    """Limits this process' threads to OMP_NUM_THREADS, which may be newer than torch's own, or its share of cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     torch.set_num_threads(int(asked) if asked.isdecimal() and int(asked) else max(1, available_cores() // processes))
