@@ -84,6 +84,7 @@ def run_of(*, nodes: int = 2, least: int | None = None, archive: bytes | None = 
         output="/work/runs/tiny",
         overrides=("output=/work/runs/tiny",),
         deadline=60,
+        requeue=143,
         code=False,
         fingerprint="0123456789abcdef" * 4,
         base="laptop:/home/me/tiny",

@@ -132,10 +132,11 @@ def test_no_secret_is_in_a_manifest() -> None:
 
 def test_a_pod_is_retried_by_exit_code() -> None:
     spec = workload(run_of(retries=4))["spec"]
-    (fail, ignore) = spec["podFailurePolicy"]["rules"]
+    (fail, ignore, again) = spec["podFailurePolicy"]["rules"]
     assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [2, 3])
     assert fail["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
     assert (ignore["action"], ignore["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (again["action"], again["onExitCodes"]["values"]) == ("Ignore", [143])
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (4, 0)
     volcano = workload(run_of(kind="volcano", retries=4))["spec"]["tasks"][0]
     assert [p.get("exitCode") for p in volcano["policies"]] == [2, 3, None]

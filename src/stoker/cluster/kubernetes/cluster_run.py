@@ -10,6 +10,7 @@ from typing import Any, Self
 from stoker.job.targets.kubernetes import KubernetesBlock, gang_of
 from stoker.job.targets.kubernetes_parts import Gang, Kind
 
+SIGTERM_CODE = 143  # 128 + the signal's number
 GRACE = 30  # seconds beyond the run's own deadline, for the supervisor to end its workers
 
 
@@ -26,6 +27,7 @@ class ClusterRun:
         output: the run's folder in the pods, absolute, or a URL.
         overrides: ``key=value`` for paths that are other ones in the pods.
         deadline: seconds within which the run saves and ends after SIGTERM.
+        requeue: exit code of a run that has saved and ended after a signal, to be started again.
         code: whether Stoker's own code is in the archive.
         fingerprint: of all that is sent.
         base: the folder from which it was submitted.
@@ -42,6 +44,7 @@ class ClusterRun:
     output: str
     overrides: tuple[str, ...]
     deadline: int
+    requeue: int
     code: bool
     fingerprint: str
     base: str

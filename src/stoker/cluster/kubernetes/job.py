@@ -25,14 +25,14 @@ def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:
     """The specification of the Job, which a JobSet and a training runtime have, too.
 
     A pod that fails is started again up to `retries` times; not after an exit code that says that the job is wrong;
-    an eviction, or the loss of a node, is not counted.
+    an eviction, or the loss of a node, is not counted. A run saves and ends on all nodes when one of them is asked to
+    end, so that the pods beside an evicted one end, too, by the exit code for being started again.
     """
+    hopeless = [code for code in (WRONG_INPUT, CANNOT_RUN) if code != run.requeue]
     rules = [
-        {
-            "action": "FailJob",
-            "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [WRONG_INPUT, CANNOT_RUN]},
-        },
+        {"action": "FailJob", "onExitCodes": _codes(hopeless)},
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": _codes([run.requeue])},
     ]
     return given(
         completionMode="Indexed",
@@ -46,3 +46,7 @@ def job_spec(run: ClusterRun, *, ttl: int | None = None) -> Manifest:
         ttlSecondsAfterFinished=ttl,
         template=pod_template(run),
     )
+
+
+def _codes(values: list[int]) -> Manifest:
+    return {"containerName": CONTAINER, "operator": "In", "values": values}

@@ -15,7 +15,7 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.kubernetes.block_problems import block_problems, is_secret, on_a_volume
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
-from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
 from stoker.cluster.kubernetes.config_map import LARGEST, archive_of, size_of
 from stoker.cluster.kubernetes.gangs import pod_group
 from stoker.cluster.kubernetes.manifest_fields import MANAGED_BY, STOKER, Manifest
@@ -189,6 +189,7 @@ class KubernetesTarget:
             output=output,
             overrides=tuple(overrides),
             deadline=round(job.faults.deadline),
+            requeue=SIGTERM_CODE if job.faults.requeue is None else job.faults.requeue,
             code=sends_code(submission),
             fingerprint=submission.fingerprint,
             base=f"{socket.gethostname()}:{submission.base}",
