@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cli.preflight import open_job
 from stoker.errors import Problem, UserError
+from stoker.job import LoadedJob
 from stoker.job.stages import has_stages
+from stoker.job.targets import LOCAL
+from stoker.runs.output_folder import is_of_run
 
 if TYPE_CHECKING:
     from stoker.cluster.chosen_target import ChosenTarget
@@ -60,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def chosen_of(arguments: argparse.Namespace) -> tuple[Any, ChosenTarget]:
+def chosen_of(arguments: argparse.Namespace) -> tuple[LoadedJob, ChosenTarget]:
     """The job and its target, both checked."""
     from stoker.cluster.chosen_target import choose_target
 
@@ -69,6 +72,9 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[Any, ChosenTarget]:
         raise UserError(Problem("a target takes one job, and this file has stages", hint, file=arguments.job))
     overrides = list(arguments.overrides)
     loaded = open_job(arguments.job, overrides)
+    if arguments.on is None and is_of_run(Path(arguments.job)) and _is_written(loaded):
+        message = "a target runs commands, and a run's own job.yaml does not decide that"
+        raise UserError(loaded.document.problem(("target",), message, "name one with --on"))
     chosen = choose_target(loaded, arguments.on)
     given = {name: getattr(arguments, name) for name in ("include", "exclude") if getattr(arguments, name)}
     if given and chosen.kind != "ssh":
@@ -80,7 +86,13 @@ def chosen_of(arguments: argparse.Namespace) -> tuple[Any, ChosenTarget]:
     return loaded, chosen
 
 
-def submission_on(loaded: Any, chosen: ChosenTarget, target: Target, name: str | None) -> Submission:
+def _is_written(loaded: LoadedJob) -> bool:
+    """Whether the target is the file's, and not the command line's."""
+    mark = loaded.document.marks.get(("target",))
+    return mark is not None and not mark.override and loaded.job.target != LOCAL
+
+
+def submission_on(loaded: LoadedJob, chosen: ChosenTarget, target: Target, name: str | None) -> Submission:
     """The submission, for as many nodes as the target has hosts where nothing else says."""
     from stoker.cluster.record import NAME
     from stoker.cluster.submission import submission_of

@@ -1,0 +1,34 @@
+"""A Ray cluster of a head and three nodes on this machine: ``python ray_lab.py PORT``; commands come line by line."""
+
+from __future__ import annotations
+
+import sys
+
+from ray.cluster_utils import Cluster
+
+STORE = 80 * 2**20  # bytes of each node's object store
+
+
+def main() -> None:
+    """Starts it, and removes the node that has most of the processes on the line ``remove``."""
+    head = {"num_cpus": 0, "include_dashboard": True, "dashboard_port": int(sys.argv[1]), "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE) for _ in range(3)]
+    print("up", flush=True)
+    for line in sys.stdin:
+        if line.strip() == "remove":
+            import ray
+            from ray.util.state import list_actors
+
+            ray.init(address=cluster.address, ignore_reinit_error=True, log_to_driver=False)
+            busy = [
+                actor.node_id for actor in list_actors() if actor.state == "ALIVE" and "Supervisor" in actor.class_name
+            ]
+            node = next(node for node in nodes if node.node_id == busy[-1])
+            cluster.remove_node(node, allow_graceful=False)
+            print("removed", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""Ray for real: a head and three nodes on this machine; the same losses as without it, and a node that goes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+from lab import Lab, losses
+
+pytest.importorskip("ray", reason="the extra `ray` is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.pool]  # a Ray cluster takes 20 s to come up
+
+LONG = 400
+
+
+class RayLab(Lab):
+    """A lab whose nodes are Ray's."""
+
+    cluster: subprocess.Popen[str]
+
+    def say(self, line: str) -> str:
+        """Gives the cluster a command; its answer."""
+        assert self.cluster.stdin is not None and self.cluster.stdout is not None
+        self.cluster.stdin.write(f"{line}\n")
+        self.cluster.stdin.flush()
+        return self.cluster.stdout.readline().strip()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
+    made = RayLab(tmp_path_factory.mktemp("shared"), tmp_path_factory.mktemp("base"))
+    made.prepare()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = Path(__file__).with_name("ray_lab.py")
+    with subprocess.Popen([sys.executable, script, str(port)], stdin=PIPE, stdout=PIPE, text=True) as made.cluster:
+        assert made.cluster.stdout is not None and made.cluster.stdin is not None
+        assert made.cluster.stdout.readline().strip() == "up"
+        block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "folder": str(made.folder)}
+        made.target("ray", ray={**block, "forward": ["OMP_NUM_THREADS"]})
+        try:
+            yield made
+        finally:
+            made.cluster.stdin.close()
+            made.cluster.wait(60)
+
+
+def test_ray_trains_a_job_as_here(lab: RayLab) -> None:
+    lab.stoker("train", "job.yaml", "output=runs/local")
+    lab.stoker("submit", "job.yaml", "--on", "ray", "output=runs/ray")
+    lines = lab.stoker("logs", "ray", "-f").splitlines()
+    assert {"rank 0", "rank 1", "stoker"} <= {line.partition(" | ")[0] for line in lines}
+    assert any(line.startswith("stoker | placed on ") for line in lines)
+    assert lab.status("ray")["status"]["state"] == "done"
+    assert losses(lab.folder / "ray/runs/ray") == losses(lab.base / "runs/local")
+    assert lab.stoker("logs", "ray", "--rank", 1).splitlines()
+
+
+def test_a_cluster_that_can_never_hold_the_nodes_is_refused(lab: RayLab) -> None:
+    said = lab.stoker("submit", "job.yaml", "--on", "ray", "parallel.data=4", code=3)
+    assert "targets.yaml:1:" in said and "2 nodes with 2 CPU are wanted, and of Ray's 4 nodes 0 have that" in said
+
+
+def test_a_run_is_stopped_and_goes_on_although_a_node_goes(lab: RayLab) -> None:
+    lab.stoker("train", "job.yaml", "output=runs/long", f"steps={LONG}", "checkpoint.every=100")
+    output = lab.folder / "again/runs/again"
+    words = ["submit", "job.yaml", "--on", "ray", "output=runs/again", f"steps={LONG}", "checkpoint.every=100"]
+    lab.stoker(*words)
+    lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
+    assert "again: stopped" in lab.stoker("stop", "again")
+    saved = len(losses(output))
+    assert 20 < saved < LONG
+    lab.stoker("resume", "again")
+    lab.until(lambda: len(losses(output)) > saved + 20)
+    assert lab.say("remove") == "removed"
+    lab.until(lambda: lab.status("again")["status"]["state"] not in ("running", "waiting"), 240)
+    assert lab.status("again")["status"]["state"] == "done", lab.stoker("logs", "again")
+    assert losses(output) == losses(lab.base / "runs/long")
+    known = json.loads(lab.stoker("runs", "--on", "ray", "--json"))
+    assert {run["name"]: run["status"]["state"] for run in known} == {"ray": "done", "again": "done"}

@@ -1,0 +1,88 @@
+"""The command `stoker submit`: dry runs, wrong input, and what a received run may not decide."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stoker.cli.main import main
+from stoker.cluster.record import Record, found, keep, kept
+from stoker.errors import UserError
+from tiny_llama import save_tiny_llama
+from tiny_tokenizer import tiny_tokenizer
+
+SLURM = '{"slurm": {"nodes": 1, "gres": "none"}}'
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    save_tiny_llama(tmp_path / "tiny", tiny_tokenizer())
+    (tmp_path / "rows.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 4)
+    job = {"task": "sft", "model": "tiny", "data": "rows.jsonl", "steps": 2, "target": json.loads(SLURM)}
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    return tmp_path
+
+
+def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(base.rglob("*"))
+    assert main(["submit", "job.yaml", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("#!/bin/bash\n#SBATCH --job-name=job\n") and said.err == ""
+    assert sorted(base.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["job.yaml", "target.slurm.partion=x"], "unknown key `target.slurm.partion`; write `partition`"),
+        (["job.yaml", "--on", "nowhere"], "there is no target nowhere"),
+        (["job.yaml", "--include", "a"], "--include chooses hosts of ssh, and the target is slurm"),
+        (["job.yaml", "--name", "My Run"], "that is no name; write small letters, digits and hyphens"),
+        (["job.yaml", "target=local"], "the job has no target to be submitted to"),
+        (["job.yaml", "target.slurm.send=[no_such.py]"], "there is no file no_such.py"),
+        (["job.yaml", "target.slurm.nodes=4"], "there are 4 nodes, and the layout (data 1) has 1 process; write at most 1"),
+    ],
+)
+def test_wrong_input(base: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
+    assert main(["submit", *words, "--dry-run"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_received_run_does_not_say_where_it_is_started(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (base / "events.jsonl").touch()
+    assert main(["submit", "job.yaml", "--dry-run"]) == 2
+    assert "a target runs commands, and a run's own job.yaml does not decide that" in capsys.readouterr().err
+    (base / "mine.yaml").write_text(SLURM)
+    assert main(["submit", "job.yaml", "--dry-run", "--on", "mine.yaml"]) == 0
+
+
+def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"kind": "slurm", "target": {}, "on": "", "fingerprint": "f" * 64, "nodes": 1, "devices": 1}
+    for number, name in enumerate(("first", "second")):
+        keep(Record(name=name, time=float(number), output=f"runs/{name}", base="/", handle={"job": "1"}, **values))  # type: ignore[arg-type]
+    (base / "state/stoker/submitted/broken.json").write_text("{}")
+    assert [record.name for record in kept()] == ["second", "first"]
+    with pytest.raises(UserError, match="no job secnd was submitted; did you mean second"):
+        found("secnd")
+    for verb in ("stop", "resume", "describe"):
+        assert main([verb, "thrid"]) == 2
+        assert "no job thrid was submitted" in capsys.readouterr().err
+
+
+def test_logs_of_a_run_of_this_machine(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = base / "runs/here"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "job.yaml").write_text("task: sft\n")
+    (folder / "events.jsonl").touch()
+    for rank in range(2):
+        (folder / f"logs/rank-{rank}.log").write_text(f"from {rank}\n")
+    assert main(["logs", "here"]) == 0
+    assert capsys.readouterr().out == "rank 0 | from 0\nrank 1 | from 1\n"
+    assert main(["logs", "runs/here", "--rank", "1", "-f"]) == 0
+    assert capsys.readouterr().out == "from 1\n"
+    assert main(["logs", "here", "--rank", "7"]) == 2
