@@ -45,7 +45,7 @@ def test_a_dry_run_prints_the_script_and_sends_nothing(base: Path, capsys: pytes
         (["job.yaml", "--name", "My Run"], "that is no name; write small letters, digits and hyphens"),
         (["job.yaml", "target=local"], "the job has no target to be submitted to"),
         (["job.yaml", "target.slurm.send=[no_such.py]"], "there is no file no_such.py"),
-        (["job.yaml", "target.slurm.nodes=4"], "there are 4 nodes, and the layout (data 1) has 1 process; write at most 1"),
+        (["job.yaml", "target.slurm.nodes=4"], "4 nodes, and the layout (data 1) has 1 process; write at most 1"),
     ],
 )
 def test_wrong_input(base: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
