@@ -58,6 +58,15 @@ class Lab:
         """``namespaces``, or ``loopback`` where those are not allowed."""
         return (self.folder / "kind").read_text().strip()
 
+    def address(self, number: int) -> str:
+        """The address of a host."""
+        return f"10.77.93.1{number}" if self.kind == "namespaces" else f"127.0.0.{number + 1}"
+
+    @property
+    def port(self) -> str:
+        """Of the hosts' sshd."""
+        return "22" if self.kind == "namespaces" else "2222"
+
     def prepare(self, **values: Any) -> None:
         """Writes the job, its model and its data."""
         save_tiny_llama(self.base / "tiny", tiny_tokenizer())

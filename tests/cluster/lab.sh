@@ -6,6 +6,7 @@
 #   lab.sh slurm FOLDER     starts Slurm; FOLDER/slurm.conf is its configuration
 #   lab.sh cut FOLDER h2    ends every process of a host, as where it loses its power
 #   lab.sh down FOLDER      ends and removes everything
+# LAB_KIND=loopback takes addresses where namespaces are allowed, too.
 # A host of a namespace has its own network, its own host name and its own FOLDER/own; files else are shared.
 set -euo pipefail
 what=$1 folder=$(realpath -m "$2")
@@ -33,7 +34,7 @@ up() {
     mkdir -p "$folder/own"
     echo loopback >"$folder/kind"
     printf '127.0.0.1 localhost\n' >"$folder/hosts"
-    if ip netns add stk-probe 2>/dev/null; then
+    if [ "${LAB_KIND:-}" != loopback ] && ip netns add stk-probe 2>/dev/null; then
         ip netns del stk-probe
         if ip link add stk0 type bridge 2>/dev/null; then echo namespaces >"$folder/kind"; fi
     fi
@@ -60,7 +61,7 @@ sshd() {
         [ "$(cat "$folder/kind")" = namespaces ] || port=2222
         printf '%s\n' "ListenAddress $(address "$n"):$port" "HostKey $folder/host_key" \
             "AuthorizedKeysFile $folder/authorized_keys" "StrictModes no" "UsePAM no" "PermitRootLogin yes" \
-            "PasswordAuthentication no" "PidFile none" "PrintMotd no" "MaxStartups 100" >"$folder/sshd-$n.conf"
+            "PasswordAuthentication no" "AcceptEnv SLURM_CONF" "PidFile none" "PrintMotd no" "MaxStartups 100" >"$folder/sshd-$n.conf"
         printf '%s\n' "Host h$n" "    HostName $(address "$n")" "    Port $port" "    IdentityFile $folder/key" \
             "    IdentitiesOnly yes" "    UserKnownHostsFile $folder/known_hosts" "    LogLevel ERROR" \
             "    StrictHostKeyChecking accept-new" >>"$folder/ssh_config"

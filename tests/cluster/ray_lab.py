@@ -17,12 +17,13 @@ def main() -> None:
     print("up", flush=True)
     for line in sys.stdin:
         if line.strip() == "remove":
-            import ray
             from ray.util.state import list_actors
 
-            ray.init(address=cluster.address, ignore_reinit_error=True, log_to_driver=False)
+            address = f"http://127.0.0.1:{sys.argv[1]}"  # over HTTP: a process that has joined cannot remove its node
             busy = [
-                actor.node_id for actor in list_actors() if actor.state == "ALIVE" and "Supervisor" in actor.class_name
+                actor.node_id
+                for actor in list_actors(address=address)
+                if actor.state == "ALIVE" and "Supervisor" in actor.class_name
             ]
             node = next(node for node in nodes if node.node_id == busy[-1])
             cluster.remove_node(node, allow_graceful=False)

@@ -8,7 +8,7 @@ import pytest
 
 from stoker.cluster import log_files
 from stoker.cluster.log_files import LogPlace, rank_label, read_logs
-from stoker.cluster.shell import LocalShell
+from stoker.cluster.shell import Given, LocalShell, ShellFailed
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +59,20 @@ def test_a_log_that_begins_anew_is_read_from_its_beginning(tmp_path: Path) -> No
     place = LogPlace(LocalShell(), f"{tmp_path}/rank-*.log", rank_label)
     stream = read_logs([place], rank=0, follow=True, ended=ended)
     assert list(stream) == ["short"]
+
+
+class Unreachable(LocalShell):
+    """A host that does not answer."""
+
+    name = "h2"
+
+    def run(self, script: str, *, given: Given = b"", timeout: float | None = None) -> bytes:
+        raise ShellFailed(self.name, 255, "cannot be reached: no route")
+
+
+def test_a_host_that_cannot_be_reached_is_named_once_beside_the_others(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_text("a\n")
+    places = [LogPlace(shell, f"{tmp_path}/rank-*.log", rank_label) for shell in (Unreachable(), LocalShell())]
+    looks = iter([False, False, True])
+    lines = list(read_logs(places, rank=None, follow=True, ended=lambda: next(looks)))
+    assert lines == ["h2 | cannot be reached: no route", "rank 0 | a"]

@@ -13,6 +13,11 @@ from pathlib import Path
 import pytest
 from lab import PATH, Lab, losses, missing
 
+from stoker.cluster.send import send
+from stoker.cluster.sent_files import CODE, SentFile, code_archive
+from stoker.cluster.shell import ShellFailed
+from stoker.cluster.ssh.connection import Connection, SshSettings
+
 # Daemons, and runs of two supervisors each.
 pytestmark = [pytest.mark.slow, pytest.mark.pool, pytest.mark.skipif(bool(missing()), reason=missing())]
 
@@ -95,6 +100,41 @@ def test_a_host_that_is_not_there_is_named_before_anything_is_sent(lab: Lab) -> 
     assert not found
     more = lab.stoker("submit", "job.yaml", "--on", "absent", "--exclude", "h4", "--dry-run")
     assert "h4" not in more and "--rendezvous" in more
+
+
+def test_jump_hosts_and_names_that_nobody_knows(lab: Lab) -> None:
+    settings = SshSettings(config=str(lab.folder / "ssh_config"), connect=3)
+    through = Connection("h3", SshSettings(config=settings.config, jump="h1", connect=3))
+    assert through.run("hostname -I").split() == Connection("h3", settings).run("hostname -I").split()
+    with pytest.raises(ShellFailed, match="nowhere: cannot be reached: ssh: Could not resolve hostname nowhere"):
+        Connection("nowhere", settings).run(":")
+
+
+def test_without_rsync_files_come_as_an_archive(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "copies", lambda self: None)
+    connection = Connection("h3", SshSettings(config=str(lab.folder / "ssh_config")))
+    folder = str(lab.folder / "own/tar")
+    files = [code_archive(), SentFile.made("data/rows.jsonl", "{}\n")]
+    assert send(connection, files, folder, "run") == sum(file.size for file in files)
+    assert send(connection, files, folder, "run") == 0
+    listed = connection.run(f"cd {folder}/run && cat data/rows.jsonl && ls {CODE}/stoker/cli/main.py")
+    assert listed.decode() == f"{{}}\n{CODE}/stoker/cli/main.py\n"
+
+
+def test_slurm_is_reached_through_a_login_node(lab: Lab, whole: list[float]) -> None:
+    options = {"IdentityFile": str(lab.folder / "key"), "UserKnownHostsFile": str(lab.folder / "known_hosts")}
+    options |= {"HostName": lab.address(1), "Port": lab.port, "SetEnv": f"SLURM_CONF={lab.folder / 'slurm.conf'}"}
+    block = {
+        "login": "h1",
+        "ssh": options,
+        "folder": str(lab.folder / "login"),
+        "environment": {"OMP_NUM_THREADS": "1"},
+    }
+    lab.target("login", slurm={**block, "nodes": 2, "gres": "gpu", "python": sys.executable})
+    lab.stoker("submit", "job.yaml", "--on", "login", "--name", "by-login", "output=runs/by-login")
+    assert lab.stoker("logs", "by-login", "-f").splitlines()
+    assert lab.status("by-login")["status"]["state"] == "done"
+    assert losses(lab.folder / "login/by-login/runs/by-login") == whole
 
 
 def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:

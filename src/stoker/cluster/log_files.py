@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from stoker.cluster.shell import Shell, on_all
+from stoker.cluster.shell import Shell, ShellFailed, on_all
 
 POLL = 1.0  # seconds between two looks
 MOST = 4 * 2**20  # bytes of a file that one look brings
+UNREACHED = "cannot be reached"
 _RANK = re.compile(r"rank-(\d+)\.log$")
 
 
@@ -65,8 +66,7 @@ def read_logs(
         follow: go on until the job has ended.
         ended: whether it has.
 
-    Raises:
-        ShellFailed: a host cannot be reached.
+    A host that cannot be reached is named in a line of its own.
     """
     known: dict[tuple[str, str], LogFile] = {}
     last = False
@@ -109,8 +109,14 @@ def _new(
     places: Sequence[LogPlace], known: dict[tuple[str, str], LogFile], rank: int | None
 ) -> Iterator[tuple[tuple[str, str], bytes]]:
     """The files that have grown, with what is new."""
-    listed = on_all(places, _listed)
+    listed = on_all(places, _listed_or_why)
     for place, files in zip(places, listed, strict=True):
+        if isinstance(files, ShellFailed):
+            key = (place.shell.name, UNREACHED)
+            if key not in known:  # said once; the logs of the other hosts are shown
+                known[key] = LogFile(place.shell.name)
+                yield key, f"{files.said}\n".encode()
+            continue
         wanted: list[tuple[tuple[str, str], str, int]] = []
         for size, inode, path in files:
             if rank is not None and rank_of(path) != rank:
@@ -133,11 +139,17 @@ def _new(
             yield key, part
 
 
+def _listed_or_why(place: LogPlace) -> list[tuple[int, str, str]] | ShellFailed:
+    try:
+        return _listed(place)
+    except ShellFailed as error:
+        return error
+
+
 def _listed(place: LogPlace) -> list[tuple[int, str, str]]:
     """(size, inode, path) of each file."""
-    lines = place.shell.run(f"stat -c '%s %i %n' {place.pattern} 2>/dev/null || :").decode().splitlines()
     found = []
-    for line in lines:
+    for line in place.shell.run(f"stat -c '%s %i %n' {place.pattern} 2>/dev/null || :").decode().splitlines():
         size, inode, path = line.split(" ", 2)
         found.append((int(size), inode, path))
     return sorted(found, key=lambda one: (rank_of(one[2]) or 0, one[2]))

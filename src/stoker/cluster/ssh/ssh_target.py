@@ -162,11 +162,7 @@ class SshTarget:
 
     def describe(self, record: Record) -> Iterator[str]:
         for host in _hosts_of(record):
-            connection = self._connection(host)
-            try:
-                state = self._state(record, host)
-            except RunFailed as error:
-                state = str(error.problems[0])
+            connection, state = self._connection(host), self._state(record, host)
             where = f"{connection.destination}:{self._block.folder}/{record.name}"
             yield f"{host.name:<20} {host.address:<16} {state:<10} {where}"
 
@@ -233,7 +229,11 @@ class SshTarget:
             raise
 
     def _state(self, record: Record, host: Host) -> str:
-        return self._connection(host).run(state_script(self._home(record.name), host.name)).decode().strip()
+        """``running``, ``ended CODE``, ``gone``, or why the host cannot be asked."""
+        try:
+            return self._connection(host).run(state_script(self._home(record.name), host.name)).decode().strip()
+        except ShellFailed as error:
+            return error.said
 
     def _record(self, submission: Submission, hosts: Sequence[Host]) -> Record:
         names = ", ".join(host.name for host in hosts)
@@ -257,11 +257,12 @@ class SshTarget:
 
 
 def status_of(states: dict[str, str]) -> Status:
-    """The state of a run from those of its hosts: ``running``, ``ended CODE`` or ``gone``."""
+    """The state of a run from those of its hosts: ``running``, ``ended CODE``, ``gone``, or why one cannot be asked."""
     running = [host for host, state in states.items() if state == "running"]
     codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
     bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
     gone = [f"{host} has no supervisor" for host, state in states.items() if state == "gone"]
+    gone += [f"{host}: {why}" for host, why in states.items() if why not in ("running", "gone") and host not in codes]
     if running:
         return Status("running", "; ".join(bad + gone), running)
     if not codes:
