@@ -16,6 +16,7 @@ from api_server import ApiServer
 from kubernetes_runs import IMAGE
 from ruamel.yaml import YAML
 
+from stoker.cli.main import main
 from stoker.cluster.chosen_target import ChosenTarget, choose_target
 from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
 from stoker.cluster.record import Record
@@ -273,6 +274,45 @@ def test_what_is_wrong_is_said_before_anything_is_sent(prepared: Submit, cluster
     with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: the kubeconfig has no context tset; did you mean test"):
         target.submit(submission)
     assert not cluster.objects
+
+
+def test_the_verbs_of_the_command_line(
+    cluster: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("STATE", "CONFIG"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "What is blue?", "completion": "The sea."}\n')
+    block = {
+        "image": IMAGE,
+        "kubeconfig": str(cluster.kubeconfig),
+        "nodes": 2,
+        "setup": ["echo 'rank 1 | hello'; exit 0"],
+    }
+    block["volumes"] = [{"claim": "runs", "at": "/work"}]
+    with (tmp_path / "cluster.yaml").open("w") as file:
+        YAML().dump({"kubernetes": block}, file)
+    (tmp_path / "job.yaml").write_text(JOB)
+
+    def said(*words: str, code: int = 0) -> str:
+        assert main(words) == code
+        return capsys.readouterr().out
+
+    documents = list(
+        YAML(typ="safe", pure=True).load_all(said("submit", "job.yaml", "--on", "cluster.yaml", "--dry-run"))
+    )
+    assert [d["kind"] for d in documents] == ["ConfigMap", "Secret", "Service", "Job"] and not cluster.objects
+    assert "Job tiny in the namespace default" in said("submit", "job.yaml", "--on", "cluster.yaml")
+    end = time.monotonic() + 30
+    while "Job tiny in the namespace default: done" not in (found := said("describe", "tiny")):
+        assert time.monotonic() < end, found
+        time.sleep(0.1)
+    assert set(said("logs", "tiny", "-f", "--rank", "1").splitlines()) == {"hello"}
+    assert "tiny" in said("runs", "--on", "cluster.yaml")
+    said("submit", "job.yaml", "--on", "cluster.yaml")  # the earlier run has ended
+    said("stop", "tiny")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    assert "Job tiny" in said("describe", "tiny", "--on", "cluster.yaml")
 
 
 def test_a_cluster_that_does_not_answer(prepared: Submit, cluster: ApiServer) -> None:

@@ -95,8 +95,17 @@ class KubernetesTarget:
         return preview(self.run_of(submission))
 
     def submit(self, submission: Submission) -> Record:
-        """Creates all objects of the run; none of them where the cluster refuses one."""
+        """Creates all objects of the run; none of them where the cluster refuses one.
+
+        What is left of a run of that name that has ended is deleted before; its folder stays.
+        """
         run = self.run_of(submission)
+        made = workload(run)
+        earlier = self.api.read(made["apiVersion"], made["kind"], run.name)
+        if earlier is not None and earlier["metadata"].get("labels", {}).get(MANAGED_BY) == STOKER:
+            known = workload_state(earlier, stopped=True)
+            if known is not None and known[0] in ("done", "failed"):
+                self._delete(run)
         self._create(run)
         return self._record(run, time.time())
 
@@ -146,11 +155,9 @@ class KubernetesTarget:
         """The workload, its pods with their nodes and reasons, and the latest events."""
         found = self._workload(record)
         status = self.status(record)
-        yield f"{record.handle['kind']} {record.name} in the namespace {self.api.namespace}: {status.state}"
+        yield f"{record.handle['words']}: {status.state}"
         if status.why:
             yield f"  {status.why}"
-        yield f"run: {record.output}, {record.nodes} nodes with {record.devices} processes"
-        yield f"sent: {record.fingerprint[:12]}"
         for pod in pods_of(self.api, record.name):
             where = pod.get("spec", {}).get("nodeName", "no node yet")
             words = "; ".join(pod_reasons(self.api, pod)) or ending(pod)
@@ -252,6 +259,7 @@ class KubernetesTarget:
             output=run.output,
             base=run.base,
             handle={
+                "words": f"{workload(run)['kind']} {run.name} in the namespace {self.api.namespace}",
                 "namespace": self.api.namespace,
                 "api": workload(run)["apiVersion"],
                 "kind": workload(run)["kind"],
