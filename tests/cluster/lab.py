@@ -67,6 +67,16 @@ class Lab:
         """Of the hosts' sshd."""
         return "22" if self.kind == "namespaces" else "2222"
 
+    @property
+    def python(self) -> str:
+        """The Python of Slurm's nodes. Where all of their addresses are those of one host, it is told which to take."""
+        if self.kind == "namespaces":
+            return sys.executable
+        wrapper = self.folder / "python"
+        wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" --listen "$SLURMD_NODENAME"\n')
+        wrapper.chmod(0o755)
+        return str(wrapper)
+
     def prepare(self, **values: Any) -> None:
         """Writes the job, its model and its data."""
         save_tiny_llama(self.base / "tiny", tiny_tokenizer())
@@ -79,7 +89,7 @@ class Lab:
         }  # fmt: skip
         (self.base / "job.yaml").write_text(json.dumps(job))
 
-    def stoker(self, *words: object, code: int = 0, timeout: float = 200) -> str:
+    def stoker(self, *words: object, code: int = 0, timeout: float = 400) -> str:
         """What `stoker` prints; its errors, where it is to end with another code."""
         environment = {
             **os.environ,
@@ -109,7 +119,7 @@ class Lab:
         found: dict[str, Any] = json.loads(self.stoker("describe", run, "--json"))
         return found
 
-    def until(self, true: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, true: Callable[[], bool], seconds: float = 240) -> None:
         """Waits until something holds."""
         end = time.monotonic() + seconds
         while not true():

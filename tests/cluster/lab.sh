@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Three hosts on one machine, for the tests of targets: network namespaces where they are allowed, else addresses of the
-# loopback interface. Needs root, iproute2, openssh-server; for `slurm` also slurmctld, slurmd and munge.
+# loopback interface, named in /etc/hosts. Needs root, iproute2, openssh-server; for `slurm` also slurmctld, slurmd and munge.
 #   lab.sh up FOLDER        makes the hosts; FOLDER/kind says of which kind they are
 #   lab.sh sshd FOLDER      starts an sshd on each; FOLDER/ssh_config reaches them as h1, h2, h3
 #   lab.sh slurm FOLDER     starts Slurm; FOLDER/slurm.conf is its configuration
@@ -39,7 +39,10 @@ up() {
         if ip link add stk0 type bridge 2>/dev/null; then echo namespaces >"$folder/kind"; fi
     fi
     for n in $HOSTS; do echo "$(address "$n") h$n" >>"$folder/hosts" && mkdir -p "$folder/own-$n"; done
-    [ "$(cat "$folder/kind")" = namespaces ] || return 0
+    if [ "$(cat "$folder/kind")" = loopback ]; then # names must mean addresses here, until `down`
+        sed -n 's/ h\([1-3]\)$/ h\1 # stoker-lab/p' "$folder/hosts" >>/etc/hosts
+        return 0
+    fi
     ip addr add "$NET.1/24" dev stk0 && ip link set stk0 up
     for n in $HOSTS; do
         ip netns add "stk-h$n"
@@ -148,6 +151,9 @@ down() {
     if [ "$(cat "$folder/kind")" = namespaces ]; then
         for n in $HOSTS; do ip netns del "stk-h$n" || :; done
         ip link del stk0 || :
+    else
+        grep -v '# stoker-lab$' /etc/hosts >"$folder/etc-hosts" || :
+        cat "$folder/etc-hosts" >/etc/hosts # in a container it cannot be replaced
     fi
 }
 

@@ -14,7 +14,7 @@ import pytest
 from lab import Lab, losses
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
-pytestmark = [pytest.mark.slow, pytest.mark.pool]  # a Ray cluster takes 20 s to come up
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.pool]  # a Ray cluster takes 20 s to come up
 
 LONG = 400
 
@@ -80,7 +80,7 @@ def test_a_run_is_stopped_and_goes_on_although_a_node_goes(lab: RayLab) -> None:
     lab.stoker("resume", "again")
     lab.until(lambda: len(losses(output)) > saved + 20)
     assert lab.say("remove") == "removed"
-    lab.until(lambda: lab.status("again")["status"]["state"] not in ("running", "waiting"), 240)
+    lab.until(lambda: lab.status("again")["status"]["state"] not in ("running", "waiting"))
     assert lab.status("again")["status"]["state"] == "done", lab.stoker("logs", "again")
     assert losses(output) == losses(lab.base / "runs/long")
     known = json.loads(lab.stoker("runs", "--on", "ray", "--json"))

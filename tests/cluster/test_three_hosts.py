@@ -19,7 +19,12 @@ from stoker.cluster.shell import ShellFailed
 from stoker.cluster.ssh.connection import Connection, SshSettings
 
 # Daemons, and runs of two supervisors each.
-pytestmark = [pytest.mark.slow, pytest.mark.pool, pytest.mark.skipif(bool(missing()), reason=missing())]
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.slow,
+    pytest.mark.pool,
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
 
 LONG = 400  # steps of a run that is stopped on its way
 
@@ -42,7 +47,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
                 "forward": ["OMP_NUM_THREADS"],
             },
         )  # fmt: skip
-        made.target("hpc", slurm={"partition": "lab", "nodes": 2, "gres": "none", "python": sys.executable})
+        made.target("hpc", slurm={"partition": "lab", "nodes": 2, "gres": "none", "python": made.python})
         yield made
     finally:
         made.do("down")
@@ -130,7 +135,7 @@ def test_slurm_is_reached_through_a_login_node(lab: Lab, whole: list[float]) -> 
         "folder": str(lab.folder / "login"),
         "environment": {"OMP_NUM_THREADS": "1"},
     }
-    lab.target("login", slurm={**block, "nodes": 2, "gres": "gpu", "python": sys.executable})
+    lab.target("login", slurm={**block, "nodes": 2, "gres": "gpu", "python": lab.python})
     lab.stoker("submit", "job.yaml", "--on", "login", "--name", "by-login", "output=runs/by-login")
     assert lab.stoker("logs", "by-login", "-f").splitlines()
     assert lab.status("by-login")["status"]["state"] == "done"
@@ -164,9 +169,7 @@ def test_slurm_starts_a_run_again_that_had_to_make_room(lab: Lab, long: list[flo
 
 
 def test_slurm_says_why_a_job_waits_and_stop_ends_it(lab: Lab) -> None:
-    lab.target(
-        "all", slurm={"partition": "lab", "nodes": 3, "gres": "none", "exclusive": True, "python": sys.executable}
-    )
+    lab.target("all", slurm={"partition": "lab", "nodes": 3, "gres": "none", "exclusive": True, "python": lab.python})
     job = ["submit", "job.yaml", "--on", "all", "parallel.data=3", "train.batch=6", "steps=100000"]
     lab.stoker(*job, "output=runs/first")
     lab.until(lambda: lab.status("first")["status"]["state"] == "running")
