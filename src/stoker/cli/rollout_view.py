@@ -51,7 +51,7 @@ def show(step: StepRollouts, chosen: Sequence[Rollout], tokenizer: Tokenizer, *,
 def _about(rollout: Rollout) -> str:
     parts = [f"answer {rollout.sample}", f"score {rollout.score:.3g}"]
     parts += [f"{name} {value:.3g}" for name, value in rollout.rewards.items()]
-    parts += [f"ended by {rollout.ended}", f"{len(rollout.answer_ids)} tokens"]
+    parts += [f"ended by {rollout.ended}", f"{rollout.length} tokens"]
     return ", ".join([*parts, *([f"KL {rollout.kl:.3g}"] if rollout.kl is not None else [])])
 
 

@@ -94,7 +94,7 @@ def _answer(rollout: Rollout, tokenizer: Tokenizer) -> dict[str, Any]:
         "score": _finite(rollout.score),
         "rewards": {name: _finite(value) for name, value in rollout.rewards.items()},
         "ended": rollout.ended,
-        "length": len(rollout.answer_ids),
+        "length": rollout.length,
         "kl": None if rollout.kl is None else _finite(rollout.kl),
         "ids": rollout.answer_ids.tolist(),
         "texts": pieces,

@@ -31,7 +31,7 @@ def python_scorer(name: str, argument: str, base: Path) -> Scorer:
     Raises:
         UserError: there is no such function.
     """
-    function = _function(name, argument, base)
+    function = python_function(name, argument, base)
     taken = _lists_taken(function)
     if not taken:
         return Scorer(name, partial(_call, name, function), needs_expected=False)
@@ -39,7 +39,12 @@ def python_scorer(name: str, argument: str, base: Path) -> Scorer:
     return Scorer(name, lambda answer, row: batch([answer], [row])[0], needs_expected=False, batch=batch)
 
 
-def _function(name: str, argument: str, base: Path) -> Callable[..., Any]:
+def python_function(name: str, argument: str, base: Path) -> Callable[..., Any]:
+    """The function MODULE:FUNCTION in a module of ``base`` or of an installed package.
+
+    Raises:
+        UserError: there is none.
+    """
     module_name, _, path = argument.partition(":")
     if not module_name or not path:
         raise UserError(Problem(f"{name!r} names no function", "write python:MODULE:FUNCTION"))

@@ -186,3 +186,20 @@ def test_prompts_are_no_rows_for_other_tasks(base: Path, sft: dict[str, Any]) ->
     assert loaded.job.data[0].format == "question"
     with pytest.raises(UserError, match="its rows are prompts without answers; task sft trains on answers"):
         run(base, {**sft, "data": data})
+
+
+def test_answers_of_weights_that_were_given_up_do_not_count(job: dict[str, Any], base: Path) -> None:
+    """Where training goes back, answers that later weights have sampled are sampled again, and no others."""
+    ran = run(base, job)
+    task, files = ran.prepared.task, files_of(ran)
+    assert [files.read(n).step for n in (0, 1)] == [1, 5]
+    before = files.read(1).rollouts
+    task.reach(40, 48, 6, ran.prepared.engine)
+    assert files.read(1).step == 5
+    task.reach(40, 48, 3, ran.prepared.engine)
+    again = files.read(1)
+    assert again.step == 3
+    sampled = zip(again.rollouts, before, strict=True)
+    assert any(a.answer_ids.tolist() != b.answer_ids.tolist() for a, b in sampled)
+    task.reach(8, 16, 2, ran.prepared.engine)
+    assert files.read(0).step == 1

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from stoker.models.language_model import has_dropout
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.train.language_task import LanguageTask
 from stoker.train.rollouts.actor_critic import ValueReading
-from stoker.train.rollouts.answer_sampling import Prompt, sampled
+from stoker.train.rollouts.answer_sampling import Continue, Episode, Prompt, sampled
+from stoker.train.rollouts.environment import Environment, Reply, Turns
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.prompt_rows import PromptRows
 from stoker.train.rollouts.reference_weights import ReferenceWeights
@@ -45,13 +47,16 @@ class AnswerCollector:
         context: int | None,
         seed: int,
         micro_batch: int,
+        environment: Environment | None = None,
     ) -> None:
         """
         Args:
             task: whose model answers the prompts of its corpus.
             context: most tokens of a prompt with its answer.
             micro_batch: answers of a forward pass.
+            environment: what follows a turn of the model, for answers of several turns.
         """
+        self._environment = environment
         self._task, self._settings, self._rewards, self._codec = task, settings, rewards, codec
         self._context, self._seed, self._micro_batch = context, seed, micro_batch
         self._rows = PromptRows(task.corpus)
@@ -72,7 +77,7 @@ class AnswerCollector:
         mine = asked[first:last]
         rows = [self._rows[document] for _, document in mine]
         prompts = [Prompt(n, _prompt_ids(d), row.source, row.row) for (n, d), row in zip(mine, rows, strict=True)]
-        rollouts = sampled(
+        episodes = sampled(
             decoder,
             prompts,
             answers=answers,
@@ -80,22 +85,53 @@ class AnswerCollector:
             temperature=temperature,
             stop_ids=self._codec.stop_ids,
             seed=self._seed,
+            go_on=self._going_on(rows, prompts, engine) if self._environment is not None else None,
         )
         behind = [row for row in rows for _ in range(answers)]
-        return engine.gather(lambda: self._scored(rollouts, behind))
+        return engine.gather(lambda: self._scored(episodes, behind))
 
-    def _scored(self, rollouts: list[Rollout], rows: Sequence[AnswerRow]) -> list[Rollout]:
-        decode = self._codec.tokenizer.decode
-        answers = [
-            Answer(
-                decode(rollout.answer_ids.tolist(), skip_special_tokens=True),
-                row,
-                tuple(rollout.prompt_ids.tolist()),
-                tuple(rollout.answer_ids.tolist()),
-                rollout.stopped,
-            )
-            for rollout, row in zip(rollouts, rows, strict=True)
-        ]
+    def _going_on(self, rows: Sequence[AnswerRow], prompts: Sequence[Prompt], engine: Engine) -> Continue:
+        """Asks the environment what follows; what one process was told holds for all that work on the same row."""
+        row_of = {prompt.number: row for prompt, row in zip(prompts, rows, strict=True)}
+        environment, turn = self._environment, 1
+        assert environment is not None
+
+        def asked(episode: Episode) -> tuple[tuple[int, int], Turns, Reply | None]:
+            row = row_of[episode.prompt.number]
+            said = self._said(episode)
+            reply = environment([*row.turns, *episode.turns, said], row)
+            return (episode.prompt.number, episode.number), [said], reply
+
+        def go_on(episodes: Sequence[Episode]) -> Sequence[tuple[int, ...] | None] | None:
+            nonlocal turn
+            turn += 1
+            if turn > environment.turns:
+                return None
+            told = {key: (said, reply) for key, said, reply in engine.gather(lambda: [asked(e) for e in episodes])}
+            if all(reply is None for _, reply in told.values()):
+                return None
+            found = []
+            for episode in episodes:
+                said, reply = told[episode.prompt.number, episode.number]
+                episode.turns += [*said, *reply.turns] if reply is not None else []
+                found.append(None if reply is None else reply.ids)
+            return found
+
+        return go_on
+
+    def _said(self, episode: Episode) -> dict[str, Any]:
+        text = self._codec.tokenizer.decode(episode.last_turn, skip_special_tokens=True)
+        return {"role": "assistant", "content": text}
+
+    def _scored(self, episodes: Sequence[Episode], rows: Sequence[AnswerRow]) -> list[Rollout]:
+        rollouts, answers = [episode.rollout() for episode in episodes], []
+        for episode, rollout, row in zip(episodes, rollouts, rows, strict=True):
+            said = self._said(episode)
+            fields = row.fields
+            if self._environment is not None:
+                fields = {**fields, "messages": [*row.turns, *episode.turns, said]}
+            prompt, ids = tuple(rollout.prompt_ids.tolist()), tuple(rollout.answer_ids.tolist())
+            answers.append(Answer(said["content"], replace(row, fields=fields), prompt, ids, rollout.stopped))
         for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
             rollout.rewards, rollout.score = parts, score
             rollout.score = penalised(rollout, self._settings)
@@ -155,4 +191,5 @@ def _prompt_ids(document: Document) -> np.ndarray:
 
 def _row(rollout: Rollout) -> Row:
     ids = np.concatenate((rollout.prompt_ids, rollout.answer_ids))
-    return ids, np.arange(len(ids)) >= len(rollout.prompt_ids)
+    own = np.ones(len(rollout.answer_ids), bool) if rollout.own is None else rollout.own
+    return ids, np.concatenate((np.zeros(len(rollout.prompt_ids), bool), own))

@@ -10,8 +10,10 @@ from stoker.errors import UserError
 from stoker.job.load_job import LoadedJob
 from stoker.models.text import TextSide
 from stoker.models.virtual_tokens import Drawn
+from stoker.scoring.python_scorer import python_function
 from stoker.scoring.scorers import scorer_of
 from stoker.train.language_task import LanguageTask
+from stoker.train.rollouts.environment import Environment
 from stoker.train.rollouts.policy_block import PolicyBlock
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.policy_task import PolicyTask
@@ -40,8 +42,25 @@ def policy_samples(
         codec=text.codec,
         context=text.context,
         seed=job.seed,
+        environment=_environment(block, loaded, base, text),
         micro_batch=job.train.micro_batch,
     )
+
+
+def _environment(block: PolicyBlock, loaded: LoadedJob, base: Path, text: TextSide) -> Environment | None:
+    if block.environment is None:
+        return None
+    kind, _, argument = block.environment.partition(":")
+    key = f"{loaded.job.task}.environment"
+    if kind != "python":
+        hint = "write python:MODULE:FUNCTION"
+        raise UserError(loaded.problem(key, f"{block.environment!r} names no function", hint))
+    try:
+        function = python_function(block.environment, argument, base)
+    except UserError as error:
+        raise UserError(*(loaded.problem(key, p.message, p.suggestion) for p in error.problems)) from error
+    codec = text.codec.for_source(loaded.job.data[0], base)
+    return Environment(block.environment, function, codec, block.turns)
 
 
 def critic_values(loaded: LoadedJob, base: Path, block: PolicyBlock) -> Drawn:

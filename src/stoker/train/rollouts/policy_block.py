@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stoker.job.conflict_view import View
     from stoker.job.schema import Job
 
+TURNS = 8  # unless a job says another number
 NonNegative = Annotated[float, Field(ge=0)]
 
 
@@ -40,6 +41,11 @@ class PolicyBlock(Block):
     prompts: PositiveInt = Field(default=8, description="prompts that are answered before a step is taken")
     max_tokens: PositiveInt = Field(default=256, description="most tokens of an answer")
     temperature: Annotated[float, Field(gt=0)] = Field(default=1.0, description="of the sampling")
+    environment: Text | None = Field(
+        default=None,
+        description="what follows a turn of the model, as a tool's result: python:MODULE:FUNCTION of (messages, row)",
+    )
+    turns: PositiveInt = Field(default=TURNS, description="most turns of the model in an answer, with an environment")
     epochs: PositiveInt = Field(default=1, description="passes over the answers before new ones are sampled")
     kl: NonNegative | None = Field(default=None, description="factor of the KL to the model as it was at the start")
     kl_in: Literal["loss", "reward"] | None = Field(
@@ -69,6 +75,8 @@ REASONS = {
     "prompts": "a few prompts a step",
     "max_tokens": "a short paragraph",
     "temperature": "answers are drawn from the policy itself",
+    "environment": "an answer is one turn",
+    "turns": "a few calls of tools",
     "epochs": "every answer teaches once, by the policy that wrote it",
     "kl_estimator": "non-negative, and with the right gradient",
     "dual_clip": "not bounded",
@@ -89,6 +97,7 @@ EXAMPLES = {
     "dual_clip": "3.0",
     "reward_clip": "5.0",
     "ptx.data": "my.jsonl",
+    "environment": "python:my_tools:reply",
     "ptx.sequences": "8",
 }
 
@@ -120,6 +129,9 @@ def checks(view: View, name: str, usual_kl: float) -> Iterator[Problem]:
     if not view.value(f"{name}.rewards") and view.value(f"{name}.reward") is None:
         message = f"`{name}` has no reward, so there is nothing to learn from"
         yield from view.at_each([f"{name}.rewards"], message, "write rewards: [numeric], or reward: RUN")
+    if view.value(f"{name}.turns") != TURNS and view.value(f"{name}.environment") is None:
+        message = "without an environment an answer has one turn"
+        yield from view.at_each([f"{name}.turns"], message, "remove it, or write environment: python:MODULE:FUNCTION")
     if view.value("train.pack") is True:
         message = f"`task: {name}` samples its answers, so there is nothing to pack beforehand"
         yield from view.at_each(["train.pack"], message, "remove it: answers are always packed")

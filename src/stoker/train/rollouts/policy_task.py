@@ -21,6 +21,7 @@ from stoker.train.evaluate import Evaluation
 from stoker.train.language_task import HOST, LanguageTask
 from stoker.train.rollouts.actor_critic import RETURN, ActorCritic
 from stoker.train.rollouts.answer_collector import AnswerCollector
+from stoker.train.rollouts.environment import Environment
 from stoker.train.rollouts.iteration_plan import IterationPlan
 from stoker.train.rollouts.policy_objective import PTX
 from stoker.train.rollouts.policy_settings import PolicySettings
@@ -55,6 +56,7 @@ class PolicyTask(LanguageTask):
         context: int | None,
         seed: int,
         micro_batch: int,
+        environment: Environment | None = None,
         **more: Any,
     ) -> None:
         """
@@ -63,6 +65,7 @@ class PolicyTask(LanguageTask):
             mix: what else the policy is trained on.
             context: most tokens of a prompt with its answer.
             micro_batch: answers of a forward pass.
+            environment: what follows a turn of the model.
         """
         super().__init__(*arguments, **more)
         objective = more.get("objective")
@@ -75,12 +78,13 @@ class PolicyTask(LanguageTask):
             objective.model = self.language.model
         self.settings, self._mix = settings, mix
         self._collector = AnswerCollector(
-            self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch
+            self, settings, rewards, codec, context=context, seed=seed, micro_batch=micro_batch, environment=environment
         )
         self._files: RolloutFiles | None = None
         self._iterations: dict[int, Iteration] = {}
         self._prompts: int | None = None  # of the run, where it is as long as a number of epochs
         self._alarmed: set[str] = set()
+        self._step = 0
         self._only_critic = False  # whether the policy waits for its critic
         self._untouched = False  # whether no step has been taken on the answers at hand
         self._figures: Mapping[str, float] = {}
@@ -114,13 +118,18 @@ class PolicyTask(LanguageTask):
         """
         (begin, place), (end, _) = self.plan.place(first), self.plan.place(last - 1)
         self._only_critic = begin < self.settings.critic_warmup
+        if step < self._step:  # training went back: what later weights have answered does not count
+            self._iterations = {}
+        self._step = step
         before = self._iterations
         self._iterations = {number: it for number, it in before.items() if begin <= number <= end}
         found: list[str] = []
         for number in range(begin, end + 1):
             if number not in self._iterations:
                 inside = number == begin and place > 0
-                iteration = self._restored(number, place) if inside else self._sample(number, step, engine)
+                found_there = self._restored(number, place) if inside else None
+                inside = found_there is not None and found_there.step <= step
+                iteration = found_there if found_there and inside else self._sample(number, step, engine)
                 self._iterations[number] = iteration
                 self._figures = iteration.figures
                 self._untouched = not inside
@@ -232,7 +241,7 @@ class PolicyTask(LanguageTask):
 
     def _weights(self, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
         """What each token of answers counts."""
-        of = {"answer": lambda r: len(r.answer_ids), "longest": lambda _: self.settings.max_tokens}
+        of = {"answer": lambda r: r.length, "longest": lambda _: self.settings.max_tokens}
         tokens = of.get(self.settings.weight, lambda _: 1)
         return [np.full_like(r.tokens["old"], 1.0 / tokens(r)) for r in rollouts]
 
@@ -293,7 +302,7 @@ class PolicyTask(LanguageTask):
         score = float(np.mean([rollout.score for rollout in rollouts]))
         measures = {
             "score": score,
-            "response_tokens": float(np.mean([len(rollout.answer_ids) for rollout in rollouts])),
+            "response_tokens": float(np.mean([rollout.length for rollout in rollouts])),
             "ended": float(np.mean([rollout.stopped for rollout in rollouts])),
         }
         return Evaluation(-score, None, len(rollouts), "answer", None, measures)

@@ -23,7 +23,8 @@ class Rollout:
         ended: why the answer ended.
         rewards: by name, unweighted.
         score: their weighted sum, with penalties: what the answer is worth.
-        tokens: values of the answer's tokens by name, shape (answer tokens,):
+        own: which tokens of the answer the model has drawn; None for all. Others are an environment's, between turns.
+        tokens: values of the answer's own tokens by name, shape (own tokens,):
 
             - ``sampled``: log-probability as the engine gave it when the token was drawn;
             - ``old``: log-probability in the training forward pass, before the first step on this answer;
@@ -43,6 +44,12 @@ class Rollout:
     rewards: dict[str, float] = field(default_factory=dict)
     score: float = 0.0
     tokens: dict[str, np.ndarray] = field(default_factory=dict)
+    own: np.ndarray | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens that the model has drawn."""
+        return len(self.answer_ids) if self.own is None else int(self.own.sum())
 
     @property
     def stopped(self) -> bool:
@@ -56,6 +63,15 @@ class Rollout:
         return None if reference is None else float((self.tokens["old"] - reference).sum())
 
     def token_values(self) -> dict[str, np.ndarray]:
-        """The values of the tokens by name, and ``kl``, the log-ratio to the reference, where there is one."""
+        """The values of all tokens by name, and ``kl``, the log-ratio to the reference, where there is one.
+
+        Tokens that are not the model's own have NaN.
+        """
         reference = self.tokens.get("reference")
-        return self.tokens if reference is None else {**self.tokens, "kl": self.tokens["old"] - reference}
+        values = self.tokens if reference is None else {**self.tokens, "kl": self.tokens["old"] - reference}
+        if self.own is None:
+            return values
+        found = {name: np.full(len(self.answer_ids), np.nan) for name in values}
+        for name, own in values.items():
+            found[name][self.own] = own
+        return found

@@ -22,7 +22,7 @@ def figures_of(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "score": float(np.mean([r.score for r in rollouts])),
         "score_deviation": float(np.std([r.score for r in rollouts])),
         "entropy": float(every["entropy"].mean()),
-        "response_tokens": float(np.mean([len(r.answer_ids) for r in rollouts])),
+        "response_tokens": float(np.mean([r.length for r in rollouts])),
         "ended": float(np.mean([r.stopped for r in rollouts])),
         "logprob_difference": float(np.abs(every["old"] - every["sampled"]).mean()),
     }

@@ -78,6 +78,7 @@ class RolloutFiles:
             prompt_lengths=np.array([len(r.prompt_ids) for r in rollouts]),
             answers=np.concatenate([r.answer_ids for r in rollouts]).astype(np.uint32),
             answer_lengths=np.array([len(r.answer_ids) for r in rollouts]),
+            own=np.concatenate([np.ones(len(r.answer_ids), bool) if r.own is None else r.own for r in rollouts]),
             **arrays,  # type: ignore[arg-type]  # the stub takes them for its own options
         )
         replace_file(self._path(iteration.number), out.getvalue())
@@ -161,6 +162,8 @@ def _iteration(about: _About, arrays: dict[str, np.ndarray]) -> Iteration:
     answers = _split(arrays.pop("answers"), ends, np.unsignedinteger)
     if not len(about.rollouts) == len(lengths) == len(ends):
         raise ValueError(f"{len(about.rollouts)} answers have {len(lengths)} prompts and {len(ends)} lengths")
+    own = _split(arrays.pop("own"), ends, np.bool_) if "own" in arrays else [np.ones(n, bool) for n in ends]
+    ends = np.array([each.sum() for each in own])
     tokens = {name.removeprefix("tokens/"): _split(values, ends, np.floating) for name, values in arrays.items()}
     rollouts = tuple(
         Rollout(
@@ -174,6 +177,7 @@ def _iteration(about: _About, arrays: dict[str, np.ndarray]) -> Iteration:
             each.rewards,
             each.score,
             {name: values[i] for name, values in tokens.items()},
+            None if own[i].all() else own[i],
         )
         for i, each in enumerate(about.rollouts)
     )

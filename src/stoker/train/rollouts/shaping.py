@@ -23,7 +23,7 @@ def penalised(rollout: Rollout, settings: PolicySettings) -> float:
     if not rollout.stopped:
         score -= settings.missing_end
     if settings.overlong:
-        over = len(rollout.answer_ids) - (settings.max_tokens - settings.overlong)
+        over = rollout.length - (settings.max_tokens - settings.overlong)
         score -= min(1.0, max(0.0, over / settings.overlong))
     if settings.score_clip is not None:
         score = min(settings.score_clip, max(-settings.score_clip, score))

@@ -1,0 +1,88 @@
+"""Answers of several turns: a function says what follows a turn of the model, such as the result of a tool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stoker.data.chat_template import as_template_message
+from stoker.data.messages import Refused, role_messages
+from stoker.data.render_row import separated
+from stoker.data.special_text import Inseparable
+from stoker.data.template_environment import TemplateRefused
+from stoker.data.tokenise import TextCodec
+from stoker.errors import UserError, reason_of
+from stoker.scoring.answer_rows import AnswerRow
+
+SAID = (
+    "\N{WHITE SQUARE}said by the model\N{WHITE SQUARE}"  # stands for a turn of the model where a template is rendered
+)
+Turns = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What follows a turn of the model.
+
+    Attributes:
+        turns: of the function.
+        ids: their tokens, up to where the model goes on, behind the stop token that its turn ended with.
+    """
+
+    turns: Turns
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A function of the user's, ``function(messages, row)``.
+
+    It gets the conversation with the model's turn at its end, and all columns of the prompt's row. It returns what
+    follows: a text, which the user says, a message, or a list of them; None where the answer is complete.
+
+    Attributes:
+        name: as the job has it.
+        turns: most turns of the model.
+    """
+
+    name: str
+    function: Callable[[Turns, dict[str, Any]], Any]
+    codec: TextCodec
+    turns: int
+
+    def __call__(self, turns: Turns, row: AnswerRow) -> Reply | None:
+        """What follows a conversation; None where it is complete.
+
+        Raises:
+            UserError: the function raises, or returns no messages, with the row's place.
+        """
+        try:
+            found = self.function([dict(turn) for turn in turns], dict(row.fields))
+        except Exception as error:
+            raise UserError(row.problem(f"{self.name} raised {type(error).__name__}: {reason_of(error)}")) from error
+        if found is None:
+            return None
+        given = [{"role": "user", "content": found}] if isinstance(found, str) else found
+        try:
+            more = [as_template_message(m) for m in role_messages(given if isinstance(given, list) else [given], "")]
+            ids = self._ids(turns[:-1], more)
+        except (Refused, TemplateRefused, Inseparable) as error:
+            why = str(error) or "special tokens in it, for which the chat template looks"
+            message = f"{self.name} returned what cannot follow an answer: {why}"
+            raise UserError(row.problem(message, "return a text, a message {role, content}, or None")) from error
+        return Reply(more, tuple(ids[1:] if ids[0] in self.codec.stop_ids else ids))
+
+    def _ids(self, before: Sequence[dict[str, Any]], more: Turns) -> list[int]:
+        """The tokens between the model's turn and its next one, special tokens in content as text."""
+        template, special = self.codec.template, self.codec.special_text
+        turns = [*before, {"role": "assistant", "content": SAID}, *more]
+        text = template.render(turns, None, prompt=True)
+        encoder = self.codec.encoder
+        if special.count([turn["content"] for turn in more]):
+            text = separated(template, special, text, list(turns), None, prompt=True)
+            encoder = special.encoder
+        _, found, tail = text.rpartition(SAID)
+        if not found:
+            raise TemplateRefused("the chat template leaves the model's own turn out")
+        return encoder.encode_one(tail)

@@ -1,0 +1,123 @@
+"""Answers of several turns: what the model is told between them, and that it learns from its own tokens only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from running import run, write_job
+from test_policy_layouts import check_alike, trained
+from test_policy_task import files_of
+
+from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.launch.process_pool import Pool
+from stoker.train.rollouts.environment import Environment
+
+TOOL = '''
+def reply(messages, row):
+    """What a tool gives, and the end after the model's second turn."""
+    assert messages[-1]["role"] == "assistant" and messages[0]["content"] == row["prompt"]
+    if sum(message["role"] == "assistant" for message in messages) == 2:
+        return None
+    return {"role": "tool", "content": f"It is {row['expected']} <|im_end|>"}
+
+def turns(answers, rows):
+    return [float(sum(m["role"] == "assistant" for m in row["messages"])) for row in rows]
+
+def fails(messages, row):
+    raise ValueError("no such tool")
+
+def number(messages, row):
+    return 3
+'''
+
+
+@pytest.fixture
+def episodes(job: dict[str, Any], base: Path) -> dict[str, Any]:
+    """A job in which many a token ends a turn, and a tool answers the first one."""
+    (base / "tool_of_tests.py").write_text(TOOL)
+    vocabulary = json.loads((Path(job["model"]) / "tokenizer.json").read_text())["model"]["vocab"]
+    written = "Say words about the sea system user assistant tool role content It is"
+    stop = [token for token in vocabulary if token.isascii() and token.isalpha() and token not in written]
+    grpo = {**job["grpo"], "rewards": "python:tool_of_tests:turns", "environment": "python:tool_of_tests:reply"}
+    model = {"name": job["model"], "stop": stop}
+    return {**job, "model": model, "grpo": {**grpo, "max_tokens": 16}, "steps": 5}
+
+
+def test_only_the_models_own_tokens_are_learnt_from(episodes: dict[str, Any], base: Path) -> None:
+    ran = run(base, episodes)
+    text = ran.prepared.text
+    assert text is not None
+    several, special = 0, text.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for rollout in (r for number in (0, 1) for r in files_of(ran).read(number).rollouts):
+        assert {len(values) for values in rollout.tokens.values()} == {rollout.length}
+        np.testing.assert_allclose(rollout.tokens["sampled"], rollout.tokens["old"], atol=1e-5)
+        if rollout.own is None:
+            continue
+        several += 1
+        told = text.tokenizer.decode(rollout.answer_ids[~rollout.own])
+        assert f"It is {rollout.row - 1} " in told and told.rstrip().endswith("### Response:")
+        assert rollout.score == 2.0 and rollout.length == rollout.own.sum() < len(rollout.answer_ids)
+        assert special not in rollout.answer_ids[~rollout.own]  # what the tool says is text
+        values = rollout.token_values()["advantage"]
+        assert (np.isnan(values) == ~rollout.own).all()
+    assert several > 4
+    line = ran.folder.read_metrics()[0]
+    assert line["ratio"] == pytest.approx(1.0, abs=1e-5) and line["logprob_difference"] < 1e-5
+
+
+@pytest.mark.slow  # two processes
+def test_episodes_under_a_layout_are_those_of_one_process(
+    episodes: dict[str, Any], base: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = {**episodes["train"], "precision": "fp64", "micro_batch": 2}
+    write_job(base, {**episodes, "train": train, "evaluate": {"fraction": 0.2, "every": 3}})
+    monkeypatch.syspath_prepend(str(base))
+    trained(str(base), "alone", ())
+    spread = ("parallel.data=2", "parallel.shard=zero3")
+    pool.run(trained, str(base), "spread", spread, world=2, timeout=250)
+    check_alike(base, 5, ("loss", "score", "ratio", "response_tokens", "grad_norm"))
+
+
+def test_episodes_are_shown(
+    episodes: dict[str, Any], base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = run(base, {**episodes, "steps": 1})
+    monkeypatch.chdir(base)
+    assert main(["rollouts", str(ran.folder.path), "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert any(None in answer["tokens"]["advantage"] for answer in answers)
+    assert main(["rollouts", str(ran.folder.path), "--limit", "16"]) == 0
+    assert "It is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"environment": "python:tool_of_tests:fails"}, r"asked\.jsonl:\d+: .*fails raised ValueError: no such tool"),
+        ({"environment": "python:tool_of_tests:number"}, r"asked\.jsonl:\d+: .*returned what cannot follow an answer"),
+        ({"environment": "python:tool_of_tests:missing"}, r"job\.yaml:\d+:\d+: .*has no 'missing'"),
+        ({"environment": "tools"}, "names no function; write python:MODULE:FUNCTION"),
+        ({"environment": None, "turns": 3}, "without an environment an answer has one turn"),
+    ],
+)
+def test_what_an_environment_does_wrong_is_said(
+    change: dict[str, Any], says: str, episodes: dict[str, Any], base: Path
+) -> None:
+    with pytest.raises(UserError, match=says):
+        run(base, {**episodes, "grpo": {**episodes["grpo"], **change}})
+
+
+def test_an_answer_of_one_turn_is_as_without_an_environment(episodes: dict[str, Any], base: Path) -> None:
+    grpo = {**episodes["grpo"], "turns": 1}
+    one = run(base, {**episodes, "grpo": grpo, "steps": 1, "output": "one"})
+    del grpo["environment"], grpo["turns"]
+    grpo["rewards"] = "length:4"
+    none = run(base, {**episodes, "grpo": grpo, "steps": 1, "output": "none"})
+    assert isinstance(one.prepared.task._collector._environment, Environment)  # type: ignore[attr-defined]
+    for a, b in zip(files_of(one).read(0).rollouts, files_of(none).read(0).rollouts, strict=True):
+        assert a.answer_ids.tolist() == b.answer_ids.tolist() and a.own is None
