@@ -81,12 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     spec, devices = _prepared(arguments, opened, most)
 
     from stoker.launch.first_failure import Interrupted, RankFailed
-    from stoker.launch.nodes.channel import Network
+    from stoker.launch.nodes.channel import STRANGERS, Network
     from stoker.launch.nodes.group import Node
     from stoker.launch.nodes.node_supervisor import Place
 
     try:
-        network = Network(listen, secret)
+        network = Network(listen, secret, strangers=max(STRANGERS, 2 * most))
     except OSError as error:
         words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
         raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error

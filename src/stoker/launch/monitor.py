@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 
 from stoker.errors import RunFailed
 from stoker.launch.run_spec import RunSpec
@@ -11,7 +11,7 @@ from stoker.resilience.watchdog import WAITED_FOR, Hung, Stragglers, hung
 from stoker.runs.run_folder import RunFolder
 
 EVERY = 0.1  # seconds between two looks
-LOOKED_AT = 20_000  # heartbeats a second that are looked at, at most: with many processes the looks are fewer
+LOOKED_AT = 2_000  # heartbeats a second that are looked at, at most: with many processes the looks are fewer
 
 
 class Watch:
@@ -37,6 +37,8 @@ class Watch:
         self._stragglers = Stragglers(parts, spec.loaded.job.faults.slow)
         self._every = max(EVERY, layout.world / LOOKED_AT)
         self._looked = 0.0
+        self._restored: set[int] = set()
+        self._stepped: set[int] = set()
         self.pulses: dict[int, Pulse] = {}
         self.moments: dict[str, float] = {}
 
@@ -57,27 +59,26 @@ class Watch:
     def hear(self, pulses: Mapping[int, Pulse], now: float) -> None:
         """Takes over new heartbeats."""
         self.pulses |= pulses
+        self._restored.update(rank for rank, pulse in pulses.items() if pulse.done >= 0)
+        self._stepped.update(rank for rank, pulse in pulses.items() if pulse.steps > 0)
         for phase in WAITED_FOR:
             seen = max((getattr(pulse, phase) for pulse in pulses.values()), default=0.0)
             self._longest[phase] = max(self._longest.get(phase, 0.0), seen)
-        if len(self.pulses) < self._world or "stepped" in self.moments:
-            return
-        found = self.pulses.values()
-        reached = {
-            "started": True,
-            "restored": all(pulse.done >= 0 for pulse in found),
-            "stepped": all(pulse.steps > 0 for pulse in found),
-        }
-        for name in (name for name, is_so in reached.items() if is_so):
+        reached = {"started": self.pulses, "restored": self._restored, "stepped": self._stepped}
+        for name in (name for name, ranks in reached.items() if len(ranks) == self._world):
             self.moments.setdefault(name, now)
 
-    def look(self, running: Collection[int], now: float) -> list[Hung]:
+    def is_due(self, now: float) -> bool:
+        """Whether `look` would look."""
+        return now - self._looked >= self._every
+
+    def look(self, running: Set[int], now: float) -> list[Hung]:
         """The processes that have stopped; reports stragglers. To be called repeatedly.
 
         Args:
             running: ranks whose processes run.
         """
-        if now - self._looked < self._every:
+        if not self.is_due(now):
             return []
         self._looked = now
         for slow in self._stragglers.look(self.pulses):

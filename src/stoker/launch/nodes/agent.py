@@ -23,8 +23,8 @@ from stoker.resilience.stack_dumps import ask_for_stacks, waits_for_others
 from stoker.runs.shm_folder import SharedFolder
 
 EVERY = 0.1  # seconds between two looks at the heartbeats
-NODES_A_SECOND = 200  # that tell the leader of their heartbeats
-RARELY = 5.0  # seconds between a node's reports, at most
+NODES_A_SECOND = 100  # that tell the leader of their heartbeats
+RARELY = 10.0  # seconds between a node's reports, at most
 LEFT = ("heart-*", "meet-*", "rank-*/*.arriving", "rank-*/fetched")  # of processes that were killed
 FIELDS = tuple(field.name for field in fields(Pulse) if field.name != "beat")
 

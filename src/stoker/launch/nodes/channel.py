@@ -16,7 +16,7 @@ from stoker.launch.nodes.frames import LENGTH, Greeting, Refused, Seal
 Address = tuple[str, int]
 Message = dict[str, Any]
 GREETING = 5.0  # seconds that a connection gets to be made, and to prove that it has the secret
-STRANGERS = 64  # connections at most that have not proved it; the oldest gives way
+STRANGERS = 256  # connections at most that have not proved it; the oldest gives way
 AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others have their turn
 COPIES = "copies"  # the kind of message after which a connection carries other frames
 BACKLOG = 64 * 2**20  # bytes that wait to be sent; a peer that takes none of them is given up
@@ -77,8 +77,12 @@ class Peer:
 
     def send(self, message: Message) -> None:
         """Has a message sent, in order; nothing once the connection is over."""
+        self.send_text(text_of(message))
+
+    def send_text(self, text: bytes) -> None:
+        """Has a message sent that `text_of` gave: what goes to a thousand nodes is written out once."""
         if self.seal is not None and not self.is_over:
-            self.outgoing += self.seal.frame(json.dumps(message, separators=(",", ":")).encode())
+            self.outgoing += self.seal.frame(text)
             self._unsent.add(self)
 
     def take(self) -> Iterator[Happening]:
@@ -124,11 +128,17 @@ class Peer:
         return Down(self, refused=self.dialled and self._proved and not self.is_up)
 
 
+def text_of(message: Message) -> bytes:
+    """A message as it is sent."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
 class Network:
     """All connections of a supervisor, and where it listens.
 
     Args:
         listen: address to bind to; port 0 takes a free one.
+        strangers: connections at most that have not proved that they have the secret; the oldest gives way.
 
     Attributes:
         address: where it listens.
@@ -137,8 +147,15 @@ class Network:
         OSError: it cannot listen there.
     """
 
-    def __init__(self, listen: Address, secret: bytes, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._secret, self._clock = secret, clock
+    def __init__(
+        self,
+        listen: Address,
+        secret: bytes,
+        *,
+        strangers: int = STRANGERS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._secret, self._most, self._clock = secret, strangers, clock
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._listening = socket.create_server(listen, family=family, backlog=1024)
         self._listening.setblocking(False)
@@ -226,7 +243,7 @@ class Network:
     # -- one connection --------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        for _ in range(STRANGERS):
+        for _ in range(self._most):
             try:
                 connection, address = self._listening.accept()
             except OSError:
@@ -235,7 +252,7 @@ class Network:
                 connection.close()
                 continue
             connection.setblocking(False)
-            if len(self._strangers) >= STRANGERS:
+            if len(self._strangers) >= self._most:
                 self._end(next(iter(self._strangers)))
             peer = Peer(connection, address[:2], self._secret, dialled=False, unsent=self._unsent)
             self._add(peer, selectors.EVENT_READ)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any, Self
 
 from stoker.launch.nodes.channel import Address
@@ -81,9 +82,13 @@ class Group:
         """Processes in all."""
         return sum(member.count for member in self.members)
 
+    @cached_property
+    def _by_name(self) -> dict[str, Member]:
+        return {member.node.name: member for member in self.members}
+
     def member(self, name: str) -> Member | None:
         """The member of a name."""
-        return next((member for member in self.members if member.node.name == name), None)
+        return self._by_name.get(name)
 
     def after(self, name: str) -> Member | None:
         """The member that keeps a node's copies: the next one, in a ring; None where it is alone."""
@@ -100,7 +105,8 @@ class Group:
         """For a message."""
         members = [{"node": m.node.plain(), "first": m.first, "count": m.count} for m in self.members]
         others = [node.plain() for node in self.others]
-        return {**vars(self), "members": members, "others": others}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**values, "members": members, "others": others}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:

@@ -6,6 +6,7 @@ leader's own node gets its messages like any other. On one machine it is the who
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,6 +61,7 @@ class _Start:
     ended: dict[str, Message] = field(default_factory=dict)
     lost: list[Member] = field(default_factory=list)
     noticed: float | None = None
+    grace: float = math.inf
     hung: Failure | None = None
     silent: list[Hung] = field(default_factory=list)
     stacks: dict[str, Message] = field(default_factory=dict)
@@ -278,8 +280,9 @@ class Leader:
         if self._is_multi:
             ranks = {m.node.name: [m.first, m.first + m.count - 1] for m in members}
             record(self._run, "group", generation=group.generation, world=group.world, nodes=ranks)
+        message = {"kind": "start", "group": group.plain()}
         for name in list(self.nodes):
-            self._hands.send(name, {"kind": "start", "group": group.plain()})
+            self._hands.send(name, message)
         return True
 
     def _candidates(self) -> tuple[list[Node], RunSpec | None]:
@@ -302,8 +305,9 @@ class Leader:
             if waited or all(m.node.name in start.stacks for m in self.group.members):
                 self._name_hung(start, now)
             return
-        running = [rank for m in self.group.members if m.node.name not in start.ended for rank in m.ranks]
-        start.silent = start.watch.look(running, now)
+        if start.watch.is_due(now):
+            running = {rank for m in self.group.members if m.node.name not in start.ended for rank in m.ranks}
+            start.silent = start.watch.look(running, now)
         if start.silent:
             start.asked_stacks = now
             for member in self.group.members:
@@ -392,6 +396,9 @@ class Leader:
         assert self.group is not None
         if start.noticed is None:
             start.noticed = now
+        if grace >= start.grace:  # they have been told
+            return
+        start.grace = grace
         for member in self.group.members:
             if member.node.name in self.nodes and member.node.name not in start.ended:
                 self._hands.send(member.node.name, {"kind": "end", "grace": grace})

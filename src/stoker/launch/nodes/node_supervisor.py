@@ -19,7 +19,7 @@ from stoker.job.load_job import check_document
 from stoker.launch.first_failure import Interrupted, failure_of
 from stoker.launch.nodes.addresses import shown
 from stoker.launch.nodes.agent import Agent, interval
-from stoker.launch.nodes.channel import Address, Down, Message, Network, Peer, Said, Up
+from stoker.launch.nodes.channel import Address, Down, Message, Network, Peer, Said, Up, text_of
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
 from stoker.launch.nodes.neighbour_copies import Keeper, Sender
@@ -30,7 +30,9 @@ from stoker.launch.worker_main import Entry
 from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, on_node, shared_memory
 
 POLL = 0.05  # seconds between two looks
-LOST = 10.0  # seconds of silence after which a node counts as lost; four reports where those are rarer
+TEND = 0.5  # seconds between two looks at how long others have been silent
+LOST = 10.0  # seconds of silence after which a node counts as lost; four signs of life where those are rarer
+SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of a thousand
 PROBE = 2.0  # seconds between two questions of a leader to nodes that are not with it
 SEEN = 10.0  # seconds in which another node's file in the run's folder is seen on this one
 FAREWELL = 5.0  # seconds that the outcome gets to reach all nodes
@@ -113,7 +115,8 @@ class NodeSupervisor:
         self._lost: tuple[Address, ...] = ()
         self._sender: Sender | None = None
         self._keeper = Keeper(self._copies_folder)
-        self._cut_asked = 0.0
+        self._cut_asked = self._tended = 0.0
+        self._last: tuple[Message, bytes] = {}, b""
 
     def run(self) -> RunResult:
         """Takes part until the run is over.
@@ -163,8 +166,10 @@ class NodeSupervisor:
             self._leader.tick(now)
             self._probe(self._leader, now)
             self._outcome = self._outcome or self._leader.outcome
-        self._drop_silent(now)
-        self._give_sign(now)
+        if now - self._tended >= TEND:
+            self._tended = now
+            self._drop_silent(now)
+            self._give_sign(now)
 
     # -- connections -----------------------------------------------------------------------------------------
 
@@ -361,8 +366,7 @@ class NodeSupervisor:
 
     def _drop_silent(self, now: float) -> None:
         """Ends connections to nodes that give no sign of life."""
-        nodes = len(self._group.members) if self._group else 1
-        limit = max(LOST, 4 * interval(nodes))
+        limit = max(LOST, 4 * self._sign_every)
         watched = [*self._members.values(), *([self._upward] if self._upward and self._upward.is_up else [])]
         for peer in watched:
             if now - self._heard.get(peer, now) > limit:
@@ -371,9 +375,14 @@ class NodeSupervisor:
             if now - peer.began > LOST / 2:
                 self._network.close_peer(peer)
 
+    @property
+    def _sign_every(self) -> float:
+        """Seconds between two signs of life."""
+        return min(SIGNS[1], max(SIGNS[0], interval(len(self._group.members) if self._group else 1)))
+
     def _give_sign(self, now: float) -> None:
         """Says that this node lives, where nothing else was to be said."""
-        every = max(1.0, interval(len(self._group.members) if self._group else 1))
+        every = self._sign_every
         for peer in [*self._members.values(), *([self._upward] if self._upward else [])]:
             if now - self._said.get(peer, 0.0) >= every:
                 self._said[peer] = now
@@ -385,7 +394,9 @@ class NodeSupervisor:
         if name == self._name:
             self._do(message, time.monotonic())
         elif name in self._members:
-            self._members[name].send(message)
+            if message is not self._last[0]:
+                self._last = message, text_of(message)
+            self._members[name].send_text(self._last[1])
 
     def _hold(self) -> str | None:
         """Takes the run's folder, and leaves a file there that the other nodes look for."""
