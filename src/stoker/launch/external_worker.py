@@ -23,6 +23,10 @@ from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_with_others
 
+LACKS = (
+    "started by another launcher: it, not Stoker, restarts the processes, there is no hang detection across nodes and no "
+    "copy of the state on a neighbour; `stoker node` on each node has them"
+)
 SETTLE = 0.5  # seconds in which all processes that fail alike have said so
 
 
@@ -40,6 +44,8 @@ def train_as_member(spec: RunSpec, rank_info: RankInfo, report: AbstractContextM
     spec.failure_of(rank_info.rank).unlink(missing_ok=True)  # of an earlier start
     if rank_info.local_world == rank_info.world:
         bind_to_loopback()
+    if rank_info.rank == 0 and not spec.quiet:
+        print(LACKS, flush=True)
     heart = Heart()
     guard(heart, spec, rank_info.rank)
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
@@ -29,15 +29,18 @@ class Node:
     job: str = ""
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
+    def of(cls, values: Sequence[Any]) -> Self:
         """From what `plain` gave."""
-        host, port = values["address"]
-        devices = tuple(int(number) for number in values["devices"])
-        return cls(str(values["name"]), (str(host), int(port)), devices, bool(values["spare"]), str(values["job"]))
+        name, host, port, devices, spare, job = values
+        return cls(str(name), (str(host), int(port)), tuple(map(int, devices)), bool(spare), str(job))
 
-    def plain(self) -> dict[str, Any]:
-        """For a message."""
-        return asdict(self)
+    def plain(self, *, job: bool = True) -> list[Any]:
+        """For a message; short, as a group may have a thousand.
+
+        Args:
+            job: whether the job's digest is in it: within a group it is the same.
+        """
+        return [self.name, *self.address, list(self.devices), int(self.spare), self.job if job else ""]
 
 
 @dataclass(frozen=True)
@@ -103,15 +106,15 @@ class Group:
 
     def plain(self) -> dict[str, Any]:
         """For a message."""
-        members = [{"node": m.node.plain(), "first": m.first, "count": m.count} for m in self.members]
-        others = [node.plain() for node in self.others]
+        members = [[m.node.plain(job=False), m.first, m.count] for m in self.members]
+        others = [node.plain(job=False) for node in self.others]
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {**values, "members": members, "others": others}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
         """From what `plain` gave."""
-        members = tuple(Member(Node.of(m["node"]), int(m["first"]), int(m["count"])) for m in values["members"])
+        members = tuple(Member(Node.of(node), int(first), int(count)) for node, first, count in values["members"])
         store = values["store"]
         return cls(
             generation=int(values["generation"]),
