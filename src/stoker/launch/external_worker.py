@@ -24,8 +24,8 @@ from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_with_others
 
 LACKS = (
-    "started by another launcher: it, not Stoker, restarts the processes, there is no hang detection across nodes and no "
-    "copy of the state on a neighbour; `stoker node` on each node has them"
+    "another launcher started this: Stoker restarts nothing, does not say which process of several hangs, and keeps no "
+    "copies in the memory of other nodes; `stoker node` does"
 )
 SETTLE = 0.5  # seconds in which all processes that fail alike have said so
 
