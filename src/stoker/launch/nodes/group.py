@@ -32,7 +32,8 @@ class Node:
     def of(cls, values: Sequence[Any]) -> Self:
         """From what `plain` gave."""
         name, host, port, devices, spare, job = values
-        return cls(str(name), (str(host), int(port)), tuple(map(int, devices)), bool(spare), str(job))
+        numbers = range(devices) if isinstance(devices, int) else devices
+        return cls(str(name), (str(host), int(port)), tuple(map(int, numbers)), bool(spare), str(job))
 
     def plain(self, *, job: bool = True) -> list[Any]:
         """For a message; short, as a group may have a thousand.
@@ -40,7 +41,9 @@ class Node:
         Args:
             job: whether the job's digest is in it: within a group it is the same.
         """
-        return [self.name, *self.address, list(self.devices), int(self.spare), self.job if job else ""]
+        all_first = self.devices == tuple(range(len(self.devices)))
+        devices = len(self.devices) if all_first else list(self.devices)
+        return [self.name, *self.address, devices, int(self.spare), self.job if job else ""]
 
 
 @dataclass(frozen=True)

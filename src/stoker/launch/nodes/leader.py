@@ -343,7 +343,7 @@ class Leader:
     def _should_grow(self, start: _Start, now: float) -> bool:
         """Whether nodes have come with which a larger layout runs."""
         assert self.group is not None
-        if not self._is_multi or self._asked or "stepped" not in start.watch.moments:
+        if len(self.nodes) <= len(self.group.members) or self._asked or "stepped" not in start.watch.moments:
             return False
         if start.paused is not None:
             return now - start.paused >= GROW  # once more: it may not have been heard

@@ -30,7 +30,7 @@ from stoker.launch.worker_main import Entry
 from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, on_node, shared_memory
 
 POLL = 0.05  # seconds between two looks
-TEND = 0.5  # seconds between two looks at how long others have been silent
+TEND = 1.0  # seconds between two looks at how long others have been silent
 LOST = 10.0  # seconds of silence after which a node counts as lost; four signs of life where those are rarer
 SIGNS = (1.0, 5.0)  # seconds between two signs of life: of a few nodes, and of a thousand
 PROBE = 2.0  # seconds between two questions of a leader to nodes that are not with it
