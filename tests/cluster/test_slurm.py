@@ -16,6 +16,7 @@ from stoker.cluster.slurm.batch_script import batch_script
 from stoker.cluster.slurm.job_state import JobState, job_state, reason_in_words
 from stoker.cluster.slurm.slurm_target import SlurmTarget, open_target
 from stoker.cluster.submission import submission_of
+from stoker.cluster.submitted_run import target_of
 from stoker.errors import UserError
 from stoker.job import load_job
 
@@ -252,3 +253,28 @@ def test_what_slurm_would_refuse_is_said_before_anything_is_sent(
     (binaries / "squeue").unlink()
     with pytest.raises(UserError, match="there is no squeue here; write `login: me@host`"):
         target.check(submission)
+
+
+def test_a_run_is_resumed_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, elsewhere, binaries = tmp_path / "base", tmp_path / "elsewhere", tmp_path / "bin"
+    for folder in (base, elsewhere, binaries):
+        folder.mkdir()
+    said = f'echo "$PWD $2" >> {tmp_path}/said; wc -l < {tmp_path}/said'
+    for name, text in {
+        "sbatch": said,
+        "squeue": "echo 'Invalid job id specified' >&2; exit 1",
+        "sacct": "exit 1",
+    }.items():
+        (binaries / name).write_text(f"#!/bin/sh\n{text}\n")
+        (binaries / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.chdir(base)
+    target, chosen = target_in(base)
+    record = target.submit(submission_of(load_job(base / "job.yaml"), chosen, base))
+    assert record.handle["job"] == "1" and target.status(record).state == "lost"
+    (base / ".stoker/job/exit-code").write_text("143\n")
+    monkeypatch.chdir(elsewhere)
+    again = target_of(record)
+    assert again.status(record).state == "stopped"
+    assert again.resume(record).handle["job"] == "2" and not (base / ".stoker/job/exit-code").exists()
+    assert set((tmp_path / "said").read_text().splitlines()) == {f"{base} {base}/.stoker/job/submit.sbatch"}

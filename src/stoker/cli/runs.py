@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_answer(r) for r in runs], indent=2))
         return 0
+    _print_hint()
     if not runs:
         print(f"no runs in {arguments.run}; `stoker train JOB` makes one")
         return 0
@@ -68,6 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     if len(runs) == 1:
         _print_evaluations(Path(runs[0].path))
     return 0
+
+
+def _print_hint() -> None:
+    """Says that runs were submitted, where there are any."""
+    from stoker.cluster.record import kept
+
+    if count := len(kept()):
+        were = "runs were" if count > 1 else "run was"
+        print(f"{count} {were} submitted: `stoker runs --submitted`", file=sys.stderr)
 
 
 def _stages(name: str) -> list[tuple[dict[str, Any], RunSummary | None]]:

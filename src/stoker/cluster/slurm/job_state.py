@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 
 from stoker.cluster.shell import Shell, ShellFailed
@@ -137,6 +138,7 @@ def job_state(shell: Shell, job: str) -> JobState:
     Raises:
         ShellFailed: Slurm does not answer.
     """
+    job = shlex.quote(job)
     try:
         line = shell.run(
             f"squeue --noheader --states=all --jobs={job} --Format='State:32,RestartCnt:8,NodeList:256,Reason:256'"

@@ -119,7 +119,7 @@ class SlurmTarget:
         shell.run(f"cd {home} && rm -f {STOP} {ENDED}")
         write_private(shell, f"{home}/{SECRET}", secrets.token_hex(32).encode())
         write_private(shell, f"{home}/{ENVIRONMENT}", environment_text(variables(block, os.environ)).encode())
-        number = self._sbatch(name)
+        number = self._sbatch(home, self._from)
         record = Record(
             name=name,
             kind="slurm",
@@ -161,7 +161,7 @@ class SlurmTarget:
         )
 
     def stop(self, record: Record) -> None:
-        job, shell = record.handle["job"], self._shell
+        job, shell = shlex.quote(record.handle["job"]), self._shell
         status = self.status(record)
         shell.run(f": > {self._home_of(record)}/{STOP}")
         if status.state == "waiting":
@@ -183,7 +183,7 @@ class SlurmTarget:
             message = f"{record.name} is {status.state} as job {record.handle['job']}"
             raise UserError(Problem(message, "nothing is to be done"))
         self._shell.run(f"cd {self._home_of(record)} && rm -f {STOP} {ENDED}")
-        number = self._sbatch(record.name)
+        number = self._sbatch(self._home_of(record), shlex.quote(record.base))
         handle = {**record.handle, "job": number, "words": f"job {number}"}
         again = replace(record, time=time.time(), handle=handle)
         write_private(self._shell, f"{self._home_of(record)}/{FILE}", again.to_json().encode())
@@ -197,7 +197,9 @@ class SlurmTarget:
         yield f"restarts     {found.restarts}"
         yield f"files        {record.handle['folder']}/{record.name}"
         try:
-            start = self._shell.run(f"squeue --noheader --start --jobs={record.handle['job']} --Format=StartTime:32")
+            start = self._shell.run(
+                f"squeue --noheader --start --jobs={shlex.quote(record.handle['job'])} --Format=StartTime:32"
+            )
         except ShellFailed:
             return
         if start.strip() and found.state == "PENDING":
@@ -232,10 +234,14 @@ class SlurmTarget:
     def _sent(self, submission: Submission) -> list[SentFile]:
         return [file for file in submission.files if not file.in_place]
 
-    def _sbatch(self, name: str) -> str:
-        """Gives the script to sbatch; the job's number."""
-        home = self._home(name)
-        where, script = (home, SCRIPT) if self._block.login else (self._from, f"{home}/{SCRIPT}")
+    def _sbatch(self, home: str, base: str) -> str:
+        """Gives the script to sbatch; the job's number.
+
+        Args:
+            home: the submission's folder, as the shell reads it.
+            base: the folder from which the job was submitted, likewise; without a login node the job works there.
+        """
+        where, script = (home, SCRIPT) if self._block.login else (base, f"{home}/{SCRIPT}")
         try:
             out = self._shell.run(f"cd {where} && sbatch --parsable {script}")
         except ShellFailed as error:

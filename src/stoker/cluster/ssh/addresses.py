@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 import socket
 from dataclasses import replace
 
@@ -28,7 +29,7 @@ def with_address(host: Host, connection: Connection, *, interface: str | None, a
     if alone:
         return replace(host, address="127.0.0.1")
     if interface:
-        shown = connection.run(f"ip -o -4 addr show dev {interface} || :").decode()
+        shown = connection.run(f"ip -o -4 addr show dev {shlex.quote(interface)} || :").decode()
         words = shown.split()
         if "inet" not in words:
             hint = "write another `interface`, or `address=` behind the host"

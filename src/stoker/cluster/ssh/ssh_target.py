@@ -129,7 +129,7 @@ class SshTarget:
     def status(self, record: Record) -> Status:
         hosts = _hosts_of(record)
         states = on_all(hosts, lambda host: self._state(record, host))
-        return status_of(dict(zip((host.name for host in hosts), states, strict=True)))
+        return status_of(dict(zip((host.name for host in hosts), states, strict=True)), record.handle["requeue"])
 
     def logs(self, record: Record, *, rank: int | None, follow: bool) -> Iterator[str]:
         home, output = self._home(record.name), record.output
@@ -235,12 +235,22 @@ class SshTarget:
         except ShellFailed as error:
             return error.said
 
+    def _from_anywhere(self, hosts: Sequence[Host]) -> SshBlock:
+        """The block as any folder understands it: the hosts that were chosen, absolute paths."""
+        paths = {
+            key: str(Path.cwd() / Path(value).expanduser())
+            for key in ("identity", "config")
+            if (value := getattr(self._block, key)) is not None
+        }
+        chosen = {"hosts": [host.name for host in hosts], "hostfile": None, "include": None, "exclude": None}
+        return self._block.model_copy(update={**chosen, **paths})
+
     def _record(self, submission: Submission, hosts: Sequence[Host]) -> Record:
         names = ", ".join(host.name for host in hosts)
         return Record(
             name=submission.name,
             kind="ssh",
-            target=self._block.model_dump(mode="json"),
+            target=self._from_anywhere(hosts).model_dump(mode="json"),
             on=self._chosen.name,
             time=time.time(),
             fingerprint=submission.fingerprint,
@@ -252,12 +262,17 @@ class SshTarget:
                 "words": names,
                 "hosts": [asdict(host) for host in hosts],
                 "deadline": submission.loaded.job.faults.deadline,
+                "requeue": submission.loaded.job.faults.requeue,
             },
         )
 
 
-def status_of(states: dict[str, str]) -> Status:
-    """The state of a run from those of its hosts: ``running``, ``ended CODE``, ``gone``, or why one cannot be asked."""
+def status_of(states: dict[str, str], requeue: int | None = None) -> Status:
+    """The state of a run from those of its hosts: ``running``, ``ended CODE``, ``gone``, or why one cannot be asked.
+
+    Args:
+        requeue: `faults.requeue`: the exit code of a run that was asked to stop, beside those of signals.
+    """
     running = [host for host, state in states.items() if state == "running"]
     codes = {host: int(state.split()[1]) for host, state in states.items() if state.startswith("ended")}
     bad = [f"{host} ended with exit code {code}" for host, code in codes.items() if code]
@@ -269,7 +284,7 @@ def status_of(states: dict[str, str]) -> Status:
         return Status("lost", "; ".join(gone), ())
     if any(code == 0 for code in codes.values()):
         return Status("done", "; ".join(bad + gone), ())
-    stopped = all(code >= 128 for code in codes.values())
+    stopped = all(code >= 128 or code == requeue for code in codes.values())
     return Status("stopped" if stopped else "failed", "; ".join(bad + gone), ())
 
 

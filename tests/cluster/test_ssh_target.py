@@ -1,0 +1,63 @@
+"""What is made of the states of hosts, and of a record in another folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from submitting import write_job
+
+from stoker.cluster.chosen_target import choose_target
+from stoker.cluster.record import Record
+from stoker.cluster.ssh.ssh_target import open_target, status_of
+from stoker.cluster.submission import submission_of
+from stoker.cluster.submitted_run import target_of
+from stoker.errors import UserError
+from stoker.job import load_job
+
+
+@pytest.mark.parametrize(
+    ("states", "requeue", "state", "why"),
+    [
+        ({"a": "running", "b": "ended 1"}, None, "running", "b ended with exit code 1"),
+        ({"a": "running", "b": "cannot be reached: no route"}, None, "running", "b: cannot be reached: no route"),
+        ({"a": "ended 0", "b": "ended 1"}, None, "done", "b ended with exit code 1"),
+        (
+            {"a": "ended 143", "b": "ended 137"},
+            None,
+            "stopped",
+            "a ended with exit code 143; b ended with exit code 137",
+        ),
+        ({"a": "ended 99"}, 99, "stopped", "a ended with exit code 99"),
+        ({"a": "ended 2", "b": "gone"}, None, "failed", "a ended with exit code 2; b has no supervisor"),
+        ({"a": "gone", "b": "gone"}, None, "lost", "a has no supervisor; b has no supervisor"),
+    ],
+)
+def test_the_state_of_a_run(states: dict[str, str], requeue: int | None, state: str, why: str) -> None:
+    found = status_of(states, requeue)
+    assert (found.state, found.why) == (state, why)
+
+
+def test_a_record_needs_no_file_of_the_folder_it_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=2\nc slots=2\n")
+    (tmp_path / "config").touch()
+    block = {"hostfile": "hosts", "exclude": "a", "config": "config"}
+    loaded = load_job(write_job(tmp_path, target={"ssh": block}, parallel={"data": 2}))
+    chosen = choose_target(loaded, None)
+    target = open_target(chosen)
+    assert target.host_count() == 2
+    submission = submission_of(loaded, chosen, tmp_path, hosts=2)
+    record = Record.from_json(target._record(submission, target._taken(submission)).to_json())
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert record.target["config"] == str(tmp_path / "config")
+    assert target_of(record).host_count() == 2 and [host["name"] for host in record.handle["hosts"]] == ["b", "c"]
+
+
+def test_a_host_with_fewer_slots_than_processes_is_named(tmp_path: Path) -> None:
+    loaded = load_job(write_job(tmp_path, target={"ssh": {"hosts": ["a slots=2", "b slots=1"]}}, parallel={"data": 4}))
+    chosen = choose_target(loaded, None)
+    with pytest.raises(UserError, match=r"job.yaml:1:\d+: b has 1 slots, and 2 processes start on each") as error:
+        open_target(chosen).preview(submission_of(loaded, chosen, tmp_path, hosts=2))
+    assert error.value.exit_code == 3
