@@ -79,6 +79,8 @@ def test_every_manifest_is_valid_in_strict_mode() -> None:
     for run in product():
         assert block_problems(run.block) == []
         for manifest in manifests(run, secret="00" * 32):
+            if manifest["apiVersion"] == "v1" and run.gang not in ("none", "volcano"):
+                continue  # no gang changes it
             if manifest["apiVersion"] in BUILT_IN or FOLDER.is_dir():
                 checked.add((manifest["apiVersion"], manifest["kind"]))
                 assert problems_of(manifest) == [], (run.kind, run.gang, manifest["kind"])
@@ -116,11 +118,12 @@ def test_manifests_are_those_of_the_files(name: str) -> None:
 
 
 def test_yaml_is_read_back_as_what_is_sent() -> None:
-    for run in product():
-        read = list(YAML(typ="safe", pure=True).load_all(preview(run)))
+    for run in itertools.islice(product(), 0, None, 7):
+        text = preview(run)
+        read = list(YAML(typ="safe", pure=True).load_all(text))
         sent = manifests(run, secret=None)
         assert read == json.loads(json.dumps(sent))
-        assert "null" not in preview(run).split()
+        assert "null" not in text.split()
 
 
 def test_no_secret_is_in_a_manifest() -> None:

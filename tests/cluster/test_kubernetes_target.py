@@ -107,6 +107,14 @@ def test_a_run_from_submission_to_its_logs(prepared: Submit, cluster: ApiServer)
     assert target.status(record).state == "lost"
 
 
+def test_code_is_sent_where_it_is_wanted(prepared: Submit, cluster: ApiServer) -> None:
+    target, submission = prepared("python3 -c 'import stoker; print(stoker.__file__)'", code=True)
+    record = target.submit(submission)
+    until("done", target, record)
+    files = [line.partition(" | ")[2] for line in target.logs(record, rank=None, follow=False)]
+    assert len(files) == 2 and all("/volumes/work/.code/stoker/__init__.py" in file for file in files)
+
+
 @pytest.mark.parametrize("gang", ["coscheduling", "native"])
 def test_a_gang_starts_whole_or_not_at_all(prepared: Submit, cluster: ApiServer, gang: str) -> None:
     first, submission = prepared("sleep 60", name="first", gang=gang)
@@ -302,6 +310,9 @@ def test_the_verbs_of_the_command_line(
         YAML(typ="safe", pure=True).load_all(said("submit", "job.yaml", "--on", "cluster.yaml", "--dry-run"))
     )
     assert [d["kind"] for d in documents] == ["ConfigMap", "Secret", "Service", "Job"] and not cluster.objects
+    alone = ("target={kubernetes: {image: x, nodes: 2}}",)
+    assert "\nkind: Job\n" in said("submit", "job.yaml", *alone, "--dry-run")  # what lacks is said beside it
+    said("submit", "job.yaml", *alone, code=2)
     assert "Job tiny in the namespace default" in said("submit", "job.yaml", "--on", "cluster.yaml")
     end = time.monotonic() + 30
     while "Job tiny in the namespace default: done" not in (found := said("describe", "tiny")):

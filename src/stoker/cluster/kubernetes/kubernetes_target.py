@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
-import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -15,12 +13,12 @@ from typing import Any
 from stoker.cluster.chosen_target import ChosenTarget
 from stoker.cluster.kubernetes.block_problems import block_problems, is_secret, on_a_volume
 from stoker.cluster.kubernetes.cluster_api import ClusterApi
-from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
-from stoker.cluster.kubernetes.config_map import LARGEST, archive_of, size_of
+from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.kubernetes.config_map import LARGEST, size_of
 from stoker.cluster.kubernetes.gangs import pod_group
 from stoker.cluster.kubernetes.manifest_fields import MANAGED_BY, STOKER, Manifest
 from stoker.cluster.kubernetes.manifests import manifests, preview, workload
-from stoker.cluster.kubernetes.node_script import ARCHIVE, JOB, RECORD
+from stoker.cluster.kubernetes.node_script import JOB
 from stoker.cluster.kubernetes.pending_reasons import group_reasons, workload_reasons
 from stoker.cluster.kubernetes.pod_template import CONTAINER
 from stoker.cluster.kubernetes.rayjob import SUBMITTER
@@ -34,10 +32,11 @@ from stoker.cluster.kubernetes.run_pods import (
 )
 from stoker.cluster.kubernetes.secret import new_value
 from stoker.cluster.kubernetes.stop_and_resume import start_again, stop_workload, was_stopped
+from stoker.cluster.kubernetes.submitted import run_of_config_map, run_of_submission
 from stoker.cluster.kubernetes.workload_states import workload_state
 from stoker.cluster.record import Record
 from stoker.cluster.start_script import variables
-from stoker.cluster.submission import Submission, sends_code
+from stoker.cluster.submission import Submission
 from stoker.cluster.target import Status
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.job.targets.kubernetes import KubernetesBlock
@@ -70,11 +69,29 @@ class KubernetesTarget:
 
     def check(self, submission: Submission) -> None:
         """Raises UserError with every problem that can be known before anything is sent."""
+        if found := [*self._unwritable(), *self._would_fail(submission)]:
+            raise UserError(*found)
+
+    def preview(self, submission: Submission) -> str:
+        """The manifests as YAML documents. What would fail only when it is sent is said on standard error."""
+        if found := self._unwritable():
+            raise UserError(*found)
+        for problem in self._would_fail(submission):
+            print(f"warning: {problem}", file=sys.stderr)
+        return preview(self.run_of(submission))
+
+    def _unwritable(self) -> list[Problem]:
+        """What is wrong with the block itself: no manifests can, or should, be written of it."""
         found = [self.chosen.problem(*problem) for problem in block_problems(self.block)]
         handed = variables(self.block, os.environ).keys() - self.block.environment.keys()
         for name in filter(is_secret, sorted(handed)):
             hint = f"write secrets: {{{name}: SECRET/KEY}}, and leave it out of `forward`"
             found.append(self.chosen.problem("forward", f"the value of {name} could be read in the manifest", hint))
+        return found
+
+    def _would_fail(self, submission: Submission) -> list[Problem]:
+        """What the cluster would refuse, or the pods end by."""
+        found = []
         run = self.run_of(submission)
         away = "://" in (submission.loaded.job.checkpoint.to or run.output)
         if not away and not on_a_volume(self.block, run.output):
@@ -86,13 +103,7 @@ class KubernetesTarget:
             message = f"what is sent has {size_of(run)} bytes compressed, and a config map holds {LARGEST}"
             hint = f"put {largest.path} ({largest.size} bytes) on a volume or at a URL, and name it by that"
             found.append(self.chosen.problem("", message, hint))
-        if found:
-            raise UserError(*found)
-
-    def preview(self, submission: Submission) -> str:
-        """The manifests as YAML documents, where nothing is wrong with them."""
-        self.check(submission)
-        return preview(self.run_of(submission))
+        return found
 
     def submit(self, submission: Submission) -> Record:
         """Creates all objects of the run; none of them where the cluster refuses one.
@@ -169,46 +180,15 @@ class KubernetesTarget:
         """The runs whose config maps are in the namespace."""
         found = []
         for kept in self.api.select("v1", "ConfigMap", labels=f"{MANAGED_BY}={STOKER}"):
-            run = _run_of_config_map(kept)
+            run = run_of_config_map(kept)
             if run is not None:
                 created = datetime.fromisoformat(kept["metadata"]["creationTimestamp"]).timestamp()
                 found.append(self._record(run, created))
         return found
 
     def run_of(self, submission: Submission) -> ClusterRun:
-        """The submission as the manifests need it: paths of the run absolute, its files as an archive."""
-        job = submission.loaded.job
-        output = self._in_folder(submission.output)
-        overrides = [f"output={output}"] if output != submission.output else []
-        if job.checkpoint.to is not None and self._in_folder(job.checkpoint.to) != job.checkpoint.to:
-            overrides.append(f"checkpoint.to={self._in_folder(job.checkpoint.to)}")
-        least = submission.nodes
-        nodes = getattr(job.faults, "nodes", None)
-        if nodes is not None and nodes.min is not None:
-            least = min(nodes.min, submission.nodes)
-        return ClusterRun(
-            name=submission.name,
-            on=self.chosen.name,
-            nodes=submission.nodes,
-            least=least,
-            devices=submission.devices,
-            port=submission.port,
-            output=output,
-            overrides=tuple(overrides),
-            deadline=round(job.faults.deadline),
-            requeue=SIGTERM_CODE if job.faults.requeue is None else job.faults.requeue,
-            code=sends_code(submission),
-            fingerprint=submission.fingerprint,
-            base=f"{socket.gethostname()}:{submission.base}",
-            environment=variables(self.block, os.environ),
-            block=self.block,
-            job=submission.job,
-            archive=archive_of([file for file in submission.files if file.path != JOB]),
-        )
-
-    def _in_folder(self, path: str) -> str:
-        """A path of the job as the pods name it."""
-        return path if "://" in path or path.startswith("/") else f"{self.block.folder.rstrip('/')}/{path}"
+        """The submission as the manifests need it."""
+        return run_of_submission(submission, self.block, self.chosen.name)
 
     def _create(self, run: ClusterRun) -> None:
         """Creates all objects, after a rehearsal by the server, and has the workload own the others."""
@@ -271,7 +251,7 @@ class KubernetesTarget:
 
     def _kept_run(self, name: str) -> ClusterRun | None:
         kept = self.api.read("v1", "ConfigMap", name)
-        return _run_of_config_map(kept) if kept is not None else None
+        return run_of_config_map(kept) if kept is not None else None
 
     def _waiting(self, record: Record, found: Manifest) -> list[str]:
         """Why pods are missing or do not run."""
@@ -289,15 +269,3 @@ class KubernetesTarget:
         """How the pods of a failed run ended."""
         failed = (pod for pod in pods if phase_of(pod) == "Failed") if state == "failed" else ()
         return "; ".join(f"{pod['metadata']['name']}: {ending(pod)}" for pod in failed)
-
-
-def _run_of_config_map(kept: Manifest) -> ClusterRun | None:
-    """The run that a config map keeps; None where it keeps none."""
-    data, binary = kept.get("data", {}), kept.get("binaryData", {})
-    if RECORD not in data or JOB not in data:
-        return None
-    try:
-        archive = base64.b64decode(binary[ARCHIVE]) if ARCHIVE in binary else None
-        return ClusterRun.from_record(data[RECORD], data[JOB], archive)
-    except (ValueError, json.JSONDecodeError):
-        return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 
 from stoker.cluster.kubernetes.cluster_run import ClusterRun
+from stoker.cluster.sent_files import ARCHIVE as CODE_ARCHIVE
+from stoker.cluster.sent_files import CODE
 
 WORK = "/stoker"  # an empty folder of the pod: what was sent is unpacked here
 GIVEN = "/etc/stoker/job"  # the config map
@@ -39,13 +41,15 @@ def preparation(run: ClusterRun) -> str:
     if run.archive is not None:
         lines.append(unpacking(run))
     if run.code:
-        lines.append(f'export PYTHONPATH="{WORK}/code${{PYTHONPATH:+:$PYTHONPATH}}"')
+        lines.append(f'export PYTHONPATH="{WORK}/{CODE}${{PYTHONPATH:+:$PYTHONPATH}}"')
     return "".join(f"{line}\n" for line in [*lines, *run.block.setup])
 
 
 def unpacking(run: ClusterRun) -> str:
-    """The command that unpacks what was sent into the current folder."""
-    return f"{shlex.quote(run.block.python)} -m tarfile -e {GIVEN}/{ARCHIVE} ."
+    """The command that unpacks what was sent into the current folder, and from it Stoker's own code."""
+    unpack = f"{shlex.quote(run.block.python)} -m tarfile -e"
+    sent = f"{unpack} {GIVEN}/{ARCHIVE} ."
+    return f"{sent} && {unpack} {CODE_ARCHIVE} {CODE}" if run.code else sent
 
 
 def wrapped(command: str) -> str:

@@ -1,0 +1,63 @@
+"""A submission as a run of the cluster, and such a run again from the config map that the cluster keeps."""
+
+from __future__ import annotations
+
+import base64
+import os
+import socket
+
+from stoker.cluster.kubernetes.cluster_run import SIGTERM_CODE, ClusterRun
+from stoker.cluster.kubernetes.config_map import archive_of
+from stoker.cluster.kubernetes.manifest_fields import Manifest
+from stoker.cluster.kubernetes.node_script import ARCHIVE, JOB, RECORD
+from stoker.cluster.start_script import variables
+from stoker.cluster.submission import Submission, sends_code
+from stoker.job.targets.kubernetes import KubernetesBlock
+
+
+def run_of_submission(submission: Submission, block: KubernetesBlock, on: str) -> ClusterRun:
+    """The submission as the manifests need it: paths of the run absolute, its files as an archive."""
+    job = submission.loaded.job
+    output = in_folder(block, submission.output)
+    overrides = [f"output={output}"] if output != submission.output else []
+    if job.checkpoint.to is not None and in_folder(block, job.checkpoint.to) != job.checkpoint.to:
+        overrides.append(f"checkpoint.to={in_folder(block, job.checkpoint.to)}")
+    least = submission.nodes
+    if job.faults.nodes is not None:
+        least = min(job.faults.nodes.min, submission.nodes)
+    return ClusterRun(
+        name=submission.name,
+        on=on,
+        nodes=submission.nodes,
+        least=least,
+        devices=submission.devices,
+        port=submission.port,
+        output=output,
+        overrides=tuple(overrides),
+        deadline=round(job.faults.deadline),
+        requeue=SIGTERM_CODE if job.faults.requeue is None else job.faults.requeue,
+        code=sends_code(submission),
+        fingerprint=submission.fingerprint,
+        base=f"{socket.gethostname()}:{submission.base}",
+        environment=variables(block, os.environ),
+        block=block,
+        job=submission.job,
+        archive=archive_of([file for file in submission.files if file.path != JOB]),
+    )
+
+
+def in_folder(block: KubernetesBlock, path: str) -> str:
+    """A path of the job as the pods name it."""
+    return path if "://" in path or path.startswith("/") else f"{block.folder.rstrip('/')}/{path}"
+
+
+def run_of_config_map(kept: Manifest) -> ClusterRun | None:
+    """The run that a config map keeps; None where it keeps none."""
+    data, binary = kept.get("data", {}), kept.get("binaryData", {})
+    if RECORD not in data or JOB not in data:
+        return None
+    try:
+        archive = base64.b64decode(binary[ARCHIVE]) if ARCHIVE in binary else None
+        return ClusterRun.from_record(data[RECORD], data[JOB], archive)
+    except ValueError:
+        return None
