@@ -20,7 +20,7 @@ from stoker.cluster.ray.supervisor_actor import SupervisorActor
 
 POLL = 1.0  # seconds between two looks at the logs and the supervisors
 TOLD_EVERY = 30.0  # seconds between two words on what is being waited for
-FORGET_MOVED = 3  # times that a node's supervisor is placed on another node before the job gives up
+MOST_MOVES = 3  # times that a node's supervisor is placed on another node before the job gives up
 SIGTERM_EXIT = 143
 
 
@@ -48,6 +48,14 @@ class Plan:
         return cls(**{**values, "placement": Placement(**values["placement"])})
 
 
+@dataclass(frozen=True)
+class _Move:
+    """A supervisor that is to be placed again: its actor's answer, and when that is given up (time.monotonic)."""
+
+    address: Any
+    until: float
+
+
 class Driver:
     """Follows the supervisors of a job from their placement to their end."""
 
@@ -59,6 +67,7 @@ class Driver:
         self._actors: list[Any] = []
         self._runs: dict[Any, int] = {}
         self._meet: list[str] = []
+        self._moving: dict[int, _Move] = {}
         self._moved = [0] * plan.placement.nodes
 
     def run(self) -> int:
@@ -125,14 +134,18 @@ class Driver:
             self._start(index, host)
         codes: dict[int, int] = {}
         told = False
-        while self._runs:
-            done, _ = ray.wait(list(self._runs), timeout=POLL)
+        while self._runs or (self._moving and 0 not in codes.values()):
+            waiting = [*self._runs, *(move.address for move in self._moving.values())]
+            done, _ = ray.wait(waiting, timeout=POLL)
             for reference in done:
+                if reference not in self._runs:
+                    continue
                 index = self._runs.pop(reference)
                 try:
                     codes[index] = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    self._replace(index, str(error).splitlines()[0], codes)
+                    self._move(index, str(error).splitlines()[0], codes)
+            self._look_for_moved(codes)
             if self._asked and not told:
                 told = True
                 _say("stopping")
@@ -148,24 +161,37 @@ class Driver:
         words += ["--listen", self._meet[index]]  # several of Ray's nodes may be on one machine
         self._runs[self._actors[index].run.remote(words, self._secret, f"{host}-{index}")] = index
 
-    def _replace(self, index: int, why: str, codes: dict[int, int]) -> None:
+    def _move(self, index: int, why: str, codes: dict[int, int]) -> None:
         """A node is gone: Ray places its bundle on another one, where its supervisor joins the others."""
-        import ray
-
-        others = bool(self._runs)
-        if self._asked or not others or self._moved[index] >= FORGET_MOVED:
+        if self._asked or not self._runs or self._moved[index] >= MOST_MOVES:
             codes[index] = 1
             return
         self._moved[index] += 1
-        _say(f"node {index} is gone ({why}); another takes its place when one is free")
-        try:
-            host, address, port = ray.get(self._actors[index].address.remote(), timeout=self._plan.wait)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-            codes[index] = 1
-            return
-        self._meet[index] = f"{address}:{port}"
-        _say(f"node {index} goes on as {host} ({address})")
-        self._start(index, host)
+        _say(f"node {index} is gone ({why[:120]}); another takes its place when one is free")
+        until = time.monotonic() + self._plan.wait
+        self._moving[index] = _Move(self._actors[index].address.remote(), until)
+
+    def _look_for_moved(self, codes: dict[int, int]) -> None:
+        """Starts the supervisors of actors that Ray has placed again; until then it refuses calls to them."""
+        import ray
+
+        for index, move in list(self._moving.items()):
+            if self._asked or time.monotonic() > move.until:
+                del self._moving[index]
+                codes[index] = 1
+                continue
+            if not ray.wait([move.address], timeout=0)[0]:
+                continue
+            try:
+                host, address, port = ray.get(move.address)
+            except ray.exceptions.RayError:
+                time.sleep(POLL)
+                self._moving[index] = _Move(self._actors[index].address.remote(), move.until)
+                continue
+            del self._moving[index]
+            self._meet[index] = f"{address}:{port}"
+            _say(f"node {index} goes on as {host} ({address})")
+            self._start(index, host)
 
     def _show(self) -> None:
         """Prints what is new in the logs."""

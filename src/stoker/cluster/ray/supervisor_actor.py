@@ -46,6 +46,8 @@ class SupervisorActor:
             words: the options behind ``stoker node``, with ``SECRET`` for the secret's file and ``FOLDER`` for the
                 folder of runs.
         """
+        if self._process is not None and self._process.poll() is None:  # Ray had lost sight of it only
+            return self._process.wait()
         file = self._private / "secret"
         file.touch(mode=0o600)
         file.write_text(secret)
