@@ -49,7 +49,7 @@ def print_answer(found: PlanAnswer, *, pictures: bool) -> None:
     _binds(found.binds, plan)
     _helps(found.helps, priced=found.cost.price is not None)
     _others(found.alternatives, plan)
-    _notes(question.cluster.notes)
+    _notes(question.notes)
 
 
 def refusal(found: NothingFits, *, quiet: bool) -> CannotRun:

@@ -77,6 +77,7 @@ def work_of_shape(job: ResolvedJob, shape: Shape, *, precision: str) -> Training
         predicted=together * train.seq_len if together > 1 else None,
         resident=task_of(job).resident(job),
         reads=task_of(job).reads(job),
+        samples=task_of(job).prompts,
     )
 
 

@@ -41,6 +41,7 @@ class TrainingWork:
             share is computed once, and nothing behind the last trained token; None for all of a full row.
         resident: frozen copies of the model that are held beside the trained one.
         reads: forward passes without gradients beside each that is trained on, such as a reference's.
+        samples: whether answers are sampled between steps, which no figure here counts.
         predicted: positions of a row from which the next token is predicted, where data says so; None for all.
     """
 
@@ -56,6 +57,7 @@ class TrainingWork:
     predicted: float | None = None
     resident: int = 0
     reads: int = 0
+    samples: bool = False
 
     @property
     def base(self) -> str:

@@ -32,7 +32,7 @@ def answer_json(found: PlanAnswer | NothingFits) -> dict[str, Any]:
         },
         "work": _work(question.work),
         "looked_at": found.looked_at,
-        "notes": list(question.cluster.notes),
+        "notes": list(question.notes),
     }
     if isinstance(found, NothingFits):
         changes = [

@@ -16,6 +16,11 @@ from stoker.plan.search import LayoutPlan, SearchResult, search
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.software import STOKER, Software
 
+WITHOUT_SAMPLING = (
+    "steps and times are those of training: sampling the answers, and scoring them, takes time of its own, which a run "
+    "says as rollout_seconds"
+)
+
 
 @dataclass(frozen=True)
 class PlanQuestion:
@@ -36,6 +41,11 @@ class PlanQuestion:
     length: Length
     software: Software = STOKER
     asked: Setting | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What the figures leave out, or rest on."""
+        return [*self.cluster.notes, *([WITHOUT_SAMPLING] if self.work.samples else [])]
 
 
 @dataclass(frozen=True)
