@@ -6,6 +6,7 @@ The pods run small commands here: lines of `setup`, which come before `stoker no
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -324,6 +325,18 @@ def test_the_verbs_of_the_command_line(
     said("stop", "tiny")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
     assert "Job tiny" in said("describe", "tiny", "--on", "cluster.yaml")
+
+
+def test_no_client_and_no_kubeconfig(prepared: Submit, cluster: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, submission = prepared("true")
+    for text in ("clusters: [", "[]", ""):
+        cluster.kubeconfig.write_text(text)
+        with pytest.raises(UserError, match=r"tiny.yaml:\d+:\d+: there is no usable kubeconfig"):
+            target.submit(submission)
+    monkeypatch.setitem(sys.modules, "kubernetes.dynamic", None)
+    with pytest.raises(UserError, match=r"pip install 'stoker\[kubernetes\]'"):
+        target.submit(submission)
+    assert target.preview(submission).startswith("apiVersion: v1\nkind: ConfigMap\n")
 
 
 def test_a_cluster_that_does_not_answer(prepared: Submit, cluster: ApiServer) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.cluster.kubernetes.manifest_fields import Manifest
 from stoker.cluster.kubernetes.pending_reasons import quota
-from stoker.errors import CannotRun, Problem, RunFailed, UserError
+from stoker.errors import CannotRun, Problem, RunFailed, UserError, reason_of
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -230,9 +230,11 @@ def _client(kubeconfig: str | None, context: str | None) -> tuple[ApiClient, str
         chosen = next((each for each in contexts if each["name"] == context), active)
         client = config.new_client_from_config(config_file=kubeconfig, context=context)
         return client, chosen["context"].get("namespace") or "default"
-    except config.ConfigException as error:
+    except UserError:
+        raise
+    except Exception as error:  # of a damaged file the client raises anything at all
         hint = "write `kubeconfig: FILE`, set KUBECONFIG, or log in to the cluster"
-        raise UserError(Problem(f"there is no usable kubeconfig: {error}", hint, "kubeconfig")) from error
+        raise UserError(Problem(f"there is no usable kubeconfig: {reason_of(error)}", hint, "kubeconfig")) from error
 
 
 def _has_kubeconfig() -> bool:
