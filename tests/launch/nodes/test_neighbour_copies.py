@@ -1,0 +1,123 @@
+"""Copies of ranks on another node: whole, the newest, and of no other generation."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from stoker.launch.nodes import neighbour_copies
+from stoker.launch.nodes.channel import Network, Said
+from stoker.launch.nodes.group import Node
+from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender, stamp_of
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.shm_folder import NEIGHBOUR, SENT
+
+SECRET = bytes(32)
+HOST = "127.0.0.1"
+
+
+class Pair:
+    """A node that sends the copies of ranks 2 and 3, and the next one, which keeps them."""
+
+    def __init__(self, base: Path) -> None:
+        self.run = RunFolder(base / "run")
+        self.here, self.there = base / "here", base / "there"
+        for folder in (self.run.path, self.here, self.there):
+            folder.mkdir()
+        self.network = Network((HOST, 0), SECRET)
+        self.generation = 1
+        self.keeper = Keeper(lambda: (self.there, self.generation))
+        self.sender: Sender | None = None
+
+    def begin(self, generation: int = 1) -> None:
+        node = Node("b", self.network.address, (0, 1))
+        rest = {"source": HOST, "secret": SECRET, "output": self.run.path, "name": "a"}
+        self.sender = Sender(self.here, (2, 3), node, generation=generation, **rest)  # type: ignore[arg-type]
+
+    def until(self, what: Callable[[], bool], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < deadline
+            for happening in self.network.poll(0.02):
+                if isinstance(happening, Said):
+                    self.keeper.receive(*self.network.detach(happening.peer), happening.message)
+
+    def copy(self, rank: int, slot: int, data: bytes, step: int) -> None:
+        """A copy as a process makes it: the header comes last."""
+        folder = self.here / f"rank-{rank}"
+        folder.mkdir(exist_ok=True)
+        header = folder / f"slot-{slot}.json"
+        header.unlink(missing_ok=True)
+        (folder / f"slot-{slot}").write_bytes(data)
+        header.write_text(json.dumps({"step": step}))
+
+    def is_kept(self, rank: int, slot: int, data: bytes) -> bool:
+        path = self.there / f"rank-{rank}" / f"slot-{slot}"
+        return path.with_suffix(".json").exists() and path.read_bytes() == data
+
+    def is_sent(self, rank: int, slot: int) -> bool:
+        path = self.here / f"{SENT}{rank}"
+        return path.exists() and int(path.read_text() or 0) == stamp_of(
+            self.here / f"rank-{rank}" / f"slot-{slot}.json"
+        )
+
+    def end(self) -> None:
+        if self.sender is not None:
+            self.sender.close()
+        self.keeper.close()
+        self.network.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.end()
+
+
+def test_copies_arrive_and_are_confirmed(pair: Pair) -> None:
+    data = {rank: os.urandom(2 * PIECE + 17) for rank in (2, 3)}
+    pair.begin()
+    assert (pair.here / NEIGHBOUR).exists()
+    for rank in (2, 3):
+        pair.copy(rank, 0, data[rank], 5)
+    pair.until(lambda: all(pair.is_kept(rank, 0, data[rank]) and pair.is_sent(rank, 0) for rank in (2, 3)))
+    pair.copy(2, 1, b"next", 6)
+    pair.until(lambda: pair.is_kept(2, 1, b"next") and pair.is_sent(2, 1))
+    assert pair.is_kept(2, 0, data[2])  # the one before stays
+    (event,) = [e for e in pair.run.read_events() if e["event"] == "neighbour_copies"]
+    assert (event["node"], event["to"], event["bytes"]) == ("a", "b", 2 * (2 * PIECE + 17)) and event["mb_s"] > 0
+
+
+def test_a_sender_of_another_generation_is_not_heard(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour_copies, "AGAIN", 0.05)
+    monkeypatch.setattr(neighbour_copies, "TRIES", 4)
+    pair.copy(2, 0, b"old", 5)
+    pair.begin(generation=7)
+    pair.until(lambda: not (pair.here / NEIGHBOUR).exists())  # given up: the processes wait for nothing
+    assert not list(pair.there.iterdir())
+    assert [e["event"] for e in pair.run.read_events()] == ["neighbour_copies_failed"]
+
+
+def test_without_memory_on_the_next_node_training_goes_on(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbour_copies, "AGAIN", 0.05)
+    monkeypatch.setattr(neighbour_copies, "TRIES", 2)
+    monkeypatch.setattr(neighbour_copies, "SPARE", 1e18)
+    pair.copy(2, 0, b"data", 5)
+    pair.begin()
+    pair.until(lambda: not (pair.here / NEIGHBOUR).exists())
+    (event,) = pair.run.read_events()
+    assert "it has no memory for them" in event["why"] and not pair.is_kept(2, 0, b"data")
+
+
+def test_what_arrived_in_part_does_not_count(pair: Pair) -> None:
+    pair.copy(2, 0, b"first", 5)
+    pair.begin()
+    pair.until(lambda: pair.is_sent(2, 0))
+    pair.keeper.drop()
+    assert pair.is_kept(2, 0, b"first") and not list(pair.there.glob("rank-*/*.arriving"))
