@@ -111,7 +111,7 @@ def test_trl_s_defaults_of_groups_and_what_has_no_counterpart() -> None:
     text += "mask_truncated_completions: true\n"
     imported = import_files([written(text)], processes=1)
     block = checked(imported).job.grpo  # type: ignore[attr-defined]
-    assert (block.loss, block.kl, block.clip, block.clip_high, block.max_tokens) == ("dapo", 0.0, 0.2, 0.2, 256)
+    assert (block.loss, block.kl, block.clip, block.clip_high, block.max_tokens) == ("dapo", 0.0, 0.2, 0.2, 512)
     assert list(block.rewards.items()) == [
         ("python:trl.rewards:accuracy_reward", 1.0),
         ("python:mine:short", 0.5),

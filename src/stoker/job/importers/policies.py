@@ -36,7 +36,8 @@ def trl_grpo(config: ConfigReader, prefix: str = "") -> None:
         prefix: of the keys, ``trl.`` in Axolotl's files.
     """
     answers = int(config.take(f"{prefix}num_generations", "grpo.answers", 8) or 8)
-    config.take(f"{prefix}max_completion_length", "grpo.max_tokens", 256)
+    config.take(f"{prefix}max_completion_length", "grpo.max_tokens", 512)
+    config.take(f"{prefix}entropy_coef", "grpo.entropy")
     config.take(f"{prefix}num_iterations", "grpo.epochs")
     config.take(f"{prefix}temperature", "grpo.temperature")
     config.take(f"{prefix}beta", "grpo.kl", 0.0 if not prefix else 0.001)
