@@ -49,6 +49,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ([], "no fault is named"),
         (["--kill", "7"], "--kill 7: this is no RANK@STEP; write it as --kill 1@20"),
+        (["--kill-node", "7"], "--kill-node 7: this is no NODE@STEP; write it as --kill-node 1@20"),
+        (["--cut-link", "1@7"], "--cut-link 1@7: this is no NODE@STEP:SECONDS; write it as 1@20:5"),
+        (["--kill-node", "1@7"], "2 nodes cannot be rehearsed: the job has 1 process, and a node has one at least"),
+        (["--kill-node", "5@7", "--nodes", "2", "parallel.data=2"], "kill-node 5@7: there is no node 5; there are 2"),
         (["--slow", "0@7:1"], "--slow 0@7:1: this is no RANK@STEP:FACTOR"),
         (["--nan", "0@7"], "--nan 0@7: this is no step"),
         (["--hang", "1@7"], "hang 1@7: there is no rank 1; the job has 1 process"),

@@ -130,7 +130,7 @@ def _stated(arguments: argparse.Namespace) -> list[Fault]:
     faults += [Fault("fill-disk", 0) for _ in arguments.fill_disk]
     faults += [Fault("fill-disk", step, rank) for rank, step in (_place("--fill-at", t) for t in arguments.fill_at)]
     for text in arguments.kill_node:
-        number, step = _place("--kill-node", text)
+        number, step = _place("--kill-node", text, "NODE")
         faults.append(Fault("kill-node", step, node=str(number)))
     for text in arguments.cut_link:
         match = PLACE_AND_FACTOR.fullmatch(text)
@@ -158,10 +158,10 @@ def _nodes(arguments: argparse.Namespace, loaded: LoadedJob, faults: list[Fault]
     return count
 
 
-def _place(option: str, text: str) -> tuple[int, int]:
+def _place(option: str, text: str, what: str = "RANK") -> tuple[int, int]:
     match = PLACE.fullmatch(text)
     if match is None:
-        raise UserError(Problem(f"{option} {text}: this is no RANK@STEP", f"write it as {option} 1@20"))
+        raise UserError(Problem(f"{option} {text}: this is no {what}@STEP", f"write it as {option} 1@20"))
     return int(match[1]), int(match[2])
 
 
