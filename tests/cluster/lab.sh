@@ -11,9 +11,10 @@
 set -euo pipefail
 what=$1 folder=$(realpath -m "$2")
 HOSTS="1 2 3"
-NET=10.77.93 # no other use of it is likely on a machine for tests
+ID=$(($(printf %s "$folder" | cksum | tr ' ' '\n' | head -n 1) % 200 + 20)) # two labs may be there at the same time
+NET=10.77.$ID
 
-address() { [ "$(cat "$folder/kind")" = namespaces ] && echo "$NET.1$1" || echo "127.0.0.$(($1 + 1))"; }
+address() { [ "$(cat "$folder/kind")" = namespaces ] && echo "$NET.1$1" || echo "127.$ID.0.$(($1 + 1))"; }
 
 # Runs a command on a host, in the background, and notes its process.
 on_host() {
@@ -21,7 +22,7 @@ on_host() {
     shift
     if [ "$(cat "$folder/kind")" = namespaces ]; then
         # Not `ip netns exec`, which remounts /sys, without the control groups that slurmd looks for.
-        nsenter --net="/run/netns/stk-h$n" unshare --uts --mount sh -c '
+        nsenter --net="/run/netns/stk$ID-h$n" unshare --uts --mount sh -c '
             hostname "h$1" && mount --bind "$2/hosts" /etc/hosts && mount --bind "$2/own-$1" "$2/own"
             shift 2; exec "$@"' sh "$n" "$folder" "$@" </dev/null >>"$folder/host-$n.log" 2>&1 &
     else
@@ -34,22 +35,22 @@ up() {
     mkdir -p "$folder/own"
     echo loopback >"$folder/kind"
     printf '127.0.0.1 localhost\n' >"$folder/hosts"
-    if [ "${LAB_KIND:-}" != loopback ] && ip netns add stk-probe 2>/dev/null; then
-        ip netns del stk-probe
-        if ip link add stk0 type bridge 2>/dev/null; then echo namespaces >"$folder/kind"; fi
+    if [ "${LAB_KIND:-}" != loopback ] && ip netns add "stk$ID-probe" 2>/dev/null; then
+        ip netns del "stk$ID-probe"
+        if ip link add "stk$ID" type bridge 2>/dev/null; then echo namespaces >"$folder/kind"; fi
     fi
     for n in $HOSTS; do echo "$(address "$n") h$n" >>"$folder/hosts" && mkdir -p "$folder/own-$n"; done
     if [ "$(cat "$folder/kind")" = loopback ]; then # names must mean addresses here, until `down`
-        sed -n 's/ h\([1-3]\)$/ h\1 # stoker-lab/p' "$folder/hosts" >>/etc/hosts
+        sed -n 's/ h\([1-3]\)$/ h\1 # stoker-lab-'"$ID"'/p' "$folder/hosts" >>/etc/hosts
         return 0
     fi
-    ip addr add "$NET.1/24" dev stk0 && ip link set stk0 up
+    ip addr add "$NET.1/24" dev "stk$ID" && ip link set "stk$ID" up
     for n in $HOSTS; do
-        ip netns add "stk-h$n"
-        ip link add "stk-v$n" type veth peer name eth0 netns "stk-h$n"
-        ip link set "stk-v$n" master stk0 up
-        ip -n "stk-h$n" addr add "$(address "$n")/24" dev eth0
-        ip -n "stk-h$n" link set eth0 up && ip -n "stk-h$n" link set lo up
+        ip netns add "stk$ID-h$n"
+        ip link add "stk$ID-v$n" type veth peer name eth0 netns "stk$ID-h$n"
+        ip link set "stk$ID-v$n" master "stk$ID" up
+        ip -n "stk$ID-h$n" addr add "$(address "$n")/24" dev eth0
+        ip -n "stk$ID-h$n" link set eth0 up && ip -n "stk$ID-h$n" link set lo up
     done
 }
 
@@ -96,14 +97,14 @@ slurm() {
             "AuthType=auth/munge" "AuthInfo=socket=$folder/munge/socket" "CryptoType=crypto/munge" \
             "StateSaveLocation=$folder/state" "SlurmdSpoolDir=$folder/spool/%n" \
             "SlurmctldPidFile=$folder/slurmctld.pid" "SlurmdPidFile=$folder/slurmd-%n.pid" \
-            "SlurmctldPort=16817" "SlurmdPort=16818" "ProctrackType=proctrack/linuxproc" "TaskPlugin=task/none" \
+            "SlurmctldPort=$((16000 + ID * 10))" "SlurmdPort=$((16001 + ID * 10))" "ProctrackType=proctrack/linuxproc" "TaskPlugin=task/none" \
             "SelectType=select/cons_tres" "SelectTypeParameters=CR_Core" "GresTypes=gpu" "ReturnToService=2" \
             "SlurmdParameters=config_overrides" "MpiDefault=none" "KillWait=5" "SchedulerParameters=sched_interval=1" \
             "AccountingStorageType=accounting_storage/none" "JobAcctGatherType=jobacct_gather/none" \
             "PartitionName=lab Nodes=h1,h2,h3 Default=YES MaxTime=60 State=UP OverSubscribe=NO"
         for n in $HOSTS; do
-            port=16818
-            [ "$(cat "$folder/kind")" = namespaces ] || port=$((16818 + n))
+            port=$((16001 + ID * 10))
+            [ "$(cat "$folder/kind")" = namespaces ] || port=$((port + n))
             where="NodeAddr=$(address "$n") Port=$port"
             [ "$(cat "$folder/kind")" = namespaces ] || where="$where NodeHostname=$(hostname)"
             echo "NodeName=h$n $where CPUs=4 RealMemory=1000 Gres=gpu:2 State=UNKNOWN"
@@ -138,7 +139,7 @@ end() {
 cut() {
     local n=${1#h}
     if [ "$(cat "$folder/kind")" = namespaces ]; then
-        ip netns pids "stk-h$n" | xargs -r kill -KILL || :
+        ip netns pids "stk$ID-h$n" | xargs -r kill -KILL || :
     fi
     # shellcheck disable=SC2046
     end $(cat "$folder/host-$n.pids")
@@ -149,10 +150,10 @@ down() {
     # shellcheck disable=SC2046
     [ ! -e "$folder/control.pids" ] || end $(cat "$folder/control.pids")
     if [ "$(cat "$folder/kind")" = namespaces ]; then
-        for n in $HOSTS; do ip netns del "stk-h$n" || :; done
-        ip link del stk0 || :
+        for n in $HOSTS; do ip netns del "stk$ID-h$n" || :; done
+        ip link del "stk$ID" || :
     else
-        grep -v '# stoker-lab$' /etc/hosts >"$folder/etc-hosts" || :
+        grep -v "# stoker-lab-$ID\$" /etc/hosts >"$folder/etc-hosts" || :
         cat "$folder/etc-hosts" >/etc/hosts # in a container it cannot be replaced
     fi
 }
