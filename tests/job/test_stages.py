@@ -161,8 +161,9 @@ def test_check_prints_every_stage_and_one_as_a_job(capsys: pytest.CaptureFixture
 
 def test_plan_has_a_row_for_each_stage(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "chain.yaml", "--on", "1xH100", "--from", "more", "stages.align.steps=7"]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert [line[0] for line in lines] == ["stage", "more", "align", "total"]
+    table, note = capsys.readouterr().out.split("\n\n")
+    lines = [line.split() for line in table.splitlines()]
+    assert [line[0] for line in lines] == ["stage", "more", "align", "total"] and "rollout_seconds" in note
     assert lines[2][1:7] == ["grpo", "policy", "(lora),", "reference", "(its", "base)"]
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from stoker.cluster.chosen_target import ChosenTarget
+from stoker.cluster.record import Record
 from stoker.cluster.sent_files import ARCHIVE, SentFile, fingerprint_of, needed_files
 from stoker.errors import CannotRun, Problem, UserError
 from stoker.job.job_to_yaml import dump_job
@@ -61,6 +64,22 @@ class Submission:
     def label(self) -> str:
         """Name and beginning of the fingerprint, for messages."""
         return f"{self.name} ({self.fingerprint[:12]})"
+
+    def record(self, kind: str, *, target: Mapping[str, Any], on: str, handle: Mapping[str, Any]) -> Record:
+        """What the submission leaves behind; see `Record`."""
+        return Record(
+            name=self.name,
+            kind=kind,
+            target=target,
+            on=on,
+            time=time.time(),
+            fingerprint=self.fingerprint,
+            nodes=self.nodes,
+            devices=self.devices,
+            output=self.output,
+            base=str(self.base),
+            handle=handle,
+        )
 
     def node_words(
         self, *, python: str, rendezvous: Sequence[str], secret: str = SECRET, job: str = JOB, more: Sequence[str] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from starlette.applications import Starlette
@@ -30,10 +30,12 @@ from stoker.serve.guard import Guard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
 from stoker.serve.scoring import answer_scores
+from stoker.serve.served import Served
 from stoker.serve.service import Service
 from stoker.serve.sse import EventStream
 
 Endpoint = Callable[[Request], Awaitable[Any]]
+Answer = Callable[[Service, Served, Any], Coroutine[Any, Any, Any]]
 
 
 def app_of(service: Service) -> ASGIApp:
@@ -45,8 +47,8 @@ def app_of(service: Service) -> ASGIApp:
         Route("/v1/models/{name:path}", _model(service), methods=["GET"]),
         Route("/v1/chat/completions", _chat(service), methods=["POST"]),
         Route("/v1/completions", _completions(service), methods=["POST"]),
-        Route("/v1/embeddings", _embeddings(service), methods=["POST"]),
-        Route("/v1/score", _score(service), methods=["POST"]),
+        Route("/v1/embeddings", _at_once(service, EmbeddingBody, embeddings), methods=["POST"]),
+        Route("/v1/score", _at_once(service, ScoreBody, answer_scores), methods=["POST"]),
         Route("/v1/load_lora_adapter", _load(service), methods=["POST"]),
         Route("/v1/unload_lora_adapter", _unload(service), methods=["POST"]),
     ]
@@ -153,26 +155,16 @@ class _Answering:
         await JSONResponse(found, headers=self.headers)(scope, receive, send)
 
 
-def _embeddings(service: Service) -> Endpoint:
-    async def embed(request: Request) -> Any:
-        body, ignored = parse(EmbeddingBody, await _read(service, request))
+def _at_once(service: Service, kind: Any, answer: Answer) -> Endpoint:
+    """A path whose answer is one computation."""
+
+    async def endpoint(request: Request) -> Any:
+        body, ignored = parse(kind, await _read(service, request))
         with service.using(body.model) as served, service.queue.holding(1):
-            work = embeddings(service, served, body)
-            found = await unless_left(request.receive, work, service.options.seconds)
+            found = await unless_left(request.receive, answer(service, served, body), service.options.seconds)
         return JSONResponse(found, headers=service.ignored_headers(ignored))
 
-    return embed
-
-
-def _score(service: Service) -> Endpoint:
-    async def score(request: Request) -> Any:
-        body, ignored = parse(ScoreBody, await _read(service, request))
-        with service.using(body.model) as served, service.queue.holding(1):
-            work = answer_scores(service, served, body)
-            found = await unless_left(request.receive, work, service.options.seconds)
-        return JSONResponse(found, headers=service.ignored_headers(ignored))
-
-    return score
+    return endpoint
 
 
 def _load(service: Service) -> Endpoint:

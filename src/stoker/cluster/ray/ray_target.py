@@ -83,17 +83,10 @@ class RayTarget:
         gpus = self._placement(submission, nodes).gpus
         deadline = submission.loaded.job.faults.deadline
         number = f"{submission.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-        record = Record(
-            name=submission.name,
-            kind="ray",
+        record = submission.record(
+            "ray",
             target=self._block.model_dump(mode="json"),
             on=self._chosen.name,
-            time=time.time(),
-            fingerprint=submission.fingerprint,
-            nodes=submission.nodes,
-            devices=submission.devices,
-            output=submission.output,
-            base=str(submission.base),
             handle={"words": f"job {number}", "job": number, "deadline": deadline, "gpus": gpus},
         )
         staged = Path(tempfile.mkdtemp(prefix="stoker-ray-"))

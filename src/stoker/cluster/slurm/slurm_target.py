@@ -120,17 +120,10 @@ class SlurmTarget:
         write_private(shell, f"{home}/{SECRET}", secrets.token_hex(32).encode())
         write_private(shell, f"{home}/{ENVIRONMENT}", environment_text(variables(block, os.environ)).encode())
         number = self._sbatch(home, self._from)
-        record = Record(
-            name=name,
-            kind="slurm",
+        record = submission.record(
+            "slurm",
             target=block.model_dump(mode="json"),
             on=self._chosen.name,
-            time=time.time(),
-            fingerprint=submission.fingerprint,
-            nodes=submission.nodes,
-            devices=submission.devices,
-            output=submission.output,
-            base=str(submission.base),
             handle={
                 "words": f"job {number}",
                 "job": number,

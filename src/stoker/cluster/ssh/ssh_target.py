@@ -247,17 +247,10 @@ class SshTarget:
 
     def _record(self, submission: Submission, hosts: Sequence[Host]) -> Record:
         names = ", ".join(host.name for host in hosts)
-        return Record(
-            name=submission.name,
-            kind="ssh",
+        return submission.record(
+            "ssh",
             target=self._from_anywhere(hosts).model_dump(mode="json"),
             on=self._chosen.name,
-            time=time.time(),
-            fingerprint=submission.fingerprint,
-            nodes=submission.nodes,
-            devices=submission.devices,
-            output=submission.output,
-            base=str(submission.base),
             handle={
                 "words": names,
                 "hosts": [asdict(host) for host in hosts],
