@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 FROM_ROOT = re.compile(r"\b(?:src|tests|benchmarks|examples)/[\w./-]+\.(?:py|yaml)\b")
 OF_THE_PACKAGE = re.compile(
-    r"`((?:job|runs|hardware|plan|data|models|parallel|checkpoint|resilience|train|launch|verify|rehearse|cli)/[\w/]+\.py)`"
+    r"`((?:job|runs|hardware|plan|data|models|parallel|checkpoint|resilience|train|launch|verify|rehearse|cli|sparse)/[\w/]+\.py)`"
 )
 
 ADDED = re.compile(r"^```python title=.*$", re.MULTILINE)  # files that a page adds

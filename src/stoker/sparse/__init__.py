@@ -1,0 +1,10 @@
+"""Embedding tables of 64-bit ids: rows that come and go, spread over processes, stored by id.
+
+`SparseEmbeddings` is the module that a model looks ids up in; `TableSettings` states a table.
+"""
+
+from stoker.sparse.embeddings import Feature, SparseEmbeddings
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.table_settings import Admission, Eviction, TableSettings
+
+__all__ = ["Admission", "Eviction", "Feature", "JaggedIds", "SparseEmbeddings", "TableSettings"]

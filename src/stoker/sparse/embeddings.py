@@ -1,0 +1,167 @@
+"""The module that a model looks ids up in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stoker.sparse.fused_tables import Feature, FusedTables
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.state import SparseState
+from stoker.sparse.table_settings import TableSettings
+
+__all__ = ["Feature", "SparseEmbeddings"]
+
+
+class SparseEmbeddings(nn.Module):
+    """Embedding tables whose rows are made when an id is first seen, spread over processes by id.
+
+    >>> embeddings = SparseEmbeddings([TableSettings("users", 16)], {"user": Feature("users")}, seed=0)
+    >>> pooled = embeddings({"user": JaggedIds.single(ids)})
+    >>> loss_of(pooled["user"]).backward()
+    >>> embeddings.apply_gradients()
+
+    Rows are no parameters: optimizers, DDP and ZeRO do not see them. Their gradients are collected until
+    `apply_gradients`, over any number of forward and backward passes, and are summed over the processes, as if one
+    process had all samples.
+
+    In evaluation mode ids without a row get zeros, and nothing is inserted, counted or evicted.
+
+    Args:
+        tables: tables of one width, type and optimizer are looked up together.
+        features: by name; forward passes give one tensor for each.
+        seed: of first values, of admission by probability and of stochastic rounding.
+        group: processes that own the rows together and each have their own samples; None for one process.
+        device: of what forward passes give; rows are in host memory.
+        dtype: of what forward passes give; by default float64 where a table is, else float32.
+
+    Raises:
+        ValueError: a feature names no table, or names repeat.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSettings],
+        features: Mapping[str, Feature],
+        *,
+        seed: int = 0,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        names = [table.name for table in tables]
+        if len(set(names)) < len(names):
+            raise ValueError(f"names of tables repeat: {sorted(names)}")
+        for name, feature in features.items():
+            if feature.table not in names:
+                raise ValueError(f"feature {name!r} is looked up in {feature.table!r}; there are {sorted(names)}")
+        group = None if group is None or dist.get_world_size(group) == 1 else _over_host_memory(group)
+        wide = any(table.dtype == "float64" for table in tables)
+        self._device, self._dtype = torch.device(device), dtype or (torch.float64 if wide else torch.float32)
+        self._features, self._group = dict(features), group
+        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
+        for table in tables:
+            layouts.setdefault(table.layout, []).append(table)
+        self._fused = [
+            FusedTables(
+                some,
+                {name: f for name, f in features.items() if f.table in {table.name for table in some}},
+                seed=seed,
+                group=group,
+            )
+            for some in layouts.values()
+        ]
+
+    @property
+    def version(self) -> int:
+        """Steps that have ended."""
+        return self._fused[0].shard.step
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows that this process holds of each table."""
+        found = {}
+        for fused in self._fused:
+            index = fused.shard.index
+            for number, table in enumerate(fused.shard.tables):
+                found[table.name] = int((index.tables[: index.top] == number).sum())
+        return found
+
+    def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
+        """Rows of each feature's ids, pooled. A collective.
+
+        Args:
+            ids: of every feature. Features may differ in their numbers of samples.
+
+        Returns:
+            by feature: [batch, width], or [batch, longest, width] where nothing is pooled.
+
+        Raises:
+            ValueError: a feature has no ids.
+        """
+        if missing := self._features.keys() - ids.keys():
+            raise ValueError(f"features without ids: {sorted(missing)}")
+        found: dict[str, Tensor] = {}
+        for fused in self._fused:
+            found |= fused.look_up(ids, training=self.training)
+        return {name: found[name].to(self._device, self._dtype) for name in self._features}
+
+    def gradient_norm(self) -> Tensor:
+        """The Euclidean norm of this step's gradients, over all rows of all processes. float64 []. A collective."""
+        square = torch.stack([fused.gradients().double().square().sum() for fused in self._fused]).sum()
+        if self._group is not None:
+            dist.all_reduce(square, group=self._group)
+        return square.sqrt()
+
+    def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
+        """Updates the rows that were looked up since the last call, each once, and ends the step. A collective.
+
+        Args:
+            scale: factor of all gradients, such as that of clipping.
+            lr_factor: factor of each table's learning rate, such as that of a schedule.
+        """
+        for fused in self._fused:
+            fused.apply(scale=scale, lr_factor=lr_factor)
+
+    def discard(self) -> None:
+        """Ends the step without an update."""
+        for fused in self._fused:
+            fused.discard()
+
+    def state(self, since: int | None = None) -> SparseState:
+        """What this process holds, by id: a copy.
+
+        Args:
+            since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
+        """
+        tables = {name: table for fused in self._fused for name, table in fused.shard.state(since)}
+        return SparseState(self.version, since, tables)
+
+    def load(self, parts: Iterable[SparseState]) -> None:
+        """Takes over states, on top of what is there.
+
+        Args:
+            parts: those of all processes that saved, however many; for incremental ones, after the full ones before
+                them.
+
+        Raises:
+            ValueError: rows do not fit their table, or a table is not one of these.
+        """
+        shards = {table.name: fused.shard for fused in self._fused for table in fused.shard.tables}
+        for part in parts:
+            if unknown := part.tables.keys() - shards.keys():
+                raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(shards)}")
+            for name, table in part.tables.items():
+                shards[name].load(name, table, step=part.step)
+
+
+def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """The same processes in a group that exchanges tensors in host memory."""
+    if "gloo" in str(dist.get_backend_config(group)):
+        return group
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(ranks, backend="gloo", use_local_synchronization=True)

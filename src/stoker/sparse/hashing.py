@@ -1,0 +1,57 @@
+"""64-bit hashes of ids, whole arrays at a time.
+
+The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, 2014). It is a bijection, so that
+different ids of one table never have the same hash.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: the increment of SplitMix64
+BUCKETS = 4096  # parts of the ids; a process owns whole ones
+_BUCKET_SHIFT = np.uint64(64 - 12)
+
+
+def mix64(x: np.ndarray) -> np.ndarray:
+    """Mixes the bits of uint64 values, in place."""
+    scratch = x >> np.uint64(30)
+    x ^= scratch
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= np.right_shift(x, np.uint64(27), out=scratch)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= np.right_shift(x, np.uint64(31), out=scratch)
+    return x
+
+
+def salt_of(*labels: object) -> np.uint64:
+    """A 64-bit number for a purpose, such as a table's name."""
+    text = "\0".join(str(label) for label in labels)
+    return np.uint64(int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little"))
+
+
+def hashes_of(ids: np.ndarray, salts: np.ndarray | np.uint64) -> np.ndarray:
+    """Hashes of int64 ids under one salt, or one for each id. uint64 [n]."""
+    return mix64(ids.view(np.uint64) + salts)
+
+
+def buckets_of(hashes: np.ndarray) -> np.ndarray:
+    """The part of the ids, out of `BUCKETS`, that each hash is in: its upper bits. int64 [n]."""
+    return (hashes >> _BUCKET_SHIFT).view(np.int64)
+
+
+def owners_of(hashes: np.ndarray, world: int) -> np.ndarray:
+    """The process, out of ``world``, that owns each hash. int64 [n]."""
+    return buckets_of(hashes) % world
+
+
+def uniform(hashes: np.ndarray, draws: int) -> np.ndarray:
+    """Uniform numbers in [0, 1), a function of each hash. float64 [n, draws].
+
+    The state of SplitMix64 starts at the hash, so that draws are its successive outputs.
+    """
+    steps = np.arange(1, draws + 1, dtype=np.uint64) * GOLDEN
+    bits = mix64(hashes[:, None] + steps)
+    return (bits >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,196 @@
+"""From ids to row numbers, without collisions: open addressing over whole arrays.
+
+An entry is 16 bytes, so that a probe reads one cache line: the id, and a number that holds the table (upper 24 bits)
+and the row (lower 40 bits). Probing is triangular (1, 3, 6, ... entries further), which visits every entry of a
+table whose size is a power of two, and whose first steps stay near.
+
+Ids of one call are handled together: each round of a loop moves all that are not placed yet by one probe. There is no
+Python for each id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stoker.sparse.hashing import hashes_of
+
+ROW_BITS = 40
+ROW = np.int64(2**ROW_BITS - 1)
+_ROWS = np.uint64(2**ROW_BITS)
+EMPTY, DELETED = np.int64(-1), np.int64(-2)
+FULL = 0.55  # share of entries in use or deleted beyond which the index grows
+AT_ONCE = 2**18  # entries that are placed together while the index is rebuilt
+
+
+class IdIndex:
+    """The row numbers of the ids of several tables.
+
+    Row 0 is no id's: it is what an id without a row finds.
+
+    Args:
+        salts: uint64 [tables], for the hashes of each table's ids.
+
+    Attributes:
+        ids, tables: by row: the id, and its table; table -1 where the row is free.
+    """
+
+    def __init__(self, salts: np.ndarray) -> None:
+        self.salts = salts
+        self.ids, self.tables = np.zeros(1024, np.int64), np.full(1024, -1, np.int16)
+        self._top = 1  # rows from here on have never been used
+        self._free = np.empty(0, np.int64)
+        self._deleted = 0
+        self._allocate(4096)
+
+    def __len__(self) -> int:
+        return self._top - 1 - len(self._free)
+
+    @property
+    def top(self) -> int:
+        """All row numbers in use are below it."""
+        return self._top
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the entries, and of ids and tables by row."""
+        return self._pairs.nbytes + self.ids.nbytes + self.tables.nbytes
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Rows in use, ascending. int64 [n]."""
+        return np.flatnonzero(self.tables[: self._top] >= 0)
+
+    def hashes(self, ids: np.ndarray, tables: np.ndarray) -> np.ndarray:
+        """Hashes of ids of several tables. uint64 [n]."""
+        return hashes_of(ids, self.salts[tables] if len(self.salts) > 1 else self.salts[0])
+
+    def find(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        """Row numbers; 0 for ids that have none. int64 [n].
+
+        Args:
+            ids: int64 [n].
+            tables: int64 [n].
+            hashes: as of `hashes`.
+        """
+        return self._locate(ids, tables, hashes)[0]
+
+    def insert(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        """Gives rows to ids that have none; an id may be there several times. int64 [n], row numbers."""
+        if not len(ids):
+            return np.empty(0, np.int64)
+        self._reserve(len(ids))
+        entries = np.empty((len(ids), 2), np.int64)
+        entries[:, 0] = ids
+        numbers = np.arange(len(ids))
+        np.bitwise_or(tables << ROW_BITS, numbers, out=entries[:, 1])  # the number in this call, until rows are given
+        at, winners = self._place(entries, hashes)
+        first = np.flatnonzero(winners == numbers)
+        rows = self._take_rows(len(first))
+        self._pairs[at[first], 1] = (tables[first] << ROW_BITS) | rows
+        self.ids[rows], self.tables[rows] = ids[first], tables[first]
+        numbers[first] = rows
+        return numbers[winners]
+
+    def remove(self, rows: np.ndarray) -> None:
+        """Frees rows in use, each named once."""
+        ids, tables = self.ids[rows], self.tables[rows].astype(np.int64)
+        found, at = self._locate(ids, tables, self.hashes(ids, tables))
+        assert np.array_equal(found, rows)
+        self._pairs[at, 1] = DELETED
+        self._deleted += len(rows)
+        self.tables[rows] = -1
+        self._free = np.concatenate([self._free, rows[::-1]])
+
+    # -- entries -----------------------------------------------------------------------------------------------
+
+    def _allocate(self, capacity: int) -> None:
+        self._pairs = np.empty((capacity, 2), np.int64)
+        self._pairs[:, 1] = EMPTY
+        self._entries = self._pairs.view(np.complex128)[:, 0]  # 16 bytes that are copied as one
+        self._mask = np.uint64(capacity - 1)
+        self._deleted = 0
+
+    def _locate(self, ids: np.ndarray, tables: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Row numbers, 0 for absent ids, and the entries in which they were found."""
+        mask = self._mask.view(np.int64)
+        at = (hashes & self._mask).view(np.int64)
+        wanted = tables << ROW_BITS
+        rows, going = self._compare(at, ids, wanted)
+        step = 0
+        while len(going):
+            step += 1
+            place = (at[going] + step) & mask
+            at[going] = place
+            found, still = self._compare(place, ids[going], wanted[going])
+            rows[going] = found
+            going = going[still]
+        return rows, at
+
+    def _compare(self, at: np.ndarray, ids: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows found at entries, and which of them hold another id."""
+        pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
+        other = pairs[:, 1]
+        rows = other - wanted
+        hit = rows.view(np.uint64) < _ROWS
+        hit &= pairs[:, 0] == ids
+        rows *= hit
+        return rows, np.flatnonzero((other != EMPTY) & ~hit)
+
+    def _place(self, entries: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Writes entries of absent ids where there is room; several of one id share the entry of one of them.
+
+        Returns:
+            where each is, and the number that the entry there holds in place of the row.
+        """
+        whole = entries.view(np.complex128)[:, 0]
+        mask = self._mask.view(np.int64)
+        ended, winners = (hashes & self._mask).view(np.int64), np.empty(len(entries), np.int64)
+        going, at, step = np.arange(len(entries)), ended.copy(), 0
+        while len(going):
+            room = np.flatnonzero(self._pairs[at, 1] < 0)
+            self._entries[at[room]] = whole[going[room]]  # of several at one place the last stays
+            pairs = np.take(self._entries, at).view(np.int64).reshape(-1, 2)
+            mine = entries[going]
+            same = (pairs[:, 0] == mine[:, 0]) & ((pairs[:, 1] ^ mine[:, 1]) >> ROW_BITS == 0)
+            done = going[same]
+            ended[done], winners[done] = at[same], pairs[same, 1] & ROW
+            going, step = going[~same], step + 1
+            at = (at[~same] + step) & mask
+        return ended, winners
+
+    def _reserve(self, more: int) -> None:
+        """Makes room for entries, and forgets deleted ones where there are many."""
+        capacity = len(self._pairs)
+        if len(self) + self._deleted + more <= FULL * capacity:
+            return
+        needed = (len(self) + more) / FULL
+        while capacity < needed:
+            capacity *= 2
+        rows = self.rows
+        self._allocate(capacity)
+        for part in np.split(rows, range(AT_ONCE, len(rows), AT_ONCE)):
+            ids, tables = self.ids[part], self.tables[part].astype(np.int64)
+            entries = np.stack([ids, (tables << ROW_BITS) | part], axis=1)
+            self._place(entries, self.hashes(ids, tables))
+
+    # -- rows --------------------------------------------------------------------------------------------------
+
+    def _take_rows(self, count: int) -> np.ndarray:
+        """Free rows, those that were freed last first."""
+        again = min(count, len(self._free))
+        old = self._free[len(self._free) - again :][::-1]
+        self._free = self._free[: len(self._free) - again]
+        new = np.arange(self._top, self._top + count - again)
+        self._top += len(new)
+        if self._top > len(self.ids):
+            size = max(self._top, len(self.ids) * 3 // 2)
+            self.ids = grown(self.ids, size)
+            self.tables = grown(self.tables, size, -1)
+        return np.concatenate([old, new])
+
+
+def grown(values: np.ndarray, size: int, fill: int = 0) -> np.ndarray:
+    """A longer copy along the first dimension."""
+    longer = np.full((size, *values.shape[1:]), fill, values.dtype)
+    longer[: len(values)] = values
+    return longer

@@ -1,0 +1,51 @@
+"""Stored rows and their optimizer state in memory, by row number."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.id_index import grown
+
+
+class MemoryRows:
+    """Two matrices, one row for each number. Row 0 is zero.
+
+    Args:
+        columns, dtype: of stored values.
+        state_columns, state_dtype: of the optimizer's state.
+    """
+
+    def __init__(self, columns: int, dtype: torch.dtype, state_columns: int, state_dtype: torch.dtype) -> None:
+        self._values = torch.zeros(1024, columns, dtype=dtype).numpy()
+        self._state = torch.zeros(1024, state_columns, dtype=state_dtype).numpy()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of values and state."""
+        return self._values.nbytes + self._state.nbytes
+
+    def reserve(self, top: int) -> None:
+        """Makes room for rows below ``top``."""
+        if top > len(self._values):
+            size = max(top, len(self._values) * 3 // 2)
+            self._values, self._state = grown(self._values, size), grown(self._state, size)
+
+    def values(self, rows: np.ndarray) -> Tensor:
+        """A copy of stored values [n, columns]; a row may be named several times."""
+        return torch.from_numpy(np.take(self._values, rows, axis=0))
+
+    def state(self, rows: np.ndarray) -> Tensor:
+        """A copy of the optimizer's state [n, state_columns]."""
+        return torch.from_numpy(np.take(self._state, rows, axis=0))
+
+    def write(self, rows: np.ndarray, values: Tensor, state: Tensor) -> None:
+        """Stores rows, each named once."""
+        at = torch.from_numpy(rows)
+        torch.from_numpy(self._values).index_copy_(0, at, values)
+        if state.shape[1]:
+            torch.from_numpy(self._state).index_copy_(0, at, state)
+
+    def free(self, rows: np.ndarray) -> None:
+        """Rows that are not read again before they are written."""

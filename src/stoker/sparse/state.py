@@ -1,0 +1,66 @@
+"""Rows by id, as checkpoints hold them: no slot, no process, no order of arrival is in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TableState:
+    """Rows of one table that one process holds.
+
+    Attributes:
+        ids: int64 [n], ascending.
+        values: [n, columns] as stored.
+        optimizer: [n, state columns].
+        seen: int32 [n], occurrences since the row was made.
+        last: int32 [n], the step in which each was last seen.
+        removed: int64 [m], in an incremental state the ids whose rows were evicted; some may have rows again.
+        buckets: int64 [b], and ``sketch`` int32 [b, hashes, cells]: counters of ids that have no row yet.
+    """
+
+    ids: Tensor
+    values: Tensor
+    optimizer: Tensor
+    seen: Tensor
+    last: Tensor
+    removed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    buckets: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    sketch: Tensor = field(default_factory=lambda: torch.empty(0, 0, 0, dtype=torch.int32))
+
+
+@dataclass(frozen=True)
+class SparseState:
+    """What one process holds of all tables.
+
+    Attributes:
+        step: steps done; the version of this state.
+        since: None where it has all rows, else it has those that were seen in step ``since`` or later.
+        tables: by name.
+    """
+
+    step: int
+    since: int | None
+    tables: Mapping[str, TableState]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name: ``TABLE/ids``, ``TABLE/values`` ..., and ``step``, which is [steps done, since or -1]."""
+        found = {"step": torch.tensor([self.step, -1 if self.since is None else self.since])}
+        for name, table in self.tables.items():
+            found |= {f"{name}/{part.name}": getattr(table, part.name) for part in fields(table)}
+        return found
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> SparseState:
+        """The state that `tensors` was made of."""
+        step, since = tensors["step"].tolist()
+        by_table: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            table, _, part = name.rpartition("/")
+            if table:
+                by_table.setdefault(table, {})[part] = tensor
+        return cls(step, None if since < 0 else since, {name: TableState(**parts) for name, parts in by_table.items()})

@@ -1,0 +1,99 @@
+"""What a table is: its width, its optimizer, and which ids have a row of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
+Dtype = Literal["float64", "float32", "float16", "int8"]
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Which new ids get a row: those that satisfy both conditions. An id is admitted at the end of a step.
+
+    Until then it has the default row, which is zero and is not trained.
+
+    Attributes:
+        count: occurrences before an id is admitted, estimated by a count-min sketch, which never counts too few.
+        probability: that one occurrence admits the id; drawn from (seed, table, id, step).
+        cells: counters of the sketch for each of its four hash functions.
+    """
+
+    count: int = 1
+    probability: float = 1.0
+    cells: int = 2**18
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 < self.probability <= 1 or self.cells < 1:
+            raise ValueError(f"count and cells are at least 1, probability in (0, 1]: {self}")
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Which rows are deleted: those for which every stated condition holds.
+
+    Attributes:
+        age: steps since the id was last seen.
+        every: steps between two passes over the rows.
+        frequency: only ids that were seen less often since their row was made.
+        norm: only rows whose Euclidean norm is below it.
+    """
+
+    age: int
+    every: int = 1000
+    frequency: int | None = None
+    norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.age < 1 or self.every < 1:
+            raise ValueError(f"age and every are at least one step: {self}")
+
+
+@dataclass(frozen=True)
+class TableSettings:
+    """A table.
+
+    Attributes:
+        name: unique; first values depend on it.
+        width: numbers a row.
+        optimizer: applied to rows that were looked up since the last step, once, with the sum of their gradients.
+        lr: learning rate.
+        eps: added to the denominator of Adagrad and Adam.
+        initial: first value of Adagrad's accumulators, and of FTRL's, which needs more than 0 where beta is 0.
+        betas: of Adam.
+        ftrl_beta, l1, l2: of FTRL (McMahan et al., 2013).
+        weight_decay: L2 penalty, added to the gradient of rows that are updated.
+        dtype: of the stored values. Arithmetic is float64 for float64, else float32. float16 and int8 (with a scale
+            for each row) are rounded stochastically, by draws from (seed, table, id, step).
+        init_scale: first values are uniform in [-init_scale, init_scale), a function of (seed, table, id).
+    """
+
+    name: str
+    width: int
+    optimizer: Optimizer = "rowwise_adagrad"
+    lr: float = 0.01
+    eps: float = 1e-8
+    initial: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    ftrl_beta: float = 1.0
+    l1: float = 0.0
+    l2: float = 0.0
+    weight_decay: float = 0.0
+    dtype: Dtype = "float32"
+    init_scale: float = 0.01
+    admission: Admission | None = None
+    eviction: Eviction | None = None
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError(f"the width of table {self.name!r} is {self.width}")
+        if self.lr < 0 or self.eps < 0 or self.init_scale < 0:
+            raise ValueError(f"lr, eps and init_scale of table {self.name!r} are not negative")
+
+    @property
+    def layout(self) -> tuple[object, ...]:
+        """What tables have in common whose rows are stored and updated together."""
+        optimizer = (self.optimizer, self.lr, self.eps, self.initial, self.betas, self.ftrl_beta, self.l1, self.l2)
+        return (self.width, self.dtype, *optimizer, self.weight_decay)

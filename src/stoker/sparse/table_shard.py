@@ -1,0 +1,289 @@
+"""The rows that one process owns of tables with one layout: lookup, update, admission, eviction, state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.hashing import hashes_of, mix64, owners_of, salt_of, uniform
+from stoker.sparse.id_index import IdIndex, grown
+from stoker.sparse.keys import Keys
+from stoker.sparse.memory_rows import MemoryRows
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.row_optimizers import OPTIMIZERS
+from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.state import TableState
+from stoker.sparse.table_settings import TableSettings
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What keys were found at.
+
+    Attributes:
+        unique: int64 [u], row numbers in order of their first key, each once; 0 is the default row.
+        inverse: int64 [n], for each key its place in ``unique``.
+    """
+
+    unique: np.ndarray
+    inverse: np.ndarray
+
+
+class TableShard:
+    """Rows of several tables, in one index and one store.
+
+    Args:
+        tables: with the same ``layout``; keys name them by their place here.
+        rank, world: keys of other owners must not be looked up here.
+
+    Attributes:
+        step: steps that have ended.
+    """
+
+    def __init__(self, tables: Sequence[TableSettings], *, seed: int, rank: int = 0, world: int = 1) -> None:
+        assert len({table.layout for table in tables}) == 1
+        self.tables, self._settings, self._rank, self._world = tuple(tables), tables[0], rank, world
+        self.salts = np.array([salt_of("index", table.name) for table in tables])
+        self._value_salts = np.array([salt_of("first values", seed, table.name) for table in tables])
+        self._seed = seed
+        self.index = IdIndex(self.salts)
+        self.format = RowFormat(self._settings.dtype, self._settings.width)
+        self._optimizer = OPTIMIZERS[self._settings.optimizer]
+        columns = self._optimizer.columns(self._settings.width)
+        self.store = MemoryRows(self.format.columns, self.format.stored, columns, self.format.compute)
+        self._last, self._seen = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
+        self._numbers = np.zeros(1024, np.int32)
+        self._scales = np.array([table.init_scale for table in tables])
+        self._admits_all = np.array([table.admission is None for table in tables])
+        self._sketches = {
+            number: CountMinSketch(table.admission.cells, rank=rank, world=world)
+            for number, table in enumerate(tables)
+            if table.admission is not None and table.admission.count > 1
+        }
+        self._sightings: list[tuple[Keys, np.ndarray]] = []  # of ids without rows, in this step
+        self._removed: list[tuple[int, Keys]] = []  # evicted: the step, and what
+        self.step = 0
+
+    # -- lookup and update ---------------------------------------------------------------------------------------
+
+    def look_up(self, keys: Keys, counts: np.ndarray | None = None) -> Rows:
+        """Finds rows for training: new ids get them where every id is admitted, and all are counted.
+
+        Args:
+            keys: [n], in any number of repetitions.
+            counts: int64 [n], occurrences that each key stands for; one each by default.
+        """
+        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
+        absent = np.flatnonzero(rows == 0)
+        if len(absent):
+            new = self._admits_all[keys.tables[absent]]
+            enter, wait = absent[new], absent[~new]
+            if len(wait):
+                self._sightings.append((keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait]))
+            rows[enter] = self._insert(keys[enter])
+        found = self._unique(rows)
+        sums = np.bincount(found.inverse, counts, len(found.unique)).astype(np.int32)
+        self._last[found.unique] = self.step
+        self._seen[found.unique] += sums
+        return found
+
+    def peek(self, keys: Keys) -> Rows:
+        """Finds rows for evaluation: nothing changes."""
+        return self._unique(self.index.find(keys.ids, keys.tables, keys.hashes))
+
+    def values(self, rows: np.ndarray) -> Tensor:
+        """Values [n, width] of rows, in the type of arithmetic; those of the default row are 0."""
+        return self.format.decode(self.store.values(rows))
+
+    def update(self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0) -> None:
+        """Applies the optimizer.
+
+        Args:
+            rows: int64 [n], each once; the default row is left as it is.
+            grads: [n, width], sums over all occurrences of each row's id.
+        """
+        if len(default := np.flatnonzero(rows == 0)):
+            kept = np.delete(np.arange(len(rows)), default)
+            rows, grads = rows[kept], grads[torch.from_numpy(kept)]
+        if not len(rows):
+            return
+        values, state = self.values(rows), self.store.state(rows)
+        grads = grads.to(self.format.compute)
+        if self._settings.weight_decay:
+            grads = grads.add(values, alpha=self._settings.weight_decay)
+        self._optimizer.step(values, state, grads, self._settings, self._settings.lr * lr_factor)
+        noise = None
+        if self.format.rounds:
+            salt = salt_of("rounding", self._seed, self.step)
+            hashes = self._hashes(rows, self._value_salts)
+            noise = uniform(mix64(hashes + salt), self._settings.width)
+        self.store.write(rows, self.format.encode(values, noise), state)
+
+    def sum_by_row(self, rows: np.ndarray, grads: Tensor) -> tuple[np.ndarray, Tensor]:
+        """Rows, each once, and the sum of the gradients of each."""
+        found = self._unique(rows)
+        total = grads.new_zeros(len(found.unique), grads.shape[1])
+        return found.unique, total.index_add_(0, torch.from_numpy(found.inverse), grads)
+
+    def end_step(self) -> None:
+        """Admits ids that were seen in this step, counts the step, and evicts rows."""
+        if self._sightings:
+            self._admit()
+        self.step += 1
+        if any(table.eviction and self.step % table.eviction.every == 0 for table in self.tables):
+            self._evict()
+
+    def _unique(self, rows: np.ndarray) -> Rows:
+        """In linear time: each row remembers its first place among these."""
+        count = len(rows)
+        places = np.arange(count, dtype=np.int32)
+        self._numbers[rows[::-1]] = places[::-1]  # of several the last assignment stays
+        first = self._numbers[rows]
+        is_first = first == places
+        numbers = np.cumsum(is_first) - 1
+        return Rows(rows[is_first], numbers[first])
+
+    def _hashes(self, rows: np.ndarray, salts: np.ndarray) -> np.ndarray:
+        return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])
+
+    # -- rows that come and go ---------------------------------------------------------------------------------------
+
+    def _insert(self, keys: Keys) -> np.ndarray:
+        """Rows of ids that have none, with their first values. int64 [n]."""
+        rows = self._give_rows(keys)
+        new = self._unique(rows).unique
+        if len(new):
+            scales = self._scales[self.index.tables[new]][:, None]
+            first = (uniform(self._hashes(new, self._value_salts), self._settings.width) * 2 - 1) * scales
+            values = torch.from_numpy(first).to(self.format.compute)
+            self._last[new], self._seen[new] = self.step, 0
+            self.store.write(new, self.format.encode(values), self._optimizer.first(values, self._settings))
+        return rows
+
+    def _give_rows(self, keys: Keys) -> np.ndarray:
+        rows = self.index.insert(keys.ids, keys.tables, keys.hashes)
+        size = len(self.index.ids)
+        if size > len(self._last):
+            self._last, self._seen, self._numbers = (grown(x, size) for x in (self._last, self._seen, self._numbers))
+        self.store.reserve(self.index.top)
+        return rows
+
+    def _admit(self) -> None:
+        """Gives rows to the ids of this step's sightings that satisfy their table's rule."""
+        keys = Keys.concatenated([keys for keys, _ in self._sightings])
+        counts = np.concatenate([counts for _, counts in self._sightings])
+        self._sightings.clear()
+        places = IdIndex(self.salts).insert(keys.ids, keys.tables, keys.hashes) - 1
+        counts = np.bincount(places, counts).astype(np.int64)
+        keys = keys[np.unique(places, return_index=True)[1]]
+        draws = uniform(mix64(keys.hashes + salt_of("admission", self._seed, self.step)), 1)[:, 0]
+        admitted = np.zeros(len(keys), bool)
+        for number in np.unique(keys.tables).tolist():
+            rule = self.tables[number].admission
+            assert rule is not None
+            mine = np.flatnonzero(keys.tables == number)
+            if rule.count > 1:
+                seen = self._sketches[number].add(keys.hashes[mine], counts[mine])
+                mine = mine[seen >= rule.count]
+            admitted[mine] = draws[mine] < 1 - (1 - rule.probability) ** counts[mine]
+        chosen = keys[admitted]
+        rows = self._insert(chosen)
+        self._seen[rows] = counts[admitted]
+
+    def _evict(self) -> None:
+        rows = self.index.rows
+        tables = self.index.tables[rows]
+        for number, table in enumerate(self.tables):
+            rule = table.eviction
+            if rule is None or self.step % rule.every:
+                continue
+            mine = rows[tables == number]
+            mine = mine[self.step - 1 - self._last[mine] >= rule.age]
+            if rule.frequency is not None:
+                mine = mine[self._seen[mine] < rule.frequency]
+            if rule.norm is not None:
+                mine = mine[self.values(mine).norm(dim=1).numpy() < rule.norm]
+            self._remove(mine)
+
+    def _remove(self, rows: np.ndarray) -> None:
+        if len(rows):
+            ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
+            self._removed.append((self.step - 1, Keys.of(ids, tables, self.salts)))
+            self.index.remove(rows)
+            self.store.free(rows)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def state(self, since: int | None = None) -> Iterator[tuple[str, TableState]]:
+        """Rows of each table by id: all, or those that were seen in step ``since`` or later."""
+        rows = self.index.rows
+        if since is not None:
+            rows = rows[self._last[rows] >= since]
+        tables = self.index.tables[rows]
+        for number, table in enumerate(self.tables):
+            mine = rows[tables == number]
+            mine = mine[np.argsort(self.index.ids[mine])]
+            numbers = [self.index.ids[mine], self._seen[mine], self._last[mine]]
+            ids, seen, last = map(torch.from_numpy, numbers)
+            sketch = self._sketches.get(number)
+            counters = (torch.from_numpy(sketch.buckets), torch.from_numpy(sketch.counts.copy())) if sketch else ()
+            yield (
+                table.name,
+                TableState(
+                    ids,
+                    self.store.values(mine),
+                    self.store.state(mine),
+                    seen,
+                    last,
+                    self._gone(number, since),
+                    *counters,
+                ),
+            )
+
+    def _gone(self, number: int, since: int | None) -> Tensor:
+        found = [np.empty(0, np.int64)]
+        if since is not None:
+            found += [keys.ids[keys.tables == number] for step, keys in self._removed if step >= since]
+        return torch.from_numpy(np.unique(np.concatenate(found)))
+
+    def forget_removed(self, before: int) -> None:
+        """Drops the record of rows that were evicted before a step: no incremental state will reach further back."""
+        self._removed = [(step, keys) for step, keys in self._removed if step >= before]
+
+    def load(self, name: str, state: TableState, *, step: int) -> None:
+        """Takes over this process' part of a state, on top of what is there.
+
+        Raises:
+            ValueError: the rows do not fit the table.
+        """
+        number = next(i for i, table in enumerate(self.tables) if table.name == name)
+        self.step = step
+        columns = (self.format.columns, self._optimizer.columns(self._settings.width))
+        if (state.values.shape[1], state.optimizer.shape[1]) != columns or state.values.dtype != self.format.stored:
+            found = f"{state.values.dtype} {tuple(state.values.shape)} with {state.optimizer.shape[1]} columns of state"
+            raise ValueError(f"the rows of table {name!r} are {found}, and this job's have {columns}")
+        removed = self._mine(state.removed.numpy(), number)[0]
+        rows = self.index.find(removed.ids, removed.tables, removed.hashes)
+        rows = rows[rows > 0]
+        if len(rows):
+            self.index.remove(rows)
+            self.store.free(rows)
+        keys, at = self._mine(state.ids.numpy(), number)
+        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
+        absent = np.flatnonzero(rows == 0)
+        rows[absent] = self._give_rows(keys[absent])
+        self._seen[rows], self._last[rows] = state.seen.numpy()[at], state.last.numpy()[at]
+        chosen = torch.from_numpy(at)
+        self.store.write(rows, state.values[chosen], state.optimizer[chosen].to(self.format.compute))
+        if number in self._sketches and len(state.buckets):
+            self._sketches[number].load(state.buckets.numpy(), state.sketch.numpy())
+
+    def _mine(self, ids: np.ndarray, number: int) -> tuple[Keys, np.ndarray]:
+        """The keys of a table that this process owns, and where they are among these ids."""
+        keys = Keys.of(np.ascontiguousarray(ids), np.full(len(ids), number), self.salts)
+        at = np.flatnonzero(owners_of(keys.hashes, self._world) == self._rank)
+        return keys[at], at
