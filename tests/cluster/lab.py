@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from made_module import made_module
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer
 
@@ -20,6 +21,12 @@ SCRIPT = Path(__file__).with_name("lab.sh")
 NEEDED = ("sshd", "rsync", "slurmctld", "slurmd", "munged", "ip", "setsid")  # what `.ci/run` installs
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 ROWS = 48
+PAUSE = 0.04  # seconds that a sample takes to come, where the job is not the one to compare with
+LONG = {
+    "task": "module", "steps": 240, "train": {"batch": 4, "precision": "fp64"}, "parallel": {"data": 2},
+    "module": {"model": "made:network", "loss": "torch.nn.functional:mse_loss", "data": "made:data"},
+    "checkpoint": {"every": 60, "best": False},
+}  # fmt: skip
 
 
 def missing() -> str:
@@ -79,7 +86,7 @@ class Lab:
         return str(wrapper)
 
     def prepare(self, **values: Any) -> None:
-        """Writes the job, its model and its data."""
+        """Writes the job, its model and its data; ``long.yaml`` lasts so long that it can be stopped on its way."""
         save_tiny_llama(self.base / "tiny", tiny_tokenizer())
         rows = [{"instruction": f"say {i}", "output": f"{i} and {i + 1}"} for i in range(ROWS)]
         (self.base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -89,6 +96,8 @@ class Lab:
             "parallel": {"data": 2}, **values,
         }  # fmt: skip
         (self.base / "job.yaml").write_text(json.dumps(job))
+        (self.base / "made.py").write_text(made_module())
+        (self.base / "long.yaml").write_text(json.dumps(LONG))
 
     def stoker(self, *words: object, code: int = 0, timeout: float = 400) -> str:
         """What `stoker` prints; its errors, where it is to end with another code."""
@@ -96,6 +105,7 @@ class Lab:
             **os.environ,
             "PATH": PATH,
             "OMP_NUM_THREADS": "1",  # so that sums have one order everywhere
+            "PYTHONPATH": f"{self.base}:{os.environ.get('PYTHONPATH', '')}",  # the long job's module
             "XDG_STATE_HOME": str(self.base / "state"),
             "XDG_CONFIG_HOME": str(self.base / "config"),
             "SLURM_CONF": str(self.folder / "slurm.conf"),

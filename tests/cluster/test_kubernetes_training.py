@@ -16,6 +16,7 @@ from api_server import ApiServer
 from kubernetes_runs import IMAGE
 from ruamel.yaml import YAML
 
+from made_module import made_module
 from stoker.checkpoint.store import Store
 from stoker.cluster.chosen_target import choose_target
 from stoker.cluster.kubernetes.kubernetes_target import KubernetesTarget
@@ -39,22 +40,7 @@ JOB: dict[str, Any] = {
     "checkpoint": {"every": 10, "best": False, "memory": 1},
     "faults": {"back_off": 0.2},
 }
-MADE = """
-import os, time, torch
-from torch import nn
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, number):
-        time.sleep(float(os.environ.get("PAUSE", 0)))
-        made = torch.Generator().manual_seed(number)
-        sample = torch.randn(5, generator=made, dtype=torch.float64)
-        return sample[:3], sample[3:]
-def data():
-    return Data()
-"""
+MADE = made_module()
 
 
 @pytest.fixture(scope="module")

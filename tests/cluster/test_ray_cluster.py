@@ -11,12 +11,10 @@ from pathlib import Path
 from subprocess import PIPE
 
 import pytest
-from lab import Lab, losses
+from lab import LONG, PAUSE, Lab, losses
 
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow, pytest.mark.pool]  # a Ray cluster takes 20 s to come up
-
-LONG = 400
 
 
 class RayLab(Lab):
@@ -43,8 +41,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     with subprocess.Popen([sys.executable, script, str(port)], stdin=PIPE, stdout=PIPE, text=True) as made.cluster:
         assert made.cluster.stdout is not None and made.cluster.stdin is not None
         assert made.cluster.stdout.readline().strip() == "up"
-        block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "folder": str(made.folder)}
-        made.target("ray", ray={**block, "forward": ["OMP_NUM_THREADS"]})
+        block = {"address": f"http://127.0.0.1:{port}", "nodes": 2, "python": sys.executable}
+        block |= {"folder": str(made.folder), "forward": ["OMP_NUM_THREADS"], "environment": {"PAUSE": str(PAUSE)}}
+        made.target("ray", ray=block)
         try:
             yield made
         finally:
@@ -69,14 +68,13 @@ def test_a_cluster_that_can_never_hold_the_nodes_is_refused(lab: RayLab) -> None
 
 
 def test_a_run_is_stopped_and_goes_on_although_a_node_goes(lab: RayLab) -> None:
-    lab.stoker("train", "job.yaml", "output=runs/long", f"steps={LONG}", "checkpoint.every=100")
+    lab.stoker("train", "long.yaml", "output=runs/long")
     output = lab.folder / "again/runs/again"
-    words = ["submit", "job.yaml", "--on", "ray", "output=runs/again", f"steps={LONG}", "checkpoint.every=100"]
-    lab.stoker(*words)
+    lab.stoker("submit", "long.yaml", "--on", "ray", "output=runs/again")
     lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
     assert "again: stopped" in lab.stoker("stop", "again")
     saved = len(losses(output))
-    assert 20 < saved < LONG
+    assert 20 < saved < LONG["steps"]
     lab.stoker("resume", "again")
     lab.until(lambda: len(losses(output)) > saved + 20)
     assert lab.say("remove") == "removed"

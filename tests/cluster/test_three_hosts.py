@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import PATH, Lab, losses, missing
+from lab import LONG, PATH, PAUSE, Lab, losses, missing
 
 from stoker.cluster.send import send
 from stoker.cluster.sent_files import CODE, SentFile, code_archive
@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.pool,
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
-
-LONG = 400  # steps of a run that is stopped on its way
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +42,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             ssh={
                 "hosts": ["h1 slots=2", "h2 slots=2", "h3 slots=2"], "nodes": 2, "python": sys.executable,
                 "config": str(made.folder / "ssh_config"), "folder": str(made.folder / "own/st"), "shared": shared,
-                "forward": ["OMP_NUM_THREADS"],
+                "forward": ["OMP_NUM_THREADS"], "environment": {"PAUSE": str(PAUSE)},
             },
         )  # fmt: skip
-        made.target("hpc", slurm={"partition": "lab", "nodes": 2, "gres": "none", "python": made.python})
+        hpc = {"partition": "lab", "nodes": 2, "gres": "none", "python": made.python}
+        made.target("hpc", slurm={**hpc, "environment": {"PAUSE": str(PAUSE)}})
         yield made
     finally:
         made.do("down")
@@ -62,8 +61,8 @@ def whole(lab: Lab) -> list[float]:
 
 @pytest.fixture(scope="module")
 def long(lab: Lab) -> list[float]:
-    """The same of a job with more steps, which nothing happened to."""
-    lab.stoker("train", "job.yaml", "output=runs/long", f"steps={LONG}", "checkpoint.every=100")
+    """Those of the long job, which nothing happened to."""
+    lab.stoker("train", "long.yaml", "output=runs/long")
     return losses(lab.base / "runs/long")
 
 
@@ -84,13 +83,13 @@ def test_over_ssh_a_job_trains_as_here(lab: Lab, whole: list[float]) -> None:
 
 def test_over_ssh_a_run_is_stopped_everywhere_and_goes_on(lab: Lab, long: list[float]) -> None:
     output = lab.folder / "ssh-long"
-    lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", f"steps={LONG}", "checkpoint.every=100")
+    lab.stoker("submit", "long.yaml", "--on", "hosts", f"output={output}")
     lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
-    refused = lab.stoker("submit", "job.yaml", "--on", "hosts", f"output={output}", code=2)
+    refused = lab.stoker("submit", "long.yaml", "--on", "hosts", f"output={output}", code=2)
     assert "ssh-long is running there already" in refused
     said = lab.stoker("stop", "ssh-long")
     assert "ssh-long: stopped (h1 ended with exit code 143; h2 ended with exit code 143)" in said
-    assert 20 < len(losses(output)) < LONG and not _processes_of("ssh-long")
+    assert 20 < len(losses(output)) < LONG["steps"] and not _processes_of("ssh-long")
     lab.stoker("resume", "ssh-long")
     lab.until(lambda: lab.status("ssh-long")["status"]["state"] == "done")
     assert losses(output) == long
@@ -153,14 +152,14 @@ def test_slurm_trains_a_job_as_here(lab: Lab, whole: list[float]) -> None:
 
 def test_slurm_starts_a_run_again_that_had_to_make_room(lab: Lab, long: list[float]) -> None:
     output = lab.base / "runs/requeued"
-    words = ["submit", "job.yaml", "--on", "hpc", "output=runs/requeued", f"steps={LONG}", "checkpoint.every=100"]
-    job = json.loads(lab.stoker(*words, "--json"))["handle"]["job"]
+    said = lab.stoker("submit", "long.yaml", "--on", "hpc", "output=runs/requeued", "--json")
+    job = json.loads(said)["handle"]["job"]
     lab.until(lambda: (output / "metrics.jsonl").exists() and len(losses(output)) > 20)
     _slurm(lab, "scancel", "--batch", "--signal=TERM", job)  # what comes `warn` seconds before the end of the time
     lab.until(lambda: lab.status("requeued")["status"]["state"] == "waiting", 60)
     assert "its begin time has not come" in lab.status("requeued")["status"]["why"]
     saved = len(losses(output))
-    assert 20 < saved < LONG
+    assert 20 < saved < LONG["steps"]
     _slurm(lab, "scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm waits two minutes otherwise
     lab.until(lambda: lab.status("requeued")["status"]["state"] == "done")
     assert losses(output) == long

@@ -17,6 +17,7 @@ import torch
 from starting import assert_gone
 from test_external_worker import free_port
 
+from made_module import made_module
 from stoker.checkpoint.store import Store
 from stoker.runs.run_folder import RunFolder
 
@@ -32,22 +33,7 @@ train: {batch: 4, precision: fp64}
 parallel: {data: 2}
 checkpoint: {every: 10, best: false, memory: 1}
 """
-MADE = """
-import os, time, torch
-from torch import nn
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 2)).double()
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, number):
-        time.sleep(float(os.environ.get("PAUSE", 0)))
-        made = torch.Generator().manual_seed(number)
-        sample = torch.randn(5, generator=made, dtype=torch.float64)
-        return sample[:3], sample[3:]
-def data():
-    return Data()
-"""
+MADE = made_module("nn.Dropout(0.2)")
 NOTICED = 90.0  # seconds until training goes on; alone on the machine: 6
 BEGUN: list[subprocess.Popen[bytes]] = []
 

@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Answer one prompt, or hold a conversation."""
-    from stoker.cli.report import patient_threads, quiet_libraries
+    from stoker.cli.report import quiet_libraries
 
-    patient_threads()
     if arguments.max_tokens < 1:
         raise UserError("--max-tokens must be above 0")
     sampling = _sampling(arguments)
@@ -149,4 +148,4 @@ def _untuned(opened: OpenModel, engine: Engine) -> Engine:
     from stoker.train.evaluate_run import untuned_model
 
     model = untuned_model(opened.run, Path.cwd())
-    return Engine(decoder_of(model, opened.run.device, context=opened.decoder.context))
+    return Engine(decoder_of(model, opened.run.device, context=opened.decoder.context), tries_threads=True)

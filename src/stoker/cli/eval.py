@@ -85,9 +85,8 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     _check_options(arguments)
-    from stoker.cli.report import patient_threads, quiet_libraries
+    from stoker.cli.report import quiet_libraries
 
-    patient_threads()
     quiet_libraries()
     if arguments.prompts is not None:
         from stoker.cli.eval_prompts import run_prompts

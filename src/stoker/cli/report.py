@@ -59,15 +59,6 @@ def quiet_environment() -> None:
     os.environ.setdefault("TQDM_DISABLE", "1")
 
 
-def patient_threads() -> None:
-    """Lets OpenMP's threads sleep while they wait for each other, before torch is loaded.
-
-    A step of generation is hundreds of small products. Threads that spin between them take the cores from whatever
-    they wait for: on a busy machine a step then takes many times as long.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-
 def quiet_libraries() -> None:
     """Keeps progress bars and advice of libraries, meant for their own users, off the terminal."""
     quiet_environment()

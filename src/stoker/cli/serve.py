@@ -54,14 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM."""
     _check(arguments)
     token = _token(arguments)
-    from stoker.cli.report import patient_threads, quiet_libraries
+    from stoker.cli.report import quiet_libraries
 
     try:
         if arguments.engine != "torch":
             from stoker.serve.other_engine import serve_other
 
             return serve_other(arguments, token, quiet_libraries)
-        patient_threads()
         quiet_libraries()
         from stoker.serve.torch_server import serve_torch
 

@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_job, planned
-from stoker.cli.report import patient_threads
 from stoker.cli.stage_options import add_stage_options, asks_for_stages
 from stoker.cli.trust_options import options_of
 from stoker.errors import RunFailed, UserError

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.cli.openmp_threads import patient_threads
 from stoker.cli.preflight import open_stages
-from stoker.cli.report import patient_threads
 from stoker.errors import Problem, UserError
 from stoker.files import replace_file
 from stoker.job.load_job import LoadedJob

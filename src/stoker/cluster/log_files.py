@@ -123,7 +123,7 @@ def _new(
                 continue
             key = (path.rpartition("/")[2], inode)
             file = known.setdefault(key, LogFile(place.label(path)))
-            if size < file.offset:  # written anew
+            if size < file.offset:  # it was replaced
                 file.offset, file.begun = 0, b""
             length = min(size - file.offset, MOST)
             if length > 0:

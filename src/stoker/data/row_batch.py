@@ -70,6 +70,7 @@ class Columns:
         self._ids: list[int] = []
         self._spans: list[Span] = []
         self._entries: list[tuple[int, int, int, int, int, int, bool, bool, bool, bool, bool, float]] = []
+        self._digests: list[int | None] = []  # where they are not those of the ids
         self._files: dict[str, int] = {}
 
     def add(
@@ -99,9 +100,9 @@ class Columns:
             self._spans.append((start + first, start + last))
             trained += last - max(first, 1)
         file = self._files.setdefault(place[0], len(self._files))
-        digest = digest_of([ids]) if digest is None else digest
+        self._digests.append(digest)
         self._entries.append(
-            (start, len(ids), trained, place[1], file, digest, stops, cut, continues, exact, good, margin),
+            (start, len(ids), trained, place[1], file, 0, stops, cut, continues, exact, good, margin),
         )
 
     def into(self, batch: EncodedBatch) -> None:
@@ -112,11 +113,20 @@ class Columns:
             batch.trained[first:last] = True
         batch.index = np.array(self._entries, dtype=INDEX)
         batch.files = tuple(self._files)
+        content = batch.ids.tobytes()
+        batch.index["digest"] = np.array(
+            [
+                _digest(content[4 * entry[0] : 4 * (entry[0] + entry[1])]) if given is None else given
+                for entry, given in zip(self._entries, self._digests, strict=True)
+            ],
+            dtype=np.uint64,
+        )
 
 
 def digest_of(sequences: Sequence[Sequence[int]]) -> int:
     """A digest of token ids."""
-    digest = hashlib.blake2b(digest_size=8)
-    for ids in sequences:
-        digest.update(np.array(ids, dtype=np.uint32).tobytes())
-    return int.from_bytes(digest.digest(), "little")
+    return _digest(b"".join(np.array(ids, dtype=np.uint32).tobytes() for ids in sequences))
+
+
+def _digest(content: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")

@@ -8,6 +8,7 @@ are different batches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import psutil
@@ -19,6 +20,7 @@ from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
 from stoker.generate.sampling import next_tokens
+from stoker.generate.step_threads import StepThreads
 from stoker.generate.waiting import Waiting
 
 PIECE = 512  # tokens of prompts in a pass, padding included, while answers are being written
@@ -39,16 +41,26 @@ class _Batch:
 class Engine:
     """Answers requests with a model in memory. `submit` and `Generation.cancel` may be called from any thread."""
 
-    def __init__(self, decoder: Decoder, *, rows: int | None = None, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        rows: int | None = None,
+        memory: int | None = None,
+        tries_threads: bool = False,
+    ) -> None:
         """
         Args:
             rows: most sequences in a step; by default 64 on the CPU and 256 on a GPU.
             memory: bytes for keys and values; by default a share of what is free.
+            tries_threads: whether steps on the CPU take all threads or one, whichever is faster at the moment, for
+                results that differ in their last bits. By default they take all.
         """
         self.decoder = decoder
         on_gpu = decoder.device.type == "cuda"
         self._rows = rows or (256 if on_gpu else 64)
         self._memory = memory or free_memory(decoder.device.torch)
+        self._threads = None if on_gpu or not tries_threads else StepThreads()
         self._waiting = Waiting(decoder, int(self._memory * REMEMBERED))
         self._prefill: Prefill | None = None
         self._batches: dict[str | None, _Batch] = {}
@@ -212,7 +224,7 @@ class Engine:
         self._make_room(batch)
         last = [[generation.tokens[-1].id] for generation in batch.generations]
         try:
-            with self.decoder.using(batch.adapter):
+            with self.decoder.using(batch.adapter), self._with_threads(len(last)):
                 drawn = self.decoder.run(
                     torch.tensor(last, device=self.decoder.device.torch),
                     batch.cache,
@@ -228,6 +240,9 @@ class Engine:
                 batch.generations[row].notify()
             else:
                 self._finish(batch, row, ending)
+
+    def _with_threads(self, rows: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._threads is None else self._threads.step(rows)
 
     def _finish(self, batch: _Batch, row: int, ending: Ending) -> None:
         generation = self._remove(batch, row)

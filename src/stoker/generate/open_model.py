@@ -62,7 +62,7 @@ class OpenModel:
 
     def engine(self, **settings: Any) -> Engine:
         """An engine with this model; see `Engine`."""
-        return Engine(self.decoder, **settings)
+        return Engine(self.decoder, tries_threads=True, **settings)
 
     def prompt_ids(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         """The token ids of a conversation that ends before an answer.

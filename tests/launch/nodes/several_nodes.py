@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import torch
 
+from made_module import made_module
 from stoker.checkpoint.store import Store
 from stoker.runs.run_folder import RunFolder
 
@@ -30,22 +31,7 @@ parallel: {data: %d}
 checkpoint: {every: 25, best: false, memory: 1}
 faults: {back_off: 0.2, hang: 4}
 """
-MADE = """
-import os, time, torch
-from torch import nn
-def network():
-    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 64
-    def __getitem__(self, number):
-        time.sleep(float(os.environ.get("PAUSE", 0)))
-        made = torch.Generator().manual_seed(number)
-        sample = torch.randn(5, generator=made, dtype=torch.float64)
-        return sample[:3], sample[3:]
-def data():
-    return Data()
-"""
+MADE = made_module()
 
 
 def command(base: Path, words: list[str], log: Path, pause: float = 0.0) -> subprocess.Popen[bytes]:

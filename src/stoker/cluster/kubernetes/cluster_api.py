@@ -101,7 +101,7 @@ class ClusterApi:
         yield from self._stream(f"the log of {pod}", f"pods/{pod}/log", query, None)
 
     def watch_pods(self, labels: str, seconds: int) -> Iterator[Manifest]:
-        """The pods with those labels, each again when it changes, for so many seconds."""
+        """The pods with those labels, each again when it changes, until the time is over."""
         query = [("labelSelector", labels), ("watch", "true"), ("timeoutSeconds", f"{seconds}")]
         for line in self._stream("the pods", "pods", query, seconds + ANSWER):
             event = json.loads(line)

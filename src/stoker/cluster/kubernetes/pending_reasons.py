@@ -1,4 +1,4 @@
-"""Why a pod does not run, in words: from its conditions, its containers, its events and those of its workload.
+"""The reason why a pod does not run, from its conditions, its containers, its events and those of its workload.
 
 The scheduler's message is, for example: ``0/4 nodes are available: 1 node(s) had untolerated taint {gpu: true}, 3
 Insufficient nvidia.com/gpu. preemption: ...`` (kube-scheduler, framework/types.go, FitError).
@@ -67,7 +67,7 @@ def group_reasons(group: Object) -> list[str]:
 
 
 def quota(message: str) -> str:
-    """A quota that is used up, in words; empty where the message is of something else."""
+    """Says which quota is used up; empty where the message is of something else."""
     match = _QUOTA.search(message)
     if match is None:
         return ""
@@ -76,7 +76,7 @@ def quota(message: str) -> str:
 
 
 def unschedulable(message: str) -> str:
-    """The scheduler's message in words."""
+    """What the scheduler's message means."""
     match = _NODES.match(message.strip())
     if match is None:
         return message.strip()
@@ -90,7 +90,7 @@ def unschedulable(message: str) -> str:
 
 
 def _cause(count: str, text: str) -> str:
-    """What is wrong with so many nodes."""
+    """What is wrong with a number of nodes."""
     insufficient = _INSUFFICIENT.match(text)
     if insufficient is not None:
         return f"{count} have too little {insufficient[1]} free"

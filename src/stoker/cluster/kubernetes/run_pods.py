@@ -41,7 +41,7 @@ def phase_of(pod: Object) -> str:
 
 
 def pod_reasons(api: ClusterApi, pod: Object) -> list[str]:
-    """Why a pod does not run, in words."""
+    """The reason why a pod does not run."""
     found = reasons(pod, events_of(api, pod))
     for name in claims_of(pod) if phase_of(pod) == "Pending" else ():
         claim = api.read("v1", "PersistentVolumeClaim", name)

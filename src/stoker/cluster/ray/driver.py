@@ -1,6 +1,6 @@
 """What Ray runs as the job: places one supervisor on each node, follows them, and ends as they do.
 
-Started as ``python -m stoker.cluster.ray.driver driver.json`` in the folder of the submission, on the cluster.
+Started as ``python3 -m stoker.cluster.ray.driver driver.json`` in the folder of the submission, on the cluster.
 """
 
 from __future__ import annotations

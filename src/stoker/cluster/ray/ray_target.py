@@ -19,18 +19,21 @@ from stoker.cluster.log_files import POLL
 from stoker.cluster.ray.placement import Placement
 from stoker.cluster.record import FILE, Record
 from stoker.cluster.sent_files import ARCHIVE
-from stoker.cluster.start_script import environment_text, variables
+from stoker.cluster.start_script import environment_text, python_word, variables
 from stoker.cluster.submission import JOB, Submission
 from stoker.cluster.target import Status
 from stoker.errors import CannotRun, Problem, RunFailed, UserError
 from stoker.job.targets.ray import RayBlock
 
 PLAN = "driver.json"
-ENTRY = f"python -m stoker.cluster.ray.driver {PLAN}"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
 SECONDS_TO_END = 60.0
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
 SIGTERM_EXIT = 143
+WITHOUT_EFFECT = {
+    "setup": "prepare the nodes where Ray is started",
+    "port": "the supervisors choose their ports themselves",
+}
 METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
 
 
@@ -50,6 +53,9 @@ class RayTarget:
         return None
 
     def check(self, submission: Submission) -> None:
+        for key, instead in WITHOUT_EFFECT.items():
+            if key in self._block.model_fields_set:
+                raise UserError(self._chosen.problem(key, f"`{key}` has no effect on Ray", instead))
         if submission.bytes > LARGEST:
             largest = max(submission.files, key=lambda file: file.size)
             message = f"Ray takes at most {LARGEST >> 20} MiB with a job, and {largest.path} has {largest.size >> 20}"
@@ -64,7 +70,7 @@ class RayTarget:
         shown = environment_text(variables(self._block, os.environ), hidden=True)
         lines = [
             f"# {submission.label} to Ray at {self._address()}",
-            f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {ENTRY}",
+            f"RAY_API_SERVER_ADDRESS={self._address()} ray job submit --working-dir SENT -- {self._entry}",
             "",
             "# SENT holds:",
             *(f"#   {file.path}  {file.size} bytes  {file.digest[:16]}" for file in submission.files),
@@ -101,7 +107,7 @@ class RayTarget:
             runtime = {"working_dir": str(staged), "env_vars": environment}
             self._asked(
                 lambda: client.submit_job(
-                    entrypoint=ENTRY,
+                    entrypoint=self._entry,
                     submission_id=number,
                     runtime_env=runtime,
                     metadata={METADATA: json.dumps(asdict(record))},
@@ -162,7 +168,7 @@ class RayTarget:
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
         self._asked(
             lambda: client.submit_job(
-                entrypoint=ENTRY,
+                entrypoint=self._entry,
                 submission_id=number,
                 runtime_env=dict(record.handle["runtime_env"]),
                 metadata={METADATA: json.dumps(asdict(again))},
@@ -190,6 +196,11 @@ class RayTarget:
             if record is not None and (record.name not in newest or newest[record.name].time < record.time):
                 newest[record.name] = record
         return list(newest.values())
+
+    @property
+    def _entry(self) -> str:
+        """The command that Ray runs as the job."""
+        return f"{python_word(self._block.python)} -m stoker.cluster.ray.driver {PLAN}"
 
     def _address(self) -> str:
         written = "address" in self._block.model_fields_set

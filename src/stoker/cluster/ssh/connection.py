@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shlex
 import stat
@@ -35,14 +37,19 @@ class SshSettings:
     connect: int = 15
 
     def words(self) -> list[str]:
-        """The options of an ssh command. ssh takes the first value of an option: the user's come first."""
+        """The options of an ssh command. ssh takes the first value of an option: the user's come first.
+
+        Only commands of equal settings share a connection: of those that join it, ssh drops options such as ``SetEnv``.
+        """
+        settings = json.dumps([self.identity, self.jump, self.config, dict(self.options)])
+        shared = hashlib.blake2b(settings.encode(), digest_size=4).hexdigest()
         own = {
             "BatchMode": "yes",  # nobody is there to answer a question
             "ConnectTimeout": str(self.connect),
             "ServerAliveInterval": "15",
             "ServerAliveCountMax": "4",
             "ControlMaster": "auto",
-            "ControlPath": f"{control_folder()}/%C",
+            "ControlPath": f"{control_folder()}/{shared}-%C",
             "ControlPersist": str(PERSIST),
         }
         given = {name.lower() for name in self.options}

@@ -15,9 +15,8 @@ from stoker.data.tokenise import TextCodec
 from stoker.errors import UserError, reason_of
 from stoker.scoring.answer_rows import AnswerRow
 
-SAID = (
-    "\N{WHITE SQUARE}said by the model\N{WHITE SQUARE}"  # stands for a turn of the model where a template is rendered
-)
+# A turn of the model, where a template is rendered to find what follows it.
+SAID = "\N{WHITE SQUARE}said by the model\N{WHITE SQUARE}"
 Turns = list[dict[str, Any]]
 
 
@@ -71,7 +70,7 @@ class Environment:
             why = str(error) or "special tokens in it, for which the chat template looks"
             message = f"{self.name} returned what cannot follow an answer: {why}"
             raise UserError(row.problem(message, "return a text, a message {role, content}, or None")) from error
-        return Reply(more, tuple(ids[1:] if ids[0] in self.codec.stop_ids else ids))
+        return Reply(more, tuple(ids[1:] if self.codec.stop_ids.issuperset(ids[:1]) else ids))
 
     def _ids(self, before: Sequence[dict[str, Any]], more: Turns) -> list[int]:
         """The tokens between the model's turn and its next one, special tokens in content as text."""
