@@ -32,7 +32,7 @@ from stoker.job import load_job
 from stoker.launch.first_failure import Failure
 from stoker.launch.nodes import channel
 from stoker.launch.nodes.agent import Agent, interval, told_of
-from stoker.launch.nodes.channel import STRANGERS, Address, Network
+from stoker.launch.nodes.channel import STRANGERS, Address, PeerNetwork
 from stoker.launch.nodes.group import Group, Node, placed
 from stoker.launch.nodes.node_supervisor import NodeSupervisor, Place
 from stoker.launch.run_spec import RunSpec
@@ -113,7 +113,7 @@ class SimulatedNode(NodeSupervisor):
     """A supervisor whose processes only sleep."""
 
     def __init__(self, spec: RunSpec, name: str, leader: Address | None, count: int, secret: bytes) -> None:
-        network = Network((HOST, 0), secret, strangers=max(STRANGERS, 2 * count))
+        network = PeerNetwork((HOST, 0), secret, strangers=max(STRANGERS, 2 * count))
         node = Node(name, network.address, tuple(range(DEVICES)))
         place = Place(node, (leader or network.address,), count, count, secret)
         self.name, self.address = name, network.address

@@ -5,7 +5,7 @@ python benchmarks/generate.py --shape 1b --rows 1 16 256   # a Llama of a billio
 
 Prompts of 20 to 60 tokens, 64 new tokens each, greedy, no stop token: `generate` (static, padded on the left),
 `generate_batch` (continuous batching; its cache sized by hand, as its default does not fit a small machine), and
-`Engine.run`. Tokens of all three are compared: on a CPU in float32 they are equal but for ties.
+`GenerationEngine.run`. Tokens of all three are compared: on a CPU in float32 they are equal but for ties.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from stoker.generate.decoder import Decoder, decoder_of
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import open_model
 from stoker.generate.request import Request
 from stoker.hardware.device import choose_device
@@ -59,7 +59,7 @@ def prompts(rows: int, vocabulary: int) -> list[list[int]]:
 
 def by_engine(of: Decoder, asked: list[list[int]]) -> Answers:
     """This engine."""
-    return [generation.ids for generation in Engine(of).run([Request(tuple(ids), TOKENS) for ids in asked])]
+    return [generation.ids for generation in GenerationEngine(of).run([Request(tuple(ids), TOKENS) for ids in asked])]
 
 
 def by_generate(of: Decoder, asked: list[list[int]]) -> Answers:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from families import VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request
 from stoker.hardware.device import Device
 from stoker.job.schema import TuneBlock
@@ -38,7 +38,7 @@ def lora(model: PreTrainedModel, name: str = "default") -> PeftModel:
 
 
 @torch.no_grad()
-def whole_pass(engine: Engine, ids: tuple[int, ...]) -> Tensor:
+def whole_pass(engine: GenerationEngine, ids: tuple[int, ...]) -> Tensor:
     """Log-probabilities of every next token without a cache, shape (T, V)."""
     model = engine.decoder.language.model
     with engine.decoder.at_work():
@@ -53,7 +53,7 @@ def assert_likeliest(expected: Tensor, ids: list[int], log_probabilities: list[f
 def test_requests_choose_their_adapter_in_one_batch() -> None:
     model = lora(tiny("llama"))
     model.add_adapter("other", LoraConfig(r=2, target_modules=["k_proj", "o_proj"], init_lora_weights=False))
-    engine = Engine(decoder_of(model, EXACT, context=64))
+    engine = GenerationEngine(decoder_of(model, EXACT, context=64))
     assert engine.decoder.adapters == ("default", "other")
     names = ("default", "other", BASE, None)
     generations = engine.run([Request(prompt, 9, adapter=name) for prompt in prompts() for name in names])
@@ -69,13 +69,13 @@ def test_requests_choose_their_adapter_in_one_batch() -> None:
 
 
 def test_an_adapter_that_is_not_there_is_refused() -> None:
-    engine = Engine(decoder_of(lora(tiny("llama")), EXACT, context=64))
+    engine = GenerationEngine(decoder_of(lora(tiny("llama")), EXACT, context=64))
     with pytest.raises(UserError, match="no adapter 'defualt'; there are: default"):
         engine.submit(Request((1, 2), 1, adapter="defualt"))
 
 
 def test_a_beginning_is_not_shared_between_adapters() -> None:
-    engine = Engine(decoder_of(lora(tiny("llama")), EXACT, context=64))
+    engine = GenerationEngine(decoder_of(lora(tiny("llama")), EXACT, context=64))
     (prompt,) = prompts((40,))
     first = engine.run([Request(prompt, 4, remember=True)])[0]
     again = (*first.so_far, 9)
@@ -87,7 +87,7 @@ def test_a_beginning_is_not_shared_between_adapters() -> None:
 @pytest.mark.parametrize("method", ["prompt", "p-tuning", "prefix"])
 def test_virtual_tokens_stand_before_every_answer(method: str, family: str) -> None:
     model = with_virtual_tokens(tiny(family), method)
-    engine = Engine(decoder_of(model, EXACT, context=60))
+    engine = GenerationEngine(decoder_of(model, EXACT, context=60))
     requests = [Request(prompt, 9, adapter=name) for prompt in prompts() for name in (None, BASE)]
     generations = engine.run([*requests, *requests])
     different = 0
@@ -126,7 +126,7 @@ def test_a_quantised_base_answers_as_it_does_in_whole_passes(kind: str) -> None:
     base = quantised_copy(tiny("llama", dtype=torch.float32), kind, torch.float32)
     model: nn.Module = lora(base)
     fuse_lora(model)
-    engine = Engine(decoder_of(model, Device("cpu", "fp32", "a test compares"), context=64))
+    engine = GenerationEngine(decoder_of(model, Device("cpu", "fp32", "a test compares"), context=64))
     for name in (None, BASE):
         for generation in engine.run([Request(prompt, 6, adapter=name) for prompt in prompts()]):
             start = len(generation.request.prompt) - 1

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from families import tiny
 from stoker.generate.answer_text import AnswerText, answer_all, stream_answer
 from stoker.generate.decoder import decoder_of
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Request, Sampling
 from stoker.hardware.device import Device
 
@@ -23,9 +23,9 @@ TEXTS = (
 )
 
 
-def engine_for(tokenizer: Tokenizer) -> Engine:
+def engine_for(tokenizer: Tokenizer) -> GenerationEngine:
     model = tiny("llama", vocab_size=tokenizer.get_vocab_size())
-    return Engine(decoder_of(model, Device("cpu", "fp64", ""), context=64))
+    return GenerationEngine(decoder_of(model, Device("cpu", "fp64", ""), context=64))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -58,7 +58,7 @@ def test_no_part_of_a_stop_string_is_ever_given(stop: list[str], tokenizer: Toke
 
 
 def test_streamed_and_batched_answers_are_the_same(tokenizer: Tokenizer) -> None:
-    engine = Engine(
+    engine = GenerationEngine(
         decoder_of(tiny("llama", vocab_size=tokenizer.get_vocab_size()), Device("cpu", "fp64", ""), context=64)
     )
     requests = [Request((5, 6, n), 20, Sampling(temperature=1.0, seed=n)) for n in range(7, 11)]
@@ -74,7 +74,7 @@ def test_streamed_and_batched_answers_are_the_same(tokenizer: Tokenizer) -> None
 
 
 def test_a_stream_that_is_closed_lets_the_engine_go(tokenizer: Tokenizer) -> None:
-    engine = Engine(
+    engine = GenerationEngine(
         decoder_of(tiny("llama", vocab_size=tokenizer.get_vocab_size()), Device("cpu", "fp64", ""), context=64)
     )
     pieces = stream_answer(engine, tokenizer, Request((5, 6), 40, Sampling(temperature=1.0)))

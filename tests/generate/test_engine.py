@@ -10,7 +10,7 @@ from torch import Tensor
 from families import SHAPES, VOCABULARY, tiny
 from stoker.errors import UserError
 from stoker.generate.decoder import decoder_of
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.prefill import Prefill
 from stoker.generate.request import BASE, Generation, Request, Sampling
 from stoker.hardware.device import Device
@@ -25,19 +25,19 @@ def prompts(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> list[tuple[int
     return [tuple(generator.integers(2, VOCABULARY, length).tolist()) for length in lengths]
 
 
-def engine_of(family: str, **settings: int) -> Engine:
-    return Engine(decoder_of(tiny(family), EXACT, context=64), **settings)
+def engine_of(family: str, **settings: int) -> GenerationEngine:
+    return GenerationEngine(decoder_of(tiny(family), EXACT, context=64), **settings)
 
 
 @torch.no_grad()
-def log_probabilities(engine: Engine, ids: tuple[int, ...]) -> Tensor:
+def log_probabilities(engine: GenerationEngine, ids: tuple[int, ...]) -> Tensor:
     """Log-probabilities of every next token, from one pass over the whole text without a cache, shape (T, V)."""
     model = engine.decoder.language.model
     with engine.decoder.at_work():
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
 
 
-def assert_greedy(engine: Engine, generation: Generation) -> None:
+def assert_greedy(engine: GenerationEngine, generation: Generation) -> None:
     """Every token is the likeliest, and has the log-probability of a pass over the whole text."""
     start = len(generation.request.prompt) - 1
     expected = log_probabilities(engine, generation.so_far)[start:-1]
@@ -83,7 +83,7 @@ def test_a_common_beginning_is_computed_once() -> None:
         assert_greedy(engine, generation)
 
 
-def count_columns(engine: Engine) -> list[int]:
+def count_columns(engine: GenerationEngine) -> list[int]:
     """Collects rows times columns of every pass from now on."""
     body, seen = engine.decoder.language.model.base_model, list[int]()
     body.register_forward_pre_hook(lambda _, __, given: seen.append(given["input_ids"].numel()), with_kwargs=True)
@@ -112,7 +112,7 @@ def test_a_later_request_goes_on_from_an_earlier_one() -> None:
 
 
 def test_long_prompts_go_through_in_pieces_beside_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.generate.engine.PIECE", 8)
+    monkeypatch.setattr("stoker.generate.generation_engine.PIECE", 8)
     engine = engine_of("mistral")
     short, long, longer = prompts((4, 30, 25))
     with engine.decoder.at_work():

@@ -32,7 +32,7 @@ from stoker.train.loop import Loop
 from stoker.train.prepare import Prepared, prepare
 from stoker.train.run import start
 from stoker.verify.layout_cases import MATRIX, Cell
-from stoker.verify.toy_job import Variant, make_twin
+from stoker.verify.toy_job import LayoutVariant, make_twin
 
 DOUBLE = 8  # bytes: twins train in float64
 STEP = 3  # is counted: in the second one DDP orders its buckets again
@@ -172,7 +172,9 @@ def check(pool: Pool, cell: Cell, config: LlamaConfig, folder: Path) -> list[Vol
     original = folder / "original.yaml"
     original.write_text("task: pretrain\nmodel: some/model\ndata: none.jsonl\nsteps: 100\n")
     twin = make_twin(load_job(original), folder, folder, steps=STEP, config=config)
-    found = pool.run(counted, str(twin.job_file(cell, Variant(clip=1.0, by_steps=True))), world=cell.world, timeout=100)
+    found = pool.run(
+        counted, str(twin.job_file(cell, LayoutVariant(clip=1.0, by_steps=True))), world=cell.world, timeout=100
+    )
     for moved, expected in found:
         assert moved == expected
     return [moved for moved, _ in found]

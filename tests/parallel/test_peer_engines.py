@@ -25,11 +25,11 @@ from stoker.parallel.float64_mode import in_float64
 from stoker.train.lr_schedule import Schedule, warmup_steps
 from stoker.verify.layout_cases import Cell
 from stoker.verify.toy_config import SIZES
-from stoker.verify.toy_job import Twin, Variant, make_twin
+from stoker.verify.toy_job import LayoutVariant, Twin, make_twin
 from stoker.verify.verify_run import trace
 
 STEPS = 5
-RUN = Variant(clip=0.1, by_steps=True)
+RUN = LayoutVariant(clip=0.1, by_steps=True)
 ROUNDING = 2e-5  # relative, of losses in float32 after a few steps
 EVEN = 132  # vocabulary: transformers splits even ones only
 Documents = list[tuple[Tensor, Tensor]]

@@ -12,7 +12,7 @@ from stoker.hardware.devices import device_kind
 from stoker.hardware.network import parse_network
 from stoker.job.layout import Layout
 from stoker.plan.efficiency import Efficiency, matmul_seconds
-from stoker.plan.network_cost import Group, collective_seconds
+from stoker.plan.network_cost import CollectiveGroup, collective_seconds
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shapes.model_names import shape_named
 from stoker.plan.software import STOKER
@@ -60,14 +60,14 @@ def test_small_products_are_slower() -> None:
 def test_a_ring_through_nodes_is_as_fast_as_their_network() -> None:
     efficiency = Efficiency(link=1.0, network=1.0, start=0.0)
     free = replace(CLUSTER, link_latency_s=0.0, network_latency_s=0.0)
-    inside = collective_seconds("all-reduce", 1e9, Group(8, 1), free, efficiency)
+    inside = collective_seconds("all-reduce", 1e9, CollectiveGroup(8, 1), free, efficiency)
     assert inside == pytest.approx(2 * 7 / 8 * 1e9 / (free.device.link_gbs * 1e9))
-    across = collective_seconds("all-reduce", 1e9, Group(64, 1), free, efficiency)
+    across = collective_seconds("all-reduce", 1e9, CollectiveGroup(64, 1), free, efficiency)
     assert across == pytest.approx(2 * 63 / 64 * 1e9 / (free.network_gbs * 1e9))
     # Eight groups, one of each device of a node, share its network.
-    shared = collective_seconds("all-reduce", 1e9, Group(8, 8), free, efficiency)
+    shared = collective_seconds("all-reduce", 1e9, CollectiveGroup(8, 8), free, efficiency)
     assert shared == pytest.approx(8 * 2 * 7 / 8 * 1e9 / (free.network_gbs * 1e9))
-    assert collective_seconds("all-reduce", 1e9, Group(1, 1), free, efficiency) == 0
+    assert collective_seconds("all-reduce", 1e9, CollectiveGroup(1, 1), free, efficiency) == 0
 
 
 def test_what_costs_time() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.scoring.sandbox import Outcome, run_program, sandbox_problem
+from stoker.scoring.sandbox import ProgramOutcome, run_program, sandbox_problem
 from stoker.scoring.sandbox_child import NAMES, SYSCALLS
 
 pytestmark = pytest.mark.skipif(bool(sandbox_problem()), reason="no sandbox on this system")
@@ -18,11 +18,11 @@ HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64":
 
 
 def test_a_program_that_is_right_passes_and_a_wrong_one_says_why() -> None:
-    assert run_program("assert sum(range(4)) == 6") == Outcome(True, "passed")
-    assert run_program("import math, re, collections, itertools\nassert math.sqrt(4) == 3") == Outcome(
+    assert run_program("assert sum(range(4)) == 6") == ProgramOutcome(True, "passed")
+    assert run_program("import math, re, collections, itertools\nassert math.sqrt(4) == 3") == ProgramOutcome(
         False, "AssertionError"
     )
-    assert run_program("def f(:") == Outcome(False, "SyntaxError")
+    assert run_program("def f(:") == ProgramOutcome(False, "SyntaxError")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_would_work_outside_is_refused(what: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("whole")
     program = HARMFUL[what].replace("PATH", repr(str(path)))
-    assert run_program(program) == Outcome(False, "PermissionError")
+    assert run_program(program) == ProgramOutcome(False, "PermissionError")
     assert path.read_text() == "whole" and path.stat().st_mode & 0o777 != 0o777
     subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path, timeout=60)
 
@@ -66,13 +66,13 @@ def test_threads_are_no_processes() -> None:
     "program", ["while True: pass", "import time\ntime.sleep(60)", "import signal\nsignal.pause()"]
 )
 def test_a_program_that_does_not_end_is_ended(program: str) -> None:
-    assert run_program(program, seconds=1) == Outcome(False, "time")
+    assert run_program(program, seconds=1) == ProgramOutcome(False, "time")
 
 
 def test_memory_is_limited() -> None:
     program = "x = bytearray(1 << 28)"
     assert run_program(program).passed
-    assert run_program(program, memory=1 << 27) == Outcome(False, "MemoryError")
+    assert run_program(program, memory=1 << 27) == ProgramOutcome(False, "MemoryError")
     assert not run_program("x = []\nwhile True: x.append(bytearray(1 << 24))").passed
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from stoker.serve.app import app_of
+from stoker.serve.endpoint_state import Service
 from stoker.serve.open_served import open_served
 from stoker.serve.server_options import ServerOptions
-from stoker.serve.service import Service
 from stoker.serve.torch_server import service_of
 
 

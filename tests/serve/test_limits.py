@@ -155,7 +155,7 @@ def test_the_work_of_a_client_that_left_is_cancelled(served: InProcess, stream: 
 def test_the_server_goes_on_after_a_pass_that_failed(
     served: InProcess, error: Exception, status: int, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from stoker.generate import engine as engines
+    from stoker.generate import generation_engine as engines
 
     def failing(*_: Any) -> Any:
         raise error

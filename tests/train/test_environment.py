@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.train.environment import git_revision
+from stoker.train.recorded_environment import git_revision
 
 
 def git(folder: Path, *words: str) -> str:

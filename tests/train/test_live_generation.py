@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import BASE, Request, Sampling
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
@@ -60,7 +60,7 @@ def generated(job_file: str, adapted: bool) -> Found:
         engine, task = prepared.engine, prepared.task
         decoder = engine.decoder(CONTEXT)
         assert decoder is not None and task.language is not None
-        generate = Engine(decoder, rows=3, memory=MEMORY)
+        generate = GenerationEngine(decoder, rows=3, memory=MEMORY)
         size = -(-REQUESTS // layout.data)
         first = mesh.data_index * size if mesh is not None else 0
         vocabulary = task.language.model.config.vocab_size

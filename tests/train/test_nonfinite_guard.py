@@ -13,7 +13,7 @@ from stoker.hardware.device import Device
 from stoker.job.schema import TrainBlock
 from stoker.train.engine import SingleProcess
 from stoker.train.optimizer import build_optimizer
-from stoker.train.step import Guard, StepNumbers
+from stoker.train.step import NonfiniteGuard, StepNumbers
 
 BLOCK = {"lr": 0.1, "weight_decay": 0.1, "beta2": 0.99, "eps": 1e-8, "min_lr": 0.0}
 
@@ -29,7 +29,7 @@ class Trained:
         self.optimizer = build_optimizer(self.model, block, on_host=on_host)
         self.scaler = torch.amp.GradScaler(device, enabled=fp16, init_scale=64.0)
         self.engine: Any = SingleProcess(None, Device(device, "fp32", ""), list(self.model.parameters()))  # type: ignore[arg-type]
-        self.guard = Guard(self.optimizer, self.scaler, self.engine, list(self.model.buffers()))
+        self.guard = NonfiniteGuard(self.optimizer, self.scaler, self.engine, list(self.model.buffers()))
 
     def step(self, spoil_loss: float = 1.0, spoil_gradient: float = 1.0, inputs: float = 1.0) -> StepNumbers:
         self.optimizer.zero_grad(set_to_none=True)

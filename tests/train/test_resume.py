@@ -19,7 +19,7 @@ from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.runs.listing import summarise
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import shared_memory
-from stoker.train.resume import check_none_lost
+from stoker.train.resume_check import check_none_lost
 
 BATCH = 4
 MODULE = {

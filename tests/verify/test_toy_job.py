@@ -21,7 +21,7 @@ from stoker.verify.layout_cases import MATRIX, Cell, planned, reference_of
 from stoker.verify.plain_rows import batches_of, read
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.verify.toy_config import GROUPED, HEADS, WINDOW, ToyShape, shrunk
-from stoker.verify.toy_job import SEQ_LEN, Twin, Variant, make_twin
+from stoker.verify.toy_job import SEQ_LEN, LayoutVariant, Twin, make_twin
 from stoker.verify.toy_rows import CHARACTERS, END_ID
 from stoker.verify.verify_run import trace
 
@@ -140,7 +140,7 @@ def test_a_twin_trains_as_its_job_does(tmp_path: Path) -> None:
         "train: {optimizer: sgd, beta1: 0.8, schedule: wsd, min_lr: 0.25, weight_decay: 0.3, clip: 0, pack: true}",
     )
     cell = Cell("", {}, accumulation=3)
-    job = load_job(twin.job_file(cell, Variant(by_steps=True))).job
+    job = load_job(twin.job_file(cell, LayoutVariant(by_steps=True))).job
     train = job.train
     assert (job.task, job.seed, job.steps) == ("pretrain", 3, 8)
     assert (train.optimizer, train.beta1, train.weight_decay) == ("sgd", 0.8, 0.3)
@@ -148,7 +148,7 @@ def test_a_twin_trains_as_its_job_does(tmp_path: Path) -> None:
     assert (train.clip, train.pack, train.accumulation, train.batch) == (0.0, True, 3, 6)
     assert (job.tune.method, job.tune.targets, job.tune.rslora, job.tune.dropout) == ("lora", ["q_proj"], True, 0.0)
     assert job.tune.alpha == job.tune.rank / 2  # as 32 is half of 64
-    assert load_job(twin.job_file(cell, Variant(dropout=True))).job.tune.dropout == 0.1
+    assert load_job(twin.job_file(cell, LayoutVariant(dropout=True))).job.tune.dropout == 0.1
     assert twin.dropout == {0.1} and not twin.clips
     assert len(twin.facts) == 1 and "quantised" in twin.facts[0]
 
@@ -162,7 +162,7 @@ def test_the_models_dropout_is_known_and_can_be_at_work(tmp_path: Path) -> None:
     twin = twin_of(tmp_path, family="gpt2", attn_pdrop=0.3, embd_pdrop=0.0)
     assert twin.dropout == {0.1, 0.3}
     configs = [
-        AutoConfig.from_pretrained(load_job(twin.job_file(Cell("", {}), Variant(dropout=on))).job.model.name)  # type: ignore[union-attr]
+        AutoConfig.from_pretrained(load_job(twin.job_file(Cell("", {}), LayoutVariant(dropout=on))).job.model.name)  # type: ignore[union-attr]
         for on in (False, True)
     ]
     assert [config.attn_pdrop for config in configs] == [0.0, 0.3]
@@ -262,7 +262,7 @@ def test_accumulation_changes_nothing_and_another_beta_does(tmp_path: Path) -> N
 def test_the_plain_loop_computes_the_same(family: str, text: str, limit: float, tmp_path: Path) -> None:
     twin = twin_of(tmp_path, text, family, steps=4)
     cell = Cell("", {}, accumulation=2)
-    clip = Variant(clip=limit)
+    clip = LayoutVariant(clip=limit)
     path = twin.job_file(cell, clip)
     run = trace(str(path), last=4)
     job = load_job(path).job

@@ -22,7 +22,7 @@ from stoker.models.adapters import trained_whole, unwrap
 from stoker.models.families import family_of
 from stoker.models.resize_embeddings import rows_by_token
 from stoker.models.split_fused import Parts, saved_tensors
-from stoker.models.virtual_tokens import Prefix, Prompt, virtual_of
+from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
 
 PREFIX = "base_model.model."
 WEIGHTS = "adapter_model.safetensors"
@@ -71,7 +71,7 @@ def keep_rows(base: PreTrainedModel, folder: Path, rows: int) -> None:
 
 
 @torch.no_grad()
-def _save_virtual(virtual: Prompt | Prefix, folder: Path, base_name: str) -> None:
+def _save_virtual(virtual: VirtualPrompt | Prefix, folder: Path, base_name: str) -> None:
     """Saves the outputs of the encoder, without the encoder, as peft does."""
     config = copy.copy(virtual.config)
     config.base_model_name_or_path, config.inference_mode = base_name, True

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.collective import rank, together
-from stoker.checkpoint.memory_restore import Remembered, intersection
+from stoker.checkpoint.memory_restore import MemoryCopies, intersection
 from stoker.checkpoint.save_plan import Item
 from stoker.checkpoint.shm_buffers import Copy, allocate
 
@@ -31,7 +31,7 @@ class _Transfer:
 
 
 @contextmanager
-def fetched(copy: Remembered, folder: Path, held: Held) -> Iterator[Remembered]:
+def fetched(copy: MemoryCopies, folder: Path, held: Held) -> Iterator[MemoryCopies]:
     """Within it this machine also has the copies of other machines that its processes need. A collective.
 
     Args:
@@ -76,7 +76,7 @@ class _Known:
     length: int
 
 
-def _told(copy: Remembered) -> dict[int, _Known]:
+def _told(copy: MemoryCopies) -> dict[int, _Known]:
     """The copies that this process is the first to have."""
     mine = [each for each in copy.copies if min(copy.holders[each.rank]) == rank()]
     return {each.rank: _Known(each.items, each.data.stat().st_size) for each in mine}

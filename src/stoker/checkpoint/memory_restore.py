@@ -19,7 +19,7 @@ Key = tuple[int, str]  # the step of copies, and the group that made them
 
 
 @dataclass(frozen=True)
-class Remembered:
+class MemoryCopies:
     """The copies of one step that this machine has, made by one group of processes.
 
     Attributes:
@@ -68,7 +68,7 @@ class Remembered:
                         target.copy_(tensor[_within(common, item.offsets)])
 
 
-def remembered(folder: Path | None, before: int | None) -> list[Remembered]:
+def remembered(folder: Path | None, before: int | None) -> list[MemoryCopies]:
     """The steps of which the processes' machines together have the copies of all that made them, newest first.
 
     A collective.
@@ -100,7 +100,7 @@ def remembered(folder: Path | None, before: int | None) -> list[Remembered]:
         return {key: next(iter(mine[key].values())).numbers for key in steps if first[key] == rank()}
 
     numbers = {key: values for found in together(numbers_of) for key, values in found.items()}
-    return [Remembered(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in steps]
+    return [MemoryCopies(*key, tuple(mine.get(key, {}).values()), numbers[key], holders[key]) for key in steps]
 
 
 def forget_after(folder: Path | None, step: int) -> None:

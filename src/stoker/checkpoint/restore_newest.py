@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stoker.checkpoint.collective import by_first, together
 from stoker.checkpoint.memory_exchange import fetched
-from stoker.checkpoint.memory_restore import Remembered, remembered
+from stoker.checkpoint.memory_restore import MemoryCopies, remembered
 from stoker.checkpoint.state import Damaged, DamagedError, Places, Restored, Saved
 from stoker.checkpoint.store import Store
 from stoker.errors import RunFailed
@@ -29,11 +29,11 @@ def restore_newest(
     newest = max((copy.step for copy in copies), default=-1)
     by_first(lambda: _settle(store, newest))
     steps = by_first(lambda: [step for step in store.steps() if before is None or step < before])
-    candidates: list[Remembered | int] = sorted([*copies, *steps], key=_newness, reverse=True)
+    candidates: list[MemoryCopies | int] = sorted([*copies, *steps], key=_newness, reverse=True)
     damaged: dict[int, DamagedError] = {}
     torn: OSError | None = None
     for candidate in candidates:
-        if isinstance(candidate, Remembered):
+        if isinstance(candidate, MemoryCopies):
             try:
                 recalled = _recall(candidate, memory, places)
             except OSError as error:  # something has removed the copies meanwhile
@@ -75,7 +75,7 @@ def _settle(store: Store, newest: int) -> None:
         time.sleep(POLL)
 
 
-def _recall(copy: Remembered, memory: Path | None, places: Places) -> bool:
+def _recall(copy: MemoryCopies, memory: Path | None, places: Places) -> bool:
     """Restores from copies in memory; says whether every process found what it needs."""
     known = {name: entry for found in together(copy.saved) for name, entry in found.items()}
     held = places({name: Saved(*entry) for name, entry in known.items()})
@@ -91,6 +91,6 @@ def _recall(copy: Remembered, memory: Path | None, places: Places) -> bool:
     return True
 
 
-def _newness(candidate: Remembered | int) -> tuple[int, bool]:
+def _newness(candidate: MemoryCopies | int) -> tuple[int, bool]:
     """Sort key: by step, and at the same step the copy in memory first, because it is read faster."""
     return (candidate, False) if isinstance(candidate, int) else (candidate.step, True)

@@ -12,7 +12,7 @@ from stoker.cli.trust_options import add_trust, trusted
 from stoker.errors import UserError
 
 if TYPE_CHECKING:
-    from stoker.generate.engine import Engine
+    from stoker.generate.generation_engine import GenerationEngine
     from stoker.generate.open_model import OpenModel
     from stoker.generate.request import Sampling
 
@@ -115,7 +115,7 @@ class _Chat:
                     engine, adapter = self.untuned, BASE if self.untuned is self.engine else None
             self.turns[name] = [*asked, {"role": "assistant", "content": self._stream(engine, adapter, asked)}]
 
-    def _stream(self, engine: Engine, adapter: str | None, turns: list[dict[str, str]]) -> str:
+    def _stream(self, engine: GenerationEngine, adapter: str | None, turns: list[dict[str, str]]) -> str:
         from stoker.generate.answer_text import stream_answer
         from stoker.generate.request import Request
 
@@ -138,14 +138,14 @@ class _Chat:
         return answer
 
 
-def _untuned(opened: OpenModel, engine: Engine) -> Engine:
+def _untuned(opened: OpenModel, engine: GenerationEngine) -> GenerationEngine:
     if opened.run is None:
         raise UserError("--compare needs a run: a model by itself has no state before its tuning")
     if opened.untuned:
         return engine
     from stoker.generate.decoder import decoder_of
-    from stoker.generate.engine import Engine
+    from stoker.generate.generation_engine import GenerationEngine
     from stoker.train.evaluate_run import untuned_model
 
     model = untuned_model(opened.run, Path.cwd())
-    return Engine(decoder_of(model, opened.run.device, context=opened.decoder.context), tries_threads=True)
+    return GenerationEngine(decoder_of(model, opened.run.device, context=opened.decoder.context), tries_threads=True)

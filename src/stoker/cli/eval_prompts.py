@@ -10,7 +10,7 @@ from stoker.cli.eval_answers import model_of, notes, questions_of, settings_of
 from stoker.cli.eval_report import evaluation, finish, place_of_results
 from stoker.errors import Problem, UserError
 from stoker.evaluate.ask_model import prompts_of
-from stoker.evaluate.compare_prompts import FEWEST, Ranking, rank
+from stoker.evaluate.compare_prompts import FEWEST, TemplateRanking, rank
 from stoker.evaluate.prompt_templates import as_chat_template, read_templates
 from stoker.evaluate.scored_answers import ScoredAnswer, answer, details, figures
 from stoker.files import replace_file
@@ -72,7 +72,7 @@ def run_prompts(arguments: argparse.Namespace) -> int:
     return finish(arguments, result, rows, [*notes(next(iter(answers.values())), questions), *said])
 
 
-def _differences(ranking: Ranking) -> list[Figure]:
+def _differences(ranking: TemplateRanking) -> list[Figure]:
     first = ranking.order[0]
     return [
         Figure(f"{first} less {name}", ranking.scorer, each.value, None, each.rows, each.low, each.high)
@@ -80,7 +80,7 @@ def _differences(ranking: Ranking) -> list[Figure]:
     ]
 
 
-def _verdict(ranking: Ranking) -> str:
+def _verdict(ranking: TemplateRanking) -> str:
     if ranking.best is not None:
         return f"{ranking.scorer}: {ranking.best} is the best; its interval is above 0 against every other"
     rows = next(iter(ranking.behind.values())).rows

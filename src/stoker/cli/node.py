@@ -22,7 +22,7 @@ from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 
 if TYPE_CHECKING:
-    from stoker.launch.nodes.channel import Network
+    from stoker.launch.nodes.channel import PeerNetwork
     from stoker.launch.nodes.node_supervisor import Place
     from stoker.launch.run_spec import RunResult, RunSpec
 
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Take part; returns what `stoker train` would."""
     from stoker.launch.nodes.addresses import own_address, parsed
-    from stoker.launch.nodes.secret import read_secret
+    from stoker.launch.nodes.shared_secret import read_secret
     from stoker.resilience.deadline import exit_code
 
     if not NAME.fullmatch(arguments.name):
@@ -81,12 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
     spec, devices = _prepared(arguments, opened, most)
 
     from stoker.launch.first_failure import Interrupted, RankFailed
-    from stoker.launch.nodes.channel import STRANGERS, Network
+    from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
     from stoker.launch.nodes.node_supervisor import Place
 
     try:
-        network = Network(listen, secret, strangers=max(STRANGERS, 2 * most))
+        network = PeerNetwork(listen, secret, strangers=max(STRANGERS, 2 * most))
     except OSError as error:
         words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
         raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error
@@ -125,7 +125,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     return spec, devices
 
 
-def _trained(spec: RunSpec, place: Place, network: Network) -> RunResult:
+def _trained(spec: RunSpec, place: Place, network: PeerNetwork) -> RunResult:
     from stoker.launch.supervisor import train_on_nodes
     from stoker.runs.run_folder import RunFolder
 

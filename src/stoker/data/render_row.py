@@ -18,7 +18,7 @@ TEMPLATE_REFUSES = "the chat template refuses it"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RenderedRow:
     """The result of rendering a row.
 
     Attributes:
@@ -39,7 +39,7 @@ def render_example(
     example: Chat,
     train_on: str,
     special: SpecialText | None = None,
-) -> Outcome:
+) -> RenderedRow:
     """Renders a row with its answers marked. Never raises, whatever the template does.
 
     Args:
@@ -47,7 +47,7 @@ def render_example(
     """
     outcomes = [_render(template, conversation, train_on, special) for conversation in _conversations(example)]
     reason = next((outcome.reason for outcome in outcomes if outcome.reason), "")
-    return Outcome(
+    return RenderedRow(
         texts=() if reason else tuple(text for outcome in outcomes for text in outcome.texts),
         reason=reason,
         ignored=tuple(dict.fromkeys(name for outcome in outcomes for name in outcome.ignored)),
@@ -76,28 +76,30 @@ def _conversations(example: Chat) -> Iterator[Conversation]:
         yield Conversation((*prompt, *answer), example.tools)
 
 
-def _render(template: ChatTemplate, conversation: Conversation, train_on: str, special: SpecialText | None) -> Outcome:
+def _render(
+    template: ChatTemplate, conversation: Conversation, train_on: str, special: SpecialText | None
+) -> RenderedRow:
     messages, tools = conversation.messages, conversation.tools
     turns = [as_template_message(message) for message in messages]
     silent = {i for i, message in enumerate(messages) if not message.trained}
     answers = answers_in(turns, train_on, silent)
     if not answers:
-        return Outcome(reason="every answer that would be trained has the weight 0")
+        return RenderedRow(reason="every answer that would be trained has the weight 0")
     try:
         rendered = template.render_trained(turns, tools, train_on=train_on, silent=silent)
     except TemplateRefused as error:
-        return Outcome(reason=f"{TEMPLATE_REFUSES}: {' '.join(str(error).split())}")
+        return RenderedRow(reason=f"{TEMPLATE_REFUSES}: {' '.join(str(error).split())}")
     if special is not None:
         try:
             rendered = replace(rendered, separated=separated(template, special, rendered.text, turns, tools))
         except Inseparable:
-            return Outcome(reason=NOT_SEPARATED)
+            return RenderedRow(reason=NOT_SEPARATED)
     lost = lost_fields(template.render, rendered.text, messages, turns, tools)
     read = WEIGHTS if train_on == "everything" else ()
     names = [_name(messages, i, field) for i, field in sorted(lost.fields) if field not in read]
     names += [f"{_name(messages, i, 'content')} (in part)" for i in sorted(lost.parts.intersection(answers))]
     reason = lost.reason(turns, answers)
-    return Outcome(() if reason else (rendered,), reason, tuple(dict.fromkeys(names)))
+    return RenderedRow(() if reason else (rendered,), reason, tuple(dict.fromkeys(names)))
 
 
 def separated(

@@ -22,7 +22,7 @@ from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from stoker.data.chat_template import ChatTemplate
-    from stoker.data.render_row import Outcome
+    from stoker.data.render_row import RenderedRow
     from stoker.data.rows import Chat
     from stoker.data.special_text import SpecialText
 
@@ -52,19 +52,19 @@ def render_examples(
     template: ChatTemplate,
     rows: Sequence[tuple[Chat, SpecialText | None]],
     train_on: str,
-) -> list[Outcome]:
+) -> list[RenderedRow]:
     """`stoker.data.render_row.render_example` of each row in the templates' process.
 
     Raises:
         UserError: as `render` does.
     """
     from stoker.data.chat_template import Rendered
-    from stoker.data.render_row import Outcome
+    from stoker.data.render_row import RenderedRow
 
     found = []
     for answer in _ask("examples", template, rows, train_on) if rows else []:
         texts = [Rendered(**{**text, "spans": tuple((a, b) for a, b in text["spans"])}) for text in answer["texts"]]
-        found.append(Outcome(tuple(texts), answer["reason"], tuple(answer["ignored"]), answer["untrained"]))
+        found.append(RenderedRow(tuple(texts), answer["reason"], tuple(answer["ignored"]), answer["untrained"]))
     return found
 
 

@@ -20,7 +20,7 @@ from stoker.data import formats, template_sandbox
 from stoker.data.chat_template import BUILT_IN, ChatTemplate, Rendered
 from stoker.data.encode import Encoded, Encoder
 from stoker.data.readers import decode
-from stoker.data.render_row import Outcome, render_example, separated, turns_of
+from stoker.data.render_row import RenderedRow, render_example, separated, turns_of
 from stoker.data.row_batch import Columns, EncodedBatch, Span, digest_of
 from stoker.data.rows import Chat, Conversation, Example, Preference, Ranking, Raw, Rejected, Text
 from stoker.data.special_text import Inseparable, SpecialText
@@ -230,7 +230,7 @@ def _prepare(
     return _Pending(place, raw, (), example=example, special=special)
 
 
-def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> list[Outcome]:
+def _render(pending: Sequence[_Pending], codec: TextCodec, train_on: str) -> list[RenderedRow]:
     """Renders the rows' conversations and preferences."""
     rows = [(item.example, item.special) for item in pending if item.example is not None]
     if codec.template.source in BUILT_IN.values():

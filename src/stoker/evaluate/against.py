@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stoker.evaluate.intervals import Difference, paired_difference
+from stoker.evaluate.intervals import PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import Questions, ScoredAnswer
 from stoker.runs.evaluations import Figure
-from stoker.scoring.judge import Verdict
+from stoker.scoring.judge import Judgement
 from stoker.scoring.scorer import Score
 from stoker.scoring.scorers import question_of
 
@@ -27,7 +27,7 @@ class Compared:
     """
 
     name: str
-    difference: Difference
+    difference: PairedDifference
     rows: tuple[int, ...]
 
     def figure(self, of: str) -> Figure:
@@ -52,7 +52,7 @@ def judge_between(
 def _judged(a: ScoredAnswer, b: ScoredAnswer, questions: Questions) -> tuple[ScoredAnswer, ScoredAnswer]:
     ours, theirs = dict(a.scores), dict(b.scores)
     for name, judge in questions.judges_for(a.row).items():
-        verdict = Verdict("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
+        verdict = Judgement("tie") if a.text == b.text else judge.compare(question_of(a.row), a.text, b.text)
         ours[name] = Score(verdict.score, verdict.name)
         theirs[name] = Score(1 - verdict.score, verdict.turned)
     return replace(a, scores=ours), replace(b, scores=theirs)
@@ -87,5 +87,5 @@ def compare_losses(first: Sequence[float], second: Sequence[float], units: Seque
     """
     found = paired_difference(first, second, seed=seed, first_units=units, second_units=units)
     a, b = ([value / size for value, size in zip(values, units, strict=True)] for values in (first, second))
-    difference = Difference(found.value, found.low, found.high, found.losses, found.wins, found.ties)
+    difference = PairedDifference(found.value, found.low, found.high, found.losses, found.wins, found.ties)
     return Compared("loss", difference, _most_different(a, b, range(len(a))))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.generate.answer_text import Answer, answer_all
-from stoker.generate.engine import prompt_too_long
+from stoker.generate.answer_text import FinishedAnswer, answer_all
+from stoker.generate.generation_engine import prompt_too_long
 from stoker.generate.open_model import OpenModel
 from stoker.generate.request import Request, Sampling
 from stoker.scoring.answer_rows import AnswerRow
@@ -61,7 +61,7 @@ def _ids(model: OpenModel, row: AnswerRow, turns: Sequence[dict[str, Any]]) -> l
     return ids
 
 
-def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSettings) -> list[Answer]:
+def ask(model: OpenModel, prompts: Sequence[Sequence[int]], settings: AskSettings) -> list[FinishedAnswer]:
     """The answers to prompts."""
     requests = [
         Request(

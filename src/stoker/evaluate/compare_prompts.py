@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from stoker.evaluate.intervals import CONFIDENCE, Difference, paired_difference
+from stoker.evaluate.intervals import CONFIDENCE, PairedDifference, paired_difference
 from stoker.evaluate.scored_answers import ScoredAnswer, means
 
 FEWEST = 10  # rows from which a best template is named; a resample of fewer tells little
 
 
 @dataclass(frozen=True)
-class Ranking:
+class TemplateRanking:
     """Templates by one scorer.
 
     Attributes:
@@ -24,11 +24,11 @@ class Ranking:
 
     scorer: str
     order: tuple[str, ...]
-    behind: Mapping[str, Difference]
+    behind: Mapping[str, PairedDifference]
     best: str | None
 
 
-def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: int) -> Ranking | None:
+def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: int) -> TemplateRanking | None:
     """Ranks templates by a scorer; None where it scored no row.
 
     The intervals hold together for all pairs of templates (Bonferroni), as the first one is chosen by the same rows.
@@ -46,4 +46,4 @@ def rank(answers: Mapping[str, Sequence[ScoredAnswer]], scorer: str, *, seed: in
     }
     enough = len(values[order[0]]) >= FEWEST
     ahead = enough and all(difference.low > 0 for difference in behind.values())
-    return Ranking(scorer, tuple(order), behind, order[0] if ahead else None)
+    return TemplateRanking(scorer, tuple(order), behind, order[0] if ahead else None)

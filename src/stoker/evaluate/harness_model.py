@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from stoker.errors import UserError
 from stoker.evaluate.ask_model import AskSettings
 from stoker.generate.answer_text import answer_all
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
 from stoker.generate.request import Request, Sampling
 
@@ -32,7 +32,7 @@ class HarnessModel(TemplateLM):
     def __init__(self, model: OpenModel, settings: AskSettings) -> None:
         super().__init__()
         self._model, self._settings = model, settings
-        self._engine: Engine = model.engine()
+        self._engine: GenerationEngine = model.engine()
         names = dict(model.codec.template.special_tokens)
         ids = {name: model.tokenizer.token_to_id(text) for name, text in names.items()}
         self._bos, self._eos = ids.get("bos_token"), ids.get("eos_token")

@@ -24,7 +24,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Difference:
+class PairedDifference:
     """How much more the first of two has than the second on the same rows.
 
     Attributes:
@@ -65,7 +65,7 @@ def paired_difference(
     confidence: float = CONFIDENCE,
     first_units: Sequence[float] | None = None,
     second_units: Sequence[float] | None = None,
-) -> Difference:
+) -> PairedDifference:
     """The difference of two means over the same rows, from resampling the rows.
 
     Args:
@@ -90,7 +90,7 @@ def paired_difference(
     each = a / u - b / v
     value = float(a.sum() / u.sum() - b.sum() / v.sum())
     wins, losses = int((each > 0).sum()), int((each < 0).sum())
-    return Difference(value, float(low), float(high), wins, losses, rows - wins - losses)
+    return PairedDifference(value, float(low), float(high), wins, losses, rows - wins - losses)
 
 
 def expanded_tail(tail: float, rows: int) -> float:

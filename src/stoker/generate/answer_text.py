@@ -9,7 +9,7 @@ from functools import partial
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.request import Generation, Request, answer_ids
 
 
@@ -78,7 +78,7 @@ def _overlap(text: str, stop: str) -> int:
 
 
 @dataclass(frozen=True)
-class Answer:
+class FinishedAnswer:
     """An answer as text.
 
     Attributes:
@@ -91,13 +91,13 @@ class Answer:
 
 
 def answer_all(
-    engine: Engine, tokenizer: Tokenizer, requests: Sequence[Request], stop: Sequence[str] = ()
-) -> list[Answer]:
+    engine: GenerationEngine, tokenizer: Tokenizer, requests: Sequence[Request], stop: Sequence[str] = ()
+) -> list[FinishedAnswer]:
     """Answers requests, all together."""
     texts = [AnswerText(tokenizer, stop) for _ in requests]
     generations = engine.run(requests, [partial(_listen, text) for text in texts])
     return [
-        Answer(text.text, "stop" if text.stopped else str(generation.ended), generation)
+        FinishedAnswer(text.text, "stop" if text.stopped else str(generation.ended), generation)
         for text, generation in zip(texts, generations, strict=True)
     ]
 
@@ -112,7 +112,9 @@ def _listen(text: AnswerText, generation: Generation) -> None:
         text.finish()
 
 
-def stream_answer(engine: Engine, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()) -> Iterator[str]:
+def stream_answer(
+    engine: GenerationEngine, tokenizer: Tokenizer, request: Request, stop: Sequence[str] = ()
+) -> Iterator[str]:
     """The text of one answer, piece by piece; closing the iterator cancels it."""
     text = AnswerText(tokenizer, stop)
     for token in engine.stream(request):

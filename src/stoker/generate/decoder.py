@@ -23,7 +23,7 @@ from stoker.generate.small_products import BlockedWeights, plain_linears, small_
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter
 from stoker.models.language_model import LanguageModel, lay_out_for
-from stoker.models.virtual_tokens import Prefix, Prompt, virtual_of
+from stoker.models.virtual_tokens import Prefix, VirtualPrompt, virtual_of
 from stoker.parallel.float64_mode import arithmetic_of
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class Decoder:
         return plain_linears(self.language.model)
 
     @cached_property
-    def _virtual(self) -> Prompt | Prefix | None:
+    def _virtual(self) -> VirtualPrompt | Prefix | None:
         return virtual_of(self.model)
 
     @cached_property
@@ -217,7 +217,7 @@ def decoder_of(model: nn.Module, device: Device, *, context: int | None = None, 
 
 
 @contextmanager
-def _prefix_given(found: Prompt | Prefix | None) -> Iterator[None]:
+def _prefix_given(found: VirtualPrompt | Prefix | None) -> Iterator[None]:
     """Keeps a prefix from filling the cache, which holds it already."""
     if not isinstance(found, Prefix) or not found.enabled:
         yield

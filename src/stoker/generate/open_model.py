@@ -16,7 +16,7 @@ from stoker.data.template_environment import TemplateRefused
 from stoker.data.tokenise import TextCodec, encode_prompt
 from stoker.errors import Problem, UserError
 from stoker.generate.decoder import Decoder, decoder_of
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.hardware.device import choose_device
 from stoker.job.schema import ModelBlock
 from stoker.job.task_spec import task_of
@@ -60,9 +60,9 @@ class OpenModel:
     def tokenizer(self) -> Tokenizer:
         return self.codec.tokenizer
 
-    def engine(self, **settings: Any) -> Engine:
-        """An engine with this model; see `Engine`."""
-        return Engine(self.decoder, tries_threads=True, **settings)
+    def engine(self, **settings: Any) -> GenerationEngine:
+        """An engine with this model; see `GenerationEngine`."""
+        return GenerationEngine(self.decoder, tries_threads=True, **settings)
 
     def prompt_ids(self, turns: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         """The token ids of a conversation that ends before an answer.

@@ -21,7 +21,7 @@ SCORED = 128  # positions of a prompt whose logits are in memory at once
 
 
 @dataclass
-class Prompt:
+class PendingPrompt:
     """A prompt, and all generations that begin with it; without any, a common beginning of others.
 
     Attributes:
@@ -52,7 +52,7 @@ class Prompt:
 class Prefill:
     """Some prompts, padded on the left to the longest."""
 
-    def __init__(self, adapter: str | None, prompts: list[Prompt], layers: int) -> None:
+    def __init__(self, adapter: str | None, prompts: list[PendingPrompt], layers: int) -> None:
         self.adapter, self.prompts = adapter, prompts
         self.cache = RowCache(layers)
         self.cache.open([len(p.ids) for p in prompts], [p.known for p in prompts])
@@ -103,7 +103,7 @@ class Prefill:
         return self.cache.kept(row)
 
 
-def _score(decoder: Decoder, prompt: Prompt, start: int, first: int, hidden_TD: Tensor) -> None:
+def _score(decoder: Decoder, prompt: PendingPrompt, start: int, first: int, hidden_TD: Tensor) -> None:
     """Adds the log-probabilities of a prompt's tokens that a piece predicts.
 
     Args:

@@ -12,7 +12,7 @@ from stoker.generate.cache import Kept
 
 
 @dataclass(frozen=True)
-class Remembered:
+class KeptSequence:
     """A sequence whose keys and values are kept."""
 
     ids: np.ndarray
@@ -29,7 +29,7 @@ class Prefixes:
 
     def __init__(self, budget: int) -> None:
         self.budget: Final = budget
-        self._held: OrderedDict[tuple[str | None, bytes], Remembered] = OrderedDict()
+        self._held: OrderedDict[tuple[str | None, bytes], KeptSequence] = OrderedDict()
 
     def longest(self, adapter: str | None, ids: np.ndarray) -> tuple[Kept, int] | None:
         """The keys and values of the longest common beginning, and its length; None without any."""
@@ -50,7 +50,7 @@ class Prefixes:
         for key, held in list(self._held.items()):  # what the new one continues is part of it
             if key[0] == adapter and common_length(held.ids, ids) == len(held.ids):
                 del self._held[key]
-        self._held[adapter, ids.tobytes()] = Remembered(ids, tuple((k.clone(), v.clone()) for k, v in kept))
+        self._held[adapter, ids.tobytes()] = KeptSequence(ids, tuple((k.clone(), v.clone()) for k, v in kept))
         while sum(held.nbytes for held in self._held.values()) > self.budget:
             self._held.popitem(last=False)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stoker.generate.cache import Kept
 from stoker.generate.decoder import Decoder
-from stoker.generate.prefill import PASS, Prefill, Prompt
+from stoker.generate.prefill import PASS, PendingPrompt, Prefill
 from stoker.generate.prefixes import Prefixes, common_length
 from stoker.generate.request import Generation
 
@@ -27,7 +27,7 @@ class _Waiting:
     """A generation whose prompt was not computed yet.
 
     Attributes:
-        ids: see `Prompt`.
+        ids: see `PendingPrompt`.
         looked_for_others: whether a common beginning with others was looked for.
     """
 
@@ -104,8 +104,8 @@ class Waiting:
         prompts = [beginning] if beginning is not None else self._together(adapter, running, rows, fits)
         return Prefill(adapter, prompts, self._decoder.layers) if prompts else None
 
-    def _together(self, adapter: str | None, running: int, rows: int, fits: Fits) -> list[Prompt]:
-        prompts: dict[bytes, Prompt] = {}
+    def _together(self, adapter: str | None, running: int, rows: int, fits: Fits) -> list[PendingPrompt]:
+        prompts: dict[bytes, PendingPrompt] = {}
         for number, waiting in enumerate(list(self._queue)):
             generation, key = waiting.generation, waiting.ids.tobytes()
             if running + number >= rows or generation.request.adapter != adapter:
@@ -126,12 +126,12 @@ class Waiting:
             self._queue.remove(waiting)
         return list(prompts.values())
 
-    def _prompt(self, waiting: _Waiting) -> Prompt:
+    def _prompt(self, waiting: _Waiting) -> PendingPrompt:
         request = waiting.generation.request
         known, tokens = self._known(request.adapter, waiting.ids[: self._reusable(waiting)])
         waiting.generation.shared = max(0, tokens - int((waiting.ids < 0).sum()))
         virtual = len(self._decoder.virtual_ids(request.adapter))
-        return Prompt(waiting.ids, known, tokens, virtual, [waiting.generation])
+        return PendingPrompt(waiting.ids, known, tokens, virtual, [waiting.generation])
 
     def _reusable(self, waiting: _Waiting) -> int:
         """Tokens that need not be computed where their keys and values are known: one has to be, and what is scored."""
@@ -149,7 +149,7 @@ class Waiting:
         found = self._prefixes.longest(adapter, ids)
         return found if found is not None and found[1] > tokens else (known, tokens)
 
-    def _common_beginning(self, adapter: str | None, token_bytes: int) -> Prompt | None:
+    def _common_beginning(self, adapter: str | None, token_bytes: int) -> PendingPrompt | None:
         """What the first prompt in the queue has in common with others there, where it is worth computing alone."""
         first, *others = self._queue
         if first.looked_for_others:
@@ -166,10 +166,10 @@ class Waiting:
         length = min((n for n in shared if n - tokens >= WORTH_SHARING), default=0)
         if length - tokens < WORTH_SHARING or length * token_bytes > self._prefixes.budget // 2:
             return None
-        return Prompt(first.ids[:length], known, tokens, len(self._decoder.virtual_ids(adapter)), [])
+        return PendingPrompt(first.ids[:length], known, tokens, len(self._decoder.virtual_ids(adapter)), [])
 
     def _ids(self, generation: Generation) -> np.ndarray:
-        """See `Prompt.ids`."""
+        """See `PendingPrompt.ids`."""
         virtual = self._decoder.virtual_ids(generation.request.adapter)
         ids = generation.so_far
         if not generation.request.max_tokens:

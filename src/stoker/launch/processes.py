@@ -28,7 +28,7 @@ GRACE = 3.0  # seconds that the others get to end by themselves when one has fai
 
 
 @dataclass(frozen=True)
-class Placement:
+class NodeRanks:
     """The processes of one node among those of a run.
 
     Attributes:
@@ -77,7 +77,7 @@ class Processes:
         asked: signals that this process got, as they come.
     """
 
-    def __init__(self, spec: RunSpec, entry: Entry | None, placement: Placement, *, asked: Sequence[int]) -> None:
+    def __init__(self, spec: RunSpec, entry: Entry | None, placement: NodeRanks, *, asked: Sequence[int]) -> None:
         self._spec, self._entry, self._placement, self._asked = spec, entry, placement, asked
         self._processes: list[BaseProcess] = []
         self._endings: list[Connection] = []

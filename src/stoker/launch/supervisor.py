@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.forkserver import start_server
 from stoker.launch.nodes.agent import Agent
-from stoker.launch.nodes.channel import Message, Network
+from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
 from stoker.launch.nodes.node_supervisor import NodeSupervisor, Place
@@ -49,7 +49,7 @@ def train_here(spec: RunSpec, entry: Entry | None = None) -> RunResult:
 def train_on_nodes(
     spec: RunSpec,
     place: Place,
-    network: Network,
+    network: PeerNetwork,
     take: Callable[[], AbstractContextManager[bool]],
     entry: Entry | None = None,
 ) -> RunResult:

@@ -25,7 +25,7 @@ from stoker.models.quantise import cut_by
 from stoker.models.resize_embeddings import NewRows, enlarge, untrained
 from stoker.models.score_head import add_score_head, first_scores
 from stoker.models.tokenizer import extension_of
-from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, Prompt, add_virtual_tokens
+from stoker.models.virtual_tokens import Drawn, FirstValues, Prefix, VirtualPrompt, add_virtual_tokens
 from stoker.models.weight_source import Assembled, fill_whole
 
 
@@ -126,7 +126,7 @@ def _reader(blank: Blank, text: Sequence[int] | None) -> FirstValues:
 def _new_parameters(model: nn.Module, device: Device) -> dict[str, nn.Parameter]:
     """The parameters that tuning added to a base that has its weights, with memory on the device."""
     for module in model.modules():
-        if isinstance(module, Prompt | Prefix):
+        if isinstance(module, VirtualPrompt | Prefix):
             module.encoder.to_empty(device=device.torch)
     lora = {n: p for n, p in model.named_parameters() if ".lora_" in n and ".lora_magnitude_vector." not in n}
     return lora or {n: p for n, p in model.named_parameters() if p.requires_grad}

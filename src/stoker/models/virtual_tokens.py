@@ -35,7 +35,7 @@ Drawn = dict[str, Callable[[], Tensor]]
 SPREAD = 0.02  # standard deviation of a deep prefix' first keys and values: small beside the model's own
 
 
-class Prompt(nn.Module):
+class VirtualPrompt(nn.Module):
     """Replaces a model's input embedding, its ``base_layer``, by one with K virtual tokens after its own V."""
 
     def __init__(self, base_layer: nn.Module, encoder: nn.Module, config: PromptLearningConfig) -> None:
@@ -165,7 +165,7 @@ def add_virtual_tokens(model: PreTrainedModel, tune: TuneBlock, reader: FirstVal
         body.register_forward_pre_hook(prefix.before, with_kwargs=True)
         path = next(name for name, module in model.named_modules() if module is prefix)
     else:
-        model.set_input_embeddings(Prompt(embedding, encoder, config))
+        model.set_input_embeddings(VirtualPrompt(embedding, encoder, config))
         path = name
     return {f"{path}.encoder.{key}": value for key, value in first.items()}
 
@@ -227,9 +227,9 @@ def _first_embeddings(tune: TuneBlock, reader: FirstValues, vocabulary: int, *, 
     return reader.embeddings(ids).float()
 
 
-def virtual_of(model: nn.Module) -> Prompt | Prefix | None:
+def virtual_of(model: nn.Module) -> VirtualPrompt | Prefix | None:
     """A model's virtual tokens."""
-    return next((module for module in model.modules() if isinstance(module, Prompt | Prefix)), None)
+    return next((module for module in model.modules() if isinstance(module, VirtualPrompt | Prefix)), None)
 
 
 def has_prefix(model: nn.Module) -> bool:
@@ -240,7 +240,7 @@ def has_prefix(model: nn.Module) -> bool:
 def virtual_ids(model: nn.Module) -> list[int]:
     """The ids of the virtual tokens before every row; empty without an enabled prompt."""
     found = virtual_of(model)
-    return found.ids if isinstance(found, Prompt) and found.enabled else []
+    return found.ids if isinstance(found, VirtualPrompt) and found.enabled else []
 
 
 @contextmanager

@@ -33,13 +33,13 @@ from stoker.parallel.compile import compile_blocks
 from stoker.parallel.gradients import Gradients, Trained
 from stoker.parallel.materialise import materialise
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.model_stage import ModelStage, Whole
 from stoker.parallel.pipeline import Pipeline
 from stoker.parallel.pipeline_split import blocks_of_stages, cut, stages_of_process
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.replicate import replicate
 from stoker.parallel.shard import shard
 from stoker.parallel.shard_spec import Piece
-from stoker.parallel.stage import Stage, Whole
 from stoker.parallel.tensor import Placed, split_tensors
 from stoker.parallel.vocabulary_parallel import VocabularyGroup, split_vocabulary
 
@@ -146,7 +146,7 @@ def _pipelined(
     aliases: dict[str, str] = {}
     partial: set[str] = set()
     copies: set[str] = set()
-    stages: list[Stage] = []
+    stages: list[ModelStage] = []
     holder = nn.ModuleList()
     for position, number in enumerate(stages_of_process(layout, mesh.at("pipe"))):
         first, last = number == 0, number == layout.stage_count - 1
@@ -158,7 +158,7 @@ def _pipelined(
         cut(inner, family, ranges[number], first=first, last=last)
         placed, across = _split(inner, family, mesh)
         _apply_to_blocks(inner, family, layout, compiled=compiled)
-        stage = Stage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
+        stage = ModelStage(inner, _head(inner, across) if last else None, mesh, objective, first=first, balance=balance)
         if layout.shard != "none":
             shard(stage, blocks_of(inner), mesh, compute)
         holder.append(part)

@@ -26,8 +26,8 @@ from stoker.job.layout import ScheduleName
 from stoker.models.collate import Inputs
 from stoker.models.objective import Loss, Reading
 from stoker.parallel.mesh import Mesh
+from stoker.parallel.model_stage import ModelStage
 from stoker.parallel.pipeline_split import stages_of_process
-from stoker.parallel.stage import Stage
 
 SCHEDULES: dict[ScheduleName, Callable[..., Any]] = {
     "gpipe": ScheduleGPipe,
@@ -48,7 +48,7 @@ class Pipeline:
         dtype: of the hidden states that are sent between stages.
     """
 
-    stages: Sequence[Stage]
+    stages: Sequence[ModelStage]
     mesh: Mesh
     width: int
     dtype: torch.dtype
@@ -122,7 +122,7 @@ class Pipeline:
         """Tokens of the hidden states between stages."""
         return row.ids.shape[1] // (self.mesh.layout.tensor if self.mesh.layout.sequence else 1)
 
-    def _last(self) -> Stage | None:
+    def _last(self) -> ModelStage | None:
         return next((stage for stage in self.stages if stage.head is not None), None)
 
     def _schedule(self, micro_batches: int, tokens: int) -> Any:

@@ -25,7 +25,7 @@ EFA_STEP = 4e-5
 
 
 @dataclass(frozen=True)
-class Group:
+class CollectiveGroup:
     """Processes of a collective, and their placement on the nodes.
 
     Attributes:
@@ -51,7 +51,7 @@ def wire_bytes(kind: Kind, size: int, processes: int) -> float:
 
 
 def collective_seconds(
-    kind: Kind, size: float, group: Group, cluster: Cluster, efficiency: Efficiency, *, calls: int = 1
+    kind: Kind, size: float, group: CollectiveGroup, cluster: Cluster, efficiency: Efficiency, *, calls: int = 1
 ) -> float:
     """Seconds of collectives over tensors of ``size`` bytes in all, as rings (Patarasuk and Yuan, 2009).
 

@@ -11,7 +11,7 @@ from stoker.plan.calibrated_time import measured_passes
 from stoker.plan.eager import FLOAT, HALF
 from stoker.plan.efficiency import Efficiency, efficiency_of, matmul_seconds
 from stoker.plan.flop import attended_tokens
-from stoker.plan.network_cost import Group, collective_seconds, send_seconds
+from stoker.plan.network_cost import CollectiveGroup, collective_seconds, send_seconds
 from stoker.plan.param_placement import most_held, trained_parameters
 from stoker.plan.pipeline.bubble import step_seconds
 from stoker.plan.pipeline.timeline import StageTime
@@ -254,8 +254,8 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     inner = layout.sharers if layout.zero else data
     again = layout.pipeline > 1 and cluster.nodes > 1 and layout.shard == "none"
     repeated = software.repeated_sums * setting.micro_batches if again else 0.0
-    near = Group(inner, cluster.per_node if repeated > 1 else layout.tensor)
-    far = Group(data // inner, layout.tensor * inner)
+    near = CollectiveGroup(inner, cluster.per_node if repeated > 1 else layout.tensor)
+    far = CollectiveGroup(data // inner, layout.tensor * inner)
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
     units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
     sent = trained * software.sent_gradients

@@ -42,7 +42,7 @@ _OTHER = {"A": "B", "B": "A", "TIE": "TIE"}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """What both orders together say of the first answer.
 
     Attributes:
@@ -69,7 +69,7 @@ class Judge:
     url: str
     model: str
 
-    def compare(self, question: str, first: str, second: str) -> Verdict:
+    def compare(self, question: str, first: str, second: str) -> Judgement:
         """Which of two answers is better.
 
         Raises:
@@ -78,10 +78,10 @@ class Judge:
         said = self._ask(question, first, second)
         swapped = self._ask(question, second, first)
         if said is None or swapped is None:
-            return Verdict("unclear")
+            return Judgement("unclear")
         if said != _OTHER[swapped]:
-            return Verdict("tie")
-        return Verdict({"A": "win", "B": "loss", "TIE": "tie"}[said])
+            return Judgement("tie")
+        return Judgement({"A": "win", "B": "loss", "TIE": "tie"}[said])
 
     def _ask(self, question: str, a: str, b: str) -> str | None:
         content = PROMPT.format(question=question, a=a, b=b)

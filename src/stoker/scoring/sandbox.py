@@ -34,7 +34,7 @@ FILE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramOutcome:
     """How a program ended.
 
     Attributes:
@@ -53,7 +53,7 @@ def sandbox_problem() -> str:
     return ""
 
 
-def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY) -> Outcome:
+def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY) -> ProgramOutcome:
     """Runs a program in the sandbox.
 
     Raises:
@@ -76,14 +76,14 @@ def run_program(program: str, *, seconds: float = SECONDS, memory: int = MEMORY)
         try:
             out, _ = process.communicate(program.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            return Outcome(False, "time")
+            return ProgramOutcome(False, "time")
         finally:
             process.kill()
             process.wait()
     if process.returncode == -signal.SIGXCPU:
-        return Outcome(False, "time")
+        return ProgramOutcome(False, "time")
     said, _, why = out.decode(errors="replace").rpartition("\n")[2].partition(" ")
     if said != sign:
         ended = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-        return Outcome(False, ended)
-    return Outcome(why == "passed", why)
+        return ProgramOutcome(False, ended)
+    return ProgramOutcome(why == "passed", why)

@@ -26,12 +26,12 @@ from stoker.serve.bodies import (
 from stoker.serve.chat import ChatAnswer, check_calls
 from stoker.serve.completions import CompletionAnswer
 from stoker.serve.embeddings import embeddings
-from stoker.serve.guard import Guard, error_response, read_json, unless_left
+from stoker.serve.endpoint_state import Service
+from stoker.serve.guard import RequestGuard, error_response, read_json, unless_left
 from stoker.serve.load_adapter import load_adapter, unload_adapter
 from stoker.serve.metrics import CONTENT_TYPE
 from stoker.serve.scoring import answer_scores
 from stoker.serve.served import Served
-from stoker.serve.service import Service
 from stoker.serve.sse import EventStream
 
 Endpoint = Callable[[Request], Awaitable[Any]]
@@ -77,7 +77,7 @@ def guarded(service: Service, routes: list[Route]) -> ASGIApp:
 
     handlers: dict[Any, Any] = {HTTPException: of_http, ApiError: of_api, UserError: of_user, Exception: of_bug}
     inner = Starlette(routes=routes, exception_handlers=handlers)
-    return Guard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
+    return RequestGuard(inner, service.options, service.metrics, frozenset(route.path for route in routes))
 
 
 def _health(service: Service) -> Endpoint:

@@ -17,9 +17,9 @@ from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream, Delta
 from stoker.serve.api_error import wrong
 from stoker.serve.bodies import ChatBody, ChosenTool, Turn
+from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
 from stoker.serve.grammar import ANY_OBJECT, SchemaConstraint
 from stoker.serve.served import Served
-from stoker.serve.service import Service, Usage, begun, engine_requests
 from stoker.serve.sse import DONE, event
 from stoker.serve.tool_calls import CallFinder, ForcedCall, ToolCall, forced_schema
 

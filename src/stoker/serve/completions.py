@@ -15,8 +15,8 @@ from stoker.generate.request import Token
 from stoker.serve.answer_stream import AnswerStream
 from stoker.serve.bodies import CompletionBody
 from stoker.serve.chat import bounded
+from stoker.serve.endpoint_state import Service, Usage, begun, engine_requests
 from stoker.serve.served import Served
-from stoker.serve.service import Service, Usage, begun, engine_requests
 from stoker.serve.sse import DONE, event
 
 

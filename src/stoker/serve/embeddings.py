@@ -17,11 +17,11 @@ from torch import Tensor
 
 from stoker.errors import UserError
 from stoker.generate.cache import RowCache
-from stoker.generate.engine import prompt_too_long
+from stoker.generate.generation_engine import prompt_too_long
 from stoker.serve.api_error import of_user_error, wrong
 from stoker.serve.bodies import EmbeddingBody
+from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
-from stoker.serve.service import Service, Usage
 
 COLUMNS = 512  # of a pass
 POSITIONS = 2048  # of the rows that are computed together, padding included

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ class EngineThread:
     """Steps engines in turn while they have anything to do."""
 
     def __init__(self) -> None:
-        self.engines: list[Engine] = []
+        self.engines: list[GenerationEngine] = []
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._held: _Task | None = None  # waits for the engines to pause
         self._closed = False
@@ -82,7 +82,7 @@ class EngineThread:
                 if engine.busy and not self._closed:
                     self._work(engine)
 
-    def _work(self, engine: Engine) -> None:
+    def _work(self, engine: GenerationEngine) -> None:
         """Steps an engine until it is done, others are busy too, or a task wants the model for itself."""
         try:
             with ExitStack() as stack:

@@ -27,7 +27,7 @@ class ClientLeft(Exception):
     """The client has closed the connection."""
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware that checks authorisation and limits, and counts requests."""
 
     def __init__(self, app: ASGIApp, options: ServerOptions, metrics: Metrics, paths: frozenset[str]) -> None:

@@ -19,8 +19,8 @@ from stoker.models.tokenizer import chat_template, codec_of, load_tokenizer_from
 from stoker.models.virtual_tokens import virtual_of
 from stoker.serve.adapter_weights import AdapterWeights, insert, of_folder
 from stoker.serve.api_error import wrong
-from stoker.serve.served import Host, Served
-from stoker.serve.service import Service
+from stoker.serve.endpoint_state import Service
+from stoker.serve.served import Served, ServedBase
 
 
 async def load_adapter(service: Service, name: str, path: str, base: str | None) -> Served:
@@ -63,7 +63,7 @@ async def unload_adapter(service: Service, name: str) -> None:
     await asyncio.wrap_future(service.worker.call(lambda: take_out(served.host, adapter), between=True))
 
 
-def _host_for(service: Service, base: str | None) -> Host:
+def _host_for(service: Service, base: str | None) -> ServedBase:
     """The base that an adapter is for."""
     if base is not None:
         return service.models.find(base).host
@@ -74,7 +74,7 @@ def _host_for(service: Service, base: str | None) -> Host:
     return hosts[0]
 
 
-def host_model(service: Service, host: Host) -> OpenModel:
+def host_model(service: Service, host: ServedBase) -> OpenModel:
     """An open model of a host."""
     return next(served.opened for served in service.models if served.host is host)
 
@@ -96,7 +96,7 @@ def with_own_text(opened: OpenModel, folder: Path) -> OpenModel:
     return replace(opened, name=folder.name, codec=codec, chats=own or opened.chats)
 
 
-def beside(host: Host, opened: OpenModel, weights: AdapterWeights) -> tuple[str, OpenModel]:
+def beside(host: ServedBase, opened: OpenModel, weights: AdapterWeights) -> tuple[str, OpenModel]:
     """Puts an adapter beside the others of a host, in the engine's thread: (its name in memory, the open model).
 
     Raises:
@@ -118,7 +118,7 @@ def beside(host: Host, opened: OpenModel, weights: AdapterWeights) -> tuple[str,
     return adapter, opened
 
 
-def take_out(host: Host, adapter: str) -> None:
+def take_out(host: ServedBase, adapter: str) -> None:
     """Removes an adapter from memory, in the engine's thread."""
     model = host.engine.decoder.model
     if isinstance(model, PeftModel) and adapter in model.peft_config:

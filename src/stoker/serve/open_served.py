@@ -23,7 +23,7 @@ from stoker.models.virtual_tokens import virtual_of
 from stoker.runs.find_run import find_run
 from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
 from stoker.serve.load_adapter import beside, usable_name, with_own_text
-from stoker.serve.served import Host, Models, Served
+from stoker.serve.served import Models, Served, ServedBase
 from stoker.train.answer_scores import AnswerScores
 
 
@@ -70,8 +70,8 @@ class _Opener:
         self.models = Models()
         self._rows = rows
         self._folder, self._at, self._trusted, self._base = folder, at, trusted, base
-        self._runs: list[tuple[LoadedJob, Host]] = []
-        self._bases: dict[str, tuple[Host, OpenModel]] = {}  # by where they were loaded from
+        self._runs: list[tuple[LoadedJob, ServedBase]] = []
+        self._bases: dict[str, tuple[ServedBase, OpenModel]] = {}  # by where they were loaded from
 
     def open(self, name: str, place: str) -> None:
         """Loads one."""
@@ -85,13 +85,13 @@ class _Opener:
         elif not self._scorer(name, place) and not self._shared_run(name, place):
             self._run(name, place)
 
-    def _base_of(self, place: str) -> tuple[Host, OpenModel]:
+    def _base_of(self, place: str) -> tuple[ServedBase, OpenModel]:
         """A model's files in memory; loaded once."""
         source = locate(place, self._folder)
         key = place if source is None else source.where
         if key not in self._bases:
             opened = open_model(place, self._folder, trusted=self._trusted)
-            self._bases[key] = Host(opened.engine(rows=self._rows), opened.name), opened
+            self._bases[key] = ServedBase(opened.engine(rows=self._rows), opened.name), opened
         return self._bases[key]
 
     def _adapter_folder(self, name: str, path: Path) -> None:
@@ -117,7 +117,7 @@ class _Opener:
             return False
         tuned = open_run(place, self._folder, at=self._at, trusted=self._trusted)
         opened = of_tuned(tuned, self._folder)
-        host = Host(opened.engine(rows=self._rows), opened.name)
+        host = ServedBase(opened.engine(rows=self._rows), opened.name)
         self.models.add(Served(name or opened.name, host, None, opened, root=place, scores=AnswerScores(tuned)))
         return True
 
@@ -127,7 +127,7 @@ class _Opener:
         block = opened.run.job.model
         assert block is not None
         tuned = opened.untuned
-        host = Host(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
+        host = ServedBase(opened.engine(rows=self._rows), Path(block.name).name if tuned else opened.name)
         # A model without adapters is the same with and without them; so adapters can be put over it later.
         adapter = None if tuned or virtual_of(opened.decoder.model) is not None else BASE
         self.models.add(Served(name or opened.name, host, adapter, opened, host.base if tuned else None, root=place))
@@ -136,7 +136,7 @@ class _Opener:
         if isinstance(opened.decoder.model, PeftModel):
             self._runs.append((opened.run.loaded, host))
 
-    def _add_base(self, host: Host, opened: OpenModel, place: str) -> None:
+    def _add_base(self, host: ServedBase, opened: OpenModel, place: str) -> None:
         if host.base not in self.models:
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 

@@ -197,7 +197,7 @@ def _free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-class Running:
+class RunningServer:
     """A server of another program that has been started; it ends with this process.
 
     Attributes:
@@ -280,7 +280,7 @@ def serve_other(arguments: argparse.Namespace, token: str | None, prepare: Calla
     prepare()
     from stoker.serve.proxy import serve_behind
 
-    running = Running(server)
+    running = RunningServer(server)
     try:
         return serve_behind(running, arguments, token)
     finally:

@@ -17,14 +17,14 @@ from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.app import guarded
 from stoker.serve.bodies import ChatBody, CompletionBody, SamplingFields, parse
 from stoker.serve.chat import DEFAULT_TOKENS, check_calls
+from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue, read_json, unless_left
 from stoker.serve.metrics import CONTENT_TYPE, Metrics
-from stoker.serve.other_engine import Running
+from stoker.serve.other_engine import RunningServer
 from stoker.serve.served import Models
 from stoker.serve.server import listening_socket, serve
 from stoker.serve.server_options import ServerOptions
-from stoker.serve.service import Service
 from stoker.serve.sse import EventStream
 from stoker.serve.torch_server import options_of, tls_of
 
@@ -35,7 +35,7 @@ LACKS = {"llama.cpp": ("echo", "min_tokens", "stop_token_ids"), "vLLM": ()}
 class Proxy:
     """Forwards requests."""
 
-    def __init__(self, running: Running, options: ServerOptions) -> None:
+    def __init__(self, running: RunningServer, options: ServerOptions) -> None:
         self.running = running
         self.service = Service(Models(), EngineThread(), options, Metrics(), Queue(options.queue))
         self._client: httpx2.AsyncClient | None = None
@@ -199,7 +199,7 @@ class _Forwarded:
         return content
 
 
-def serve_behind(running: Running, arguments: argparse.Namespace, token: str | None) -> int:
+def serve_behind(running: RunningServer, arguments: argparse.Namespace, token: str | None) -> int:
     """Serves the other program's server until SIGTERM."""
     bound = listening_socket(arguments.host, arguments.port)
     proxy = Proxy(running, options_of(arguments, token))

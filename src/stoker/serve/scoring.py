@@ -12,8 +12,8 @@ from stoker.models.collate import trim
 from stoker.serve.api_error import wrong
 from stoker.serve.bodies import ScoreBody
 from stoker.serve.chat import template_message
+from stoker.serve.endpoint_state import Service, Usage
 from stoker.serve.served import Served
-from stoker.serve.service import Service, Usage
 
 
 async def answer_scores(service: Service, served: Served, body: ScoreBody) -> dict[str, Any]:

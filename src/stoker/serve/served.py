@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from stoker.errors import UserError
-from stoker.generate.engine import Engine
+from stoker.generate.generation_engine import GenerationEngine
 from stoker.generate.open_model import OpenModel
 from stoker.serve.api_error import ApiError, wrong
 from stoker.serve.grammar import Grammars
@@ -19,14 +19,14 @@ from stoker.train.answer_scores import AnswerScores
 
 
 @dataclass(eq=False)
-class Host:
+class ServedBase:
     """A base in memory with the engine that runs it; several served models share it.
 
     Attributes:
         base: name of the base.
     """
 
-    engine: Engine
+    engine: GenerationEngine
     base: str
     _loaded: int = 0
 
@@ -57,7 +57,7 @@ class Served:
     """
 
     name: str
-    host: Host
+    host: ServedBase
     adapter: str | None
     opened: OpenModel
     parent: str | None = None
@@ -111,7 +111,7 @@ class Models:
         return iter(list(self._by_name.values()))
 
     @property
-    def hosts(self) -> list[Host]:
+    def hosts(self) -> list[ServedBase]:
         """The bases in memory."""
         return list(dict.fromkeys(served.host for served in self))
 

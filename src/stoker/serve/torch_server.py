@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stoker.serve.app import app_of
+from stoker.serve.endpoint_state import Service
 from stoker.serve.engine_thread import EngineThread
 from stoker.serve.guard import Queue
 from stoker.serve.metrics import Metrics
@@ -14,7 +15,6 @@ from stoker.serve.open_served import open_served
 from stoker.serve.served import Models
 from stoker.serve.server import Tls, listening_socket, serve
 from stoker.serve.server_options import MIB, ServerOptions
-from stoker.serve.service import Service
 
 
 def service_of(models: Models, options: ServerOptions) -> Service:

@@ -27,7 +27,7 @@ from stoker.job.task_spec import task_of
 from stoker.models.model_folder import SETTINGS, TOKENIZER_FILES, weight_files
 from stoker.models.model_source import located
 from stoker.runs.run_folder import RunFolder
-from stoker.train.resume import differences, flat
+from stoker.train.resume_check import differences, flat
 
 LENGTHS = ("steps", "epochs")
 

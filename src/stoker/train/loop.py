@@ -30,7 +30,7 @@ from stoker.train.hooks import Hook
 from stoker.train.lr_schedule import Schedule
 from stoker.train.metrics_log import MetricsLog
 from stoker.train.progress import Display
-from stoker.train.resume import check_none_lost
+from stoker.train.resume_check import check_none_lost
 from stoker.train.run_schedule import Progress, RunSchedule
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span

@@ -26,7 +26,6 @@ from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
 from stoker.runs.run_folder import RunFolder
 from stoker.train.embedding_warmup import NewRowsFirst
-from stoker.train.environment import environment
 from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
@@ -34,7 +33,8 @@ from stoker.train.optimizer import build_optimizer
 from stoker.train.plan_prediction import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
-from stoker.train.resume import check_same_job
+from stoker.train.recorded_environment import environment
+from stoker.train.resume_check import check_same_job
 from stoker.train.run_schedule import Progress, RunSchedule, plan_of, schedule_of
 from stoker.train.sample_answers import Sampler, sampler_for
 from stoker.train.task import Task

@@ -10,7 +10,7 @@ import torch
 
 from stoker.data.sequences import Document
 from stoker.data.tokenise import TextCodec
-from stoker.generate import engine as generate
+from stoker.generate import generation_engine as generate
 from stoker.generate.decoder import Decoder
 from stoker.generate.request import Request
 from stoker.train.engine import Engine
@@ -56,7 +56,7 @@ class Sampler:
             Request(tuple(prompt.tolist()), LONGEST_ANSWER, stop_ids=self.codec.stop_ids) for prompt in self.prompts
         ]
         # The same memory on every process, so that all of them take the same steps.
-        generations = generate.Engine(decoder, rows=len(requests), memory=MEMORY).run(requests)
+        generations = generate.GenerationEngine(decoder, rows=len(requests), memory=MEMORY).run(requests)
         return [generation.ids for generation in generations]
 
     @torch.no_grad()

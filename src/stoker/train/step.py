@@ -81,7 +81,7 @@ class Stepper:
         self._task, self._batches, self._optimizer = task, batches, optimizer
         self._scaler, self._engine = scaler, engine
         self._beat, self._hooks = beat, hooks
-        self._guard = Guard(optimizer, scaler, engine, buffers)
+        self._guard = NonfiniteGuard(optimizer, scaler, engine, buffers)
 
     def take(
         self, step: int, span: Span, following: Span | None, *, plan: RunSchedule, lr: float, asked: Callable[[], bool]
@@ -165,7 +165,7 @@ class StepNumbers:
     sums: tuple[float, ...]
 
 
-class Guard:
+class NonfiniteGuard:
     """Leaves out every step whose loss or gradient is not finite on any process.
 
     Weights, moments and buffers are then what they were, to the bit. A fused AdamW gets a flag on its device, as

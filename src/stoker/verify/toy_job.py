@@ -38,7 +38,7 @@ FAULTY_STEPS = 3  # of a run whose first two are not finite
 
 
 @dataclass(frozen=True)
-class Variant:
+class LayoutVariant:
     """A run of the twin under a layout.
 
     Attributes:
@@ -56,7 +56,7 @@ class Variant:
     parallel: Mapping[str, Any] = field(default_factory=dict)
 
 
-USUAL = Variant()
+USUAL = LayoutVariant()
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Twin:
         return SEQ_LEN if cell.batch["batch"] * min(STEPS, self.steps(cell)) <= MANY else SHORT
 
     def job_file(
-        self, cell: Cell, variant: Variant = USUAL, *, beside: Cell | None = None, output: Path | None = None
+        self, cell: Cell, variant: LayoutVariant = USUAL, *, beside: Cell | None = None, output: Path | None = None
     ) -> Path:
         """Writes the twin under a layout as a job file, and its model and its rows where they are not there yet.
 

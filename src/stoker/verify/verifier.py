@@ -26,7 +26,7 @@ from stoker.verify.difference import Computed, TraceComparison, compare
 from stoker.verify.layout_cases import Cell, reference_of
 from stoker.verify.plain_run import as_plain, in_other_form, plain_job, run_plain, why_not
 from stoker.verify.reference_run import ReferenceRun, between
-from stoker.verify.toy_job import FAULTY_STEPS, Twin, Variant
+from stoker.verify.toy_job import FAULTY_STEPS, LayoutVariant, Twin
 from stoker.verify.verdict import Check, Verdict
 from stoker.verify.verify_run import Trace, trace
 
@@ -114,7 +114,7 @@ class Verifier:
             yield self._once(reference, "plain loop", lambda: self._plain(cell, reference))
             yield self._packing(reference)
             yield self._once(reference, "by steps", lambda: self._by_steps(cell, reference))
-        path = self.twin.job_file(cell, Variant(clip=reference.clip))
+        path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip))
         folder = _folder_of(path)
         folder.path.mkdir()
         with shared_memory(folder.path):  # copies in memory outlive a run within it, as they do when a process dies
@@ -144,7 +144,7 @@ class Verifier:
             seconds = time.perf_counter() - begin
             if self.twin.clips:
                 clip = between(run.grad_norms)
-                path = self.twin.job_file(one, Variant(clip=clip), beside=cell)
+                path = self.twin.job_file(one, LayoutVariant(clip=clip), beside=cell)
                 run = self._run(path, one, 1)
             self.references[key] = ReferenceRun(run, path, clip, seconds)
         return self.references[key]
@@ -170,7 +170,7 @@ class Verifier:
     def _by_steps(self, cell: Cell, reference: ReferenceRun) -> Check:
         """The same run as long as ``steps`` says: only its last step is another one, of a whole batch."""
         one, last, batch = reference_of(cell), self.twin.steps(cell), cell.batch["batch"]
-        path = self.twin.job_file(one, Variant(clip=reference.clip, by_steps=True), beside=cell)
+        path = self.twin.job_file(one, LayoutVariant(clip=reference.clip, by_steps=True), beside=cell)
         found = self._run(path, one, 1)
         if found.numbers.get((last, "samples")) != last * batch:
             return Check("by steps", False, f"{last} steps do not take {last} x {batch} samples")
@@ -187,7 +187,7 @@ class Verifier:
         step = self.twin.saves_at(cell)
         if step >= self.twin.steps(cell) - 1:
             return
-        one, variant, expected = reference_of(cell), Variant(clip=reference.clip), reference.trace
+        one, variant, expected = reference_of(cell), LayoutVariant(clip=reference.clip), reference.trace
         _forget_after(folder, step)
         again = self.twin.job_file(one, variant, beside=cell, output=folder.path)
         yield self._went_on("from memory", self._run(again, one, 1), expected, self.twin.steps(cell) - 1, "memory")
@@ -215,7 +215,7 @@ class Verifier:
 
     def _dropout(self, cell: Cell, layout: Layout, reference: ReferenceRun) -> Check:
         """What each process drops, and that it is the same when the run goes on or computes again."""
-        path = self.twin.job_file(cell, Variant(clip=reference.clip, dropout=True))
+        path = self.twin.job_file(cell, LayoutVariant(clip=reference.clip, dropout=True))
         run = self._run(path, cell, layout.world, dropout=True)
         why = problem_of(run.draws, layout, self.twin.dropout)
         key = (0, "evaluation loss")
@@ -224,13 +224,13 @@ class Verifier:
         step = self.twin.saves_at(cell)
         if why or step >= self.twin.steps(cell):
             return Check("dropout", not why, why or "")
-        variant = Variant(clip=reference.clip, dropout=True, parallel={"recompute": "none"})
+        variant = LayoutVariant(clip=reference.clip, dropout=True, parallel={"recompute": "none"})
         again = self.twin.job_file(cell, variant)
         return self._continued("dropout", _folder_of(path), again, cell, layout.world, run, step, dropout=True)
 
     def _left_out(self, cell: Cell, layout: Layout) -> Check:
         """A step whose gradient or loss is not finite on one process changes nothing, and the next one trains."""
-        name, path = "not finite", self.twin.job_file(cell, Variant(faulty=True))
+        name, path = "not finite", self.twin.job_file(cell, LayoutVariant(faulty=True))
         found = self._run(path, cell, layout.world, faulty=True)
         before, *after = (found.numbers.get((step, "evaluation loss"), math.nan) for step in range(FAULTY_STEPS + 1))
         for what, loss in zip(("gradient", "loss"), after, strict=False):

@@ -12,19 +12,19 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from stoker.launch.nodes import channel
-from stoker.launch.nodes.channel import Down, Happening, Message, Network, Peer, Said, Up
-from stoker.launch.nodes.frames import CHALLENGE, LARGEST, MAC, Greeting, Refused
+from stoker.launch.nodes.channel import Down, Happening, Message, Peer, PeerNetwork, Said, Up
+from stoker.launch.nodes.frames import CHALLENGE, LARGEST, MAC, Greeting, PeerRefused
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"
 
 
 @pytest.fixture
-def networks() -> Iterator[Callable[..., Network]]:
-    made: list[Network] = []
+def networks() -> Iterator[Callable[..., PeerNetwork]]:
+    made: list[PeerNetwork] = []
 
-    def make(secret: bytes = SECRET, host: str = HOST) -> Network:
-        made.append(Network((host, 0), secret))
+    def make(secret: bytes = SECRET, host: str = HOST) -> PeerNetwork:
+        made.append(PeerNetwork((host, 0), secret))
         return made[-1]
 
     yield make
@@ -32,7 +32,7 @@ def networks() -> Iterator[Callable[..., Network]]:
         network.close()
 
 
-def until(what: Callable[[list[Happening]], bool], *networks: Network, seconds: float = 5.0) -> list[Happening]:
+def until(what: Callable[[list[Happening]], bool], *networks: PeerNetwork, seconds: float = 5.0) -> list[Happening]:
     """What happens on all of them until a condition on it holds."""
     found: list[Happening] = []
     deadline = time.monotonic() + seconds
@@ -47,14 +47,14 @@ def said(found: list[Happening]) -> list[Message]:
     return [happening.message for happening in found if isinstance(happening, Said)]
 
 
-def meet(a: Network, b: Network) -> tuple[Peer, Peer]:
+def meet(a: PeerNetwork, b: PeerNetwork) -> tuple[Peer, Peer]:
     """A connection that ``a`` made, and its other end."""
     dialled = a.dial(b.address)
     ups = [h.peer for h in until(lambda found: sum(isinstance(h, Up) for h in found) == 2, a, b) if isinstance(h, Up)]
     return dialled, next(peer for peer in ups if peer is not dialled)
 
 
-def test_messages_arrive_in_order_both_ways(networks: Callable[..., Network]) -> None:
+def test_messages_arrive_in_order_both_ways(networks: Callable[..., PeerNetwork]) -> None:
     a, b = networks(), networks(host="127.0.0.2")
     here, there = meet(a, b)
     large = "x" * 300_000
@@ -69,7 +69,7 @@ def test_messages_arrive_in_order_both_ways(networks: Callable[..., Network]) ->
     assert [type(h) for h in until(lambda found: len(found) == 2, a, b)] == [Down, Down]
 
 
-def test_another_secret_is_refused_on_both_sides(networks: Callable[..., Network]) -> None:
+def test_another_secret_is_refused_on_both_sides(networks: Callable[..., PeerNetwork]) -> None:
     a, b = networks(), networks(os.urandom(32))
     dialled = a.dial(b.address)
     found = until(lambda found: len(found) == 2, a, b)
@@ -77,7 +77,7 @@ def test_another_secret_is_refused_on_both_sides(networks: Callable[..., Network
     assert [h.refused for h in found if isinstance(h, Down) and h.peer is dialled] == [True]
 
 
-def test_nobody_listening_is_no_refusal(networks: Callable[..., Network]) -> None:
+def test_nobody_listening_is_no_refusal(networks: Callable[..., PeerNetwork]) -> None:
     a = networks()
     with socket.create_server((HOST, 0)) as free:
         address = free.getsockname()
@@ -93,7 +93,9 @@ def stranger(address: tuple[str, int]) -> socket.socket:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_bytes_of_a_stranger_end_its_connection_and_nothing_else(networks: Callable[..., Network], seed: int) -> None:
+def test_bytes_of_a_stranger_end_its_connection_and_nothing_else(
+    networks: Callable[..., PeerNetwork], seed: int
+) -> None:
     a, b = networks(), networks()
     here, _ = meet(a, b)
     drawn = random.Random(seed)
@@ -114,7 +116,7 @@ def test_bytes_of_a_stranger_end_its_connection_and_nothing_else(networks: Calla
 
 
 def test_strangers_that_say_nothing_give_way_and_are_dropped(
-    networks: Callable[..., Network], monkeypatch: pytest.MonkeyPatch
+    networks: Callable[..., PeerNetwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "GREETING", 0.3)
     a, b = networks(), networks()
@@ -147,16 +149,16 @@ def test_a_frame_that_is_changed_repeated_left_out_or_sent_back_is_refused() -> 
     changed = bytearray(frames[0])
     changed[4] ^= 1
     for wrong in (bytes(changed), frames[1]):
-        with pytest.raises(Refused):
+        with pytest.raises(PeerRefused):
             b.seal.payload(*parts(wrong))
     assert b.seal.payload(*parts(frames[0])) == b"0"
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         b.seal.payload(*parts(frames[0]))
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         a.seal.payload(*parts(frames[1]))
     other, _ = pair()
     assert other.seal is not None
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         b.seal.payload(*parts(other.seal.frame(b"1")))
 
 
@@ -164,20 +166,20 @@ def test_a_proof_cannot_be_sent_back() -> None:
     """Who dials gives its proof first; the one who accepted may not answer with it."""
     a = Greeting(SECRET, dialled=True)
     answer = a.answer(bytes(CHALLENGE))
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         a.answer(answer[CHALLENGE:])
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_comes() -> None:
     a, _ = pair()
     assert a.seal is not None
-    with pytest.raises(Refused):
+    with pytest.raises(PeerRefused):
         a.seal.length(struct.pack(">I", LARGEST + 1))
     with pytest.raises(ValueError):
         a.seal.frame(bytes(LARGEST + 1))
 
 
-def test_a_node_that_is_cut_off_takes_and_makes_no_connection(networks: Callable[..., Network]) -> None:
+def test_a_node_that_is_cut_off_takes_and_makes_no_connection(networks: Callable[..., PeerNetwork]) -> None:
     a, b = networks(), networks()
     meet(a, b)
     b.cut(0.3)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stoker.launch.nodes.search import AGAIN, FOUND, PATIENCE, Answer, Follow, Lead, Search
+from stoker.launch.nodes.find_leader import AGAIN, FOUND, PATIENCE, Follow, GroupReply, Lead, Search
 
 A, B, C = (("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.3", 1))
-NOBODY = Answer(None, 0, 1)
+NOBODY = GroupReply(None, 0, 1)
 
 
 def search(own: tuple[str, int], *, generation: int = 0, lost: tuple[tuple[str, int], ...] = ()) -> Search:
@@ -30,15 +30,15 @@ def test_a_later_one_waits_for_those_before_it_to_start() -> None:
     assert second.decide(FOUND - 1) is None and second.decide(FOUND) == Lead()
     second.answered(A, NOBODY)  # it is there, and will lead
     assert second.decide(FOUND) is None and second.decide(PATIENCE) == Lead()
-    second.answered(A, Answer(A, 0, 1))
+    second.answered(A, GroupReply(A, 0, 1))
     assert second.decide(FOUND) == Follow(A)
 
 
 def test_a_group_is_followed_whoever_names_it_and_the_newest_of_two() -> None:
     third = search(C)
-    third.answered(A, Answer(("10.0.0.9", 1), 3, 2))  # an address that was not known
+    third.answered(A, GroupReply(("10.0.0.9", 1), 3, 2))  # an address that was not known
     assert third.decide(0.0) == Follow(("10.0.0.9", 1))
-    third.answered(B, Answer(B, 4, 1))
+    third.answered(B, GroupReply(B, 4, 1))
     assert third.decide(0.0) == Follow(B)
 
 
@@ -46,15 +46,15 @@ def test_a_leader_that_was_lost_is_not_believed_in_and_the_next_in_order_leads_a
     second, third = search(B, generation=5, lost=(A,)), search(C, generation=5, lost=(A,))
     for each, other in ((second, C), (third, B)):
         each.failed(A)
-        each.answered(other, Answer(A, 5, 3))  # it has not noticed yet
+        each.answered(other, GroupReply(A, 5, 3))  # it has not noticed yet
     assert second.decide(0.1) == Lead() and third.decide(0.1) is None
-    third.answered(B, Answer(B, 5, 1))
+    third.answered(B, GroupReply(B, 5, 1))
     assert third.decide(0.2) == Follow(B)
 
 
 def test_a_leader_that_does_not_answer_is_left() -> None:
     third = search(C)
-    third.answered(B, Answer(A, 1, 2))
+    third.answered(B, GroupReply(A, 1, 2))
     assert third.decide(0.0) == Follow(A)
     third.failed(A)
     assert third.decide(0.0) is None
@@ -62,10 +62,10 @@ def test_a_leader_that_does_not_answer_is_left() -> None:
 
 def test_who_has_forgotten_everything_does_not_found_beside_a_group_that_is_looking_for_its_leader() -> None:
     back = search(A)
-    back.answered(B, Answer(None, 5, 1))
-    back.answered(C, Answer(None, 5, 1))
+    back.answered(B, GroupReply(None, 5, 1))
+    back.answered(C, GroupReply(None, 5, 1))
     assert back.decide(1.0) is None
-    back.answered(B, Answer(B, 5, 1))
+    back.answered(B, GroupReply(B, 5, 1))
     assert back.decide(1.5) == Follow(B)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stoker.launch.nodes import neighbour_copies
-from stoker.launch.nodes.channel import Network, Said
+from stoker.launch.nodes.channel import PeerNetwork, Said
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.neighbour_copies import PIECE, Keeper, Sender, stamp_of
 from stoker.runs.run_folder import RunFolder
@@ -29,7 +29,7 @@ class Pair:
         self.here, self.there = base / "here", base / "there"
         for folder in (self.run.path, self.here, self.there):
             folder.mkdir()
-        self.network = Network((HOST, 0), SECRET)
+        self.network = PeerNetwork((HOST, 0), SECRET)
         self.generation = 1
         self.keeper = Keeper(lambda: (self.there, self.generation))
         self.sender: Sender | None = None

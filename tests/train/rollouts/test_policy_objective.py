@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stoker.models.collate import Inputs, nothing, pack
 from stoker.models.head import Head, LogitsHead
 from stoker.train.rollouts.policy_objective import PolicyObjective, kl_estimate
-from stoker.train.rollouts.token_scores import TokenScores, by_rollout, by_target
+from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout, by_target
 
 CPU = torch.device("cpu")
 WIDTH, VOCABULARY = 6, 11
@@ -104,7 +104,7 @@ def test_a_model_with_logits_of_its_own_has_the_same_loss() -> None:
 
 def test_before_the_first_step_the_ratio_is_one() -> None:
     hidden, inputs, head = setup([4, 2])
-    scores = TokenScores(0.8)(hidden.detach(), inputs, head)
+    scores = TokenScoreReading(0.8)(hidden.detach(), inputs, head)
     even = torch.full_like(scores[0], 1.0 / len(scores[0]))
     inputs = replace(inputs, given={**inputs.given, "old": scores[0], "weight": even})
     objective = PolicyObjective(clip_low=0.2, clip_high=0.2, temperature=0.8)

@@ -9,11 +9,11 @@ import pytest
 from stoker.errors import UserError
 from stoker.scoring.answer_rows import AnswerRow
 from stoker.scoring.scorer import Score, Scorer
-from stoker.train.rollouts.rewards import Answer, Rewards, ScorerReward, length_reward
+from stoker.train.rollouts.rewards import PolicyAnswer, Rewards, ScorerReward, length_reward
 
 
-def answer(text: str, *, tokens: int = 1, row: int = 1, expected: object = None) -> Answer:
-    return Answer(text, AnswerRow("rows.jsonl", row, (), expected, (), {}), (1,), tuple(range(tokens)), True)
+def answer(text: str, *, tokens: int = 1, row: int = 1, expected: object = None) -> PolicyAnswer:
+    return PolicyAnswer(text, AnswerRow("rows.jsonl", row, (), expected, (), {}), (1,), tuple(range(tokens)), True)
 
 
 @pytest.mark.parametrize(

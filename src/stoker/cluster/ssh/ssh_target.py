@@ -18,8 +18,8 @@ from stoker.cluster.record import FILE, Record
 from stoker.cluster.records_there import records_in, write_private
 from stoker.cluster.send import link_script, missing_script, quoted, send
 from stoker.cluster.shell import ShellFailed, on_all
-from stoker.cluster.ssh.addresses import with_address
 from stoker.cluster.ssh.connection import Connection, SshSettings
+from stoker.cluster.ssh.host_addresses import with_address
 from stoker.cluster.ssh.host_file import Host, chosen_hosts, parse_host, parse_host_file
 from stoker.cluster.start_script import (
     ENVIRONMENT,

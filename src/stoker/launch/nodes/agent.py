@@ -11,9 +11,9 @@ from dataclasses import asdict, fields
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
-from stoker.launch.nodes.secret import derived
+from stoker.launch.nodes.shared_secret import derived
 from stoker.launch.process_group import new_secret
-from stoker.launch.processes import Placement, Processes
+from stoker.launch.processes import NodeRanks, Processes
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import left_out
 from stoker.launch.worker_main import Entry
@@ -81,7 +81,7 @@ class Agent:
                 left.unlink(missing_ok=True)
         key = new_secret() if self._secret is None else derived(self._secret, "objects", group.generation, group.mark)
         several = bool(self._name)
-        placement = Placement(
+        placement = NodeRanks(
             member.ranks,
             group.world,
             group.store or shared.path / f"meet-{group.generation}",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.launch.nodes.frames import LENGTH, Greeting, Refused, Seal
+from stoker.launch.nodes.frames import LENGTH, Greeting, PeerRefused, Seal
 
 Address = tuple[str, int]
 Message = dict[str, Any]
@@ -89,7 +89,7 @@ class Peer:
         """What the bytes that have come say.
 
         Raises:
-            Refused: they are not those of a peer.
+            PeerRefused: they are not those of a peer.
         """
         while self.seal is None:
             wants = self._greeting.wants
@@ -115,11 +115,11 @@ class Peer:
                 at = end
                 message = json.loads(self.seal.payload(head, rest))
                 if not isinstance(message, dict):
-                    raise Refused
+                    raise PeerRefused
                 self.hands_over = message.get("kind") == COPIES
                 yield Said(self, message)
         except ValueError as error:
-            raise Refused from error
+            raise PeerRefused from error
         finally:
             del self.incoming[:at]
 
@@ -133,7 +133,7 @@ def text_of(message: Message) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-class Network:
+class PeerNetwork:
     """All connections of a supervisor, and where it listens.
 
     Args:
@@ -279,7 +279,7 @@ class Network:
                 found.append(happening)
         except BlockingIOError:
             pass
-        except (OSError, Refused):
+        except (OSError, PeerRefused):
             self._end(peer)
         return found
 

@@ -14,7 +14,7 @@ import hmac
 import secrets
 import struct
 
-from stoker.launch.nodes.secret import derived
+from stoker.launch.nodes.shared_secret import derived
 
 CHALLENGE = MAC = 32  # bytes
 LENGTH = struct.Struct(">I")
@@ -22,7 +22,7 @@ COUNT = struct.Struct(">Q")
 LARGEST = 16 * 2**20  # bytes of a payload
 
 
-class Refused(Exception):
+class PeerRefused(Exception):
     """The other side does not have the secret, or a frame is not from it."""
 
 
@@ -53,7 +53,7 @@ class Greeting:
         """What is sent after a part of `wants` bytes; afterwards ``seal`` may be there.
 
         Raises:
-            Refused: the other side does not have the secret.
+            PeerRefused: the other side does not have the secret.
         """
         if self._dialled and not self._theirs:
             self._theirs = part
@@ -61,7 +61,7 @@ class Greeting:
         theirs, proof = (self._theirs, part) if self._dialled else (part[:CHALLENGE], part[CHALLENGE:])
         self._theirs = theirs
         if not hmac.compare_digest(proof, self._proof("accepted" if self._dialled else "dialled")):
-            raise Refused
+            raise PeerRefused
         keys = [derived(self._secret, "stoker frames 1", way, *self._challenges) for way in ("dialled", "accepted")]
         mine, other = keys if self._dialled else reversed(keys)
         self.seal = Seal(mine, other)
@@ -97,22 +97,22 @@ class Seal:
         """Bytes that follow the head of a frame.
 
         Raises:
-            Refused: more than a frame may have.
+            PeerRefused: more than a frame may have.
         """
         (length,) = LENGTH.unpack(head)
         if length > LARGEST:
-            raise Refused
+            raise PeerRefused
         return int(length) + MAC
 
     def payload(self, head: bytes, rest: bytes) -> bytes:
         """The payload of the next frame that was received.
 
         Raises:
-            Refused: the frame is not the next one of the other side.
+            PeerRefused: the frame is not the next one of the other side.
         """
         payload, code = rest[:-MAC], rest[-MAC:]
         if not hmac.compare_digest(code, _code(self._theirs, self._read, head, payload)):
-            raise Refused
+            raise PeerRefused
         self._read += 1
         return payload
 

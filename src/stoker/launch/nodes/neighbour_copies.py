@@ -23,7 +23,7 @@ import psutil
 
 from stoker.files import no_link
 from stoker.launch.monitor import record
-from stoker.launch.nodes.frames import Refused, Seal
+from stoker.launch.nodes.frames import PeerRefused, Seal
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.stream import Stream
 from stoker.runs.run_folder import RunFolder
@@ -89,7 +89,7 @@ class Sender:
                     while not self._over.is_set():
                         self._send_new(stream)
                         self._over.wait(POLL)
-            except (OSError, Refused, ValueError) as error:
+            except (OSError, PeerRefused, ValueError) as error:
                 why = str(error) or type(error).__name__
             if self._over.wait(AGAIN):
                 break
@@ -179,7 +179,7 @@ class Keeper:
     close = drop
 
     def _keep_all(self, stream: Stream, folder: Path) -> None:
-        with suppress(OSError, Refused, ValueError, KeyError), stream:
+        with suppress(OSError, PeerRefused, ValueError, KeyError), stream:
             while True:
                 self._keep(stream, folder, stream.hear())
 
@@ -199,7 +199,7 @@ class Keeper:
                 for at in range(0, size, PIECE):
                     piece = stream.receive()
                     if len(piece) != min(PIECE, size - at):
-                        raise Refused
+                        raise PeerRefused
                     file.write(piece)
             if stream.hear()["whole"]:
                 header, text = data.with_suffix(".json"), str(said["header"])

@@ -19,12 +19,12 @@ from stoker.job.load_job import check_document
 from stoker.launch.first_failure import Interrupted, failure_of
 from stoker.launch.nodes.addresses import shown
 from stoker.launch.nodes.agent import Agent, interval
-from stoker.launch.nodes.channel import Address, Down, Message, Network, Peer, Said, Up, text_of
+from stoker.launch.nodes.channel import Address, Down, Message, Peer, PeerNetwork, Said, Up, text_of
+from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead, Search
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
 from stoker.launch.nodes.neighbour_copies import Keeper, Sender
 from stoker.launch.nodes.outcome import Outcome, outcome_of, plain
-from stoker.launch.nodes.search import Answer, Follow, Lead, Search
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry
 from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, on_node, shared_memory
@@ -74,7 +74,7 @@ class NodeSupervisor:
         self,
         spec: RunSpec,
         place: Place,
-        network: Network,
+        network: PeerNetwork,
         *,
         entry: Entry | None,
         asked: Sequence[int],
@@ -212,7 +212,7 @@ class NodeSupervisor:
             case "who":
                 peer.send({"kind": "answer", **self._answer().plain()})
             case "answer":
-                self._learn(peer, Answer.of(message), now)
+                self._learn(peer, GroupReply.of(message), now)
             case "join":
                 self._take_in(peer, Node.of(message["node"]), now)
             case "copies":
@@ -225,20 +225,20 @@ class NodeSupervisor:
             case _ if self._leader is not None and self._members.get(peer.name) is peer:
                 self._leader.message(peer.name, message, now)
 
-    def _answer(self) -> Answer:
+    def _answer(self) -> GroupReply:
         """What this node says of its group."""
         if self._leader is not None:
-            return Answer(self._network.address, self._leader.generation, len(self._leader.nodes))
+            return GroupReply(self._network.address, self._leader.generation, len(self._leader.nodes))
         if self._upward is not None and self._upward.is_up and self._upward.name:
             members = len(self._group.members) if self._group else 0
-            return Answer(self._upward.address, self._generation, members)
-        return Answer(None, self._generation, 1)
+            return GroupReply(self._upward.address, self._generation, members)
+        return GroupReply(None, self._generation, 1)
 
     @property
     def _generation(self) -> int:
         return self._group.generation if self._group is not None else 0
 
-    def _learn(self, peer: Peer, answer: Answer, now: float) -> None:
+    def _learn(self, peer: Peer, answer: GroupReply, now: float) -> None:
         """What another node says of its group."""
         address = self._asking.pop(peer, None)
         self._network.close_peer(peer)
@@ -334,7 +334,7 @@ class NodeSupervisor:
         assert self._search is not None
         self._search.failed(peer.address)
 
-    def _is_weaker(self, leader: Leader, other: Answer) -> bool:
+    def _is_weaker(self, leader: Leader, other: GroupReply) -> bool:
         """Whether another leader's group is the one that goes on."""
         mine = (leader.generation, len(leader.nodes), self._network.address)
         assert other.leader is not None

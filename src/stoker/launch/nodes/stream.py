@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.launch.nodes.channel import COPIES, GREETING, Address
-from stoker.launch.nodes.frames import LENGTH, Greeting, Refused, Seal
+from stoker.launch.nodes.frames import LENGTH, Greeting, PeerRefused, Seal
 
 WAIT = 60.0  # seconds for the next bytes
 
@@ -31,7 +31,7 @@ class Stream:
 
         Raises:
             OSError: there is none.
-            Refused: it does not have the secret.
+            PeerRefused: it does not have the secret.
         """
         connection = socket.create_connection(address, timeout=GREETING, source_address=(source, 0))
         try:
@@ -53,7 +53,7 @@ class Stream:
         """The next frame, which is a message."""
         message = json.loads(self.receive())
         if not isinstance(message, dict):
-            raise Refused
+            raise PeerRefused
         return message
 
     def send(self, payload: bytes) -> None:
@@ -65,7 +65,7 @@ class Stream:
 
         Raises:
             OSError: the other side has gone.
-            Refused: the frame is not its next one.
+            PeerRefused: the frame is not its next one.
         """
         head = self._read(LENGTH.size)
         return self._seal.payload(head, self._read(Seal.length(head)))

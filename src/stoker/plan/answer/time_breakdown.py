@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stoker.plan.efficiency import efficiency_of
-from stoker.plan.network_cost import Group
+from stoker.plan.network_cost import CollectiveGroup
 from stoker.plan.setting import Setting
 from stoker.plan.step_time import PassTimes, step_time
 
@@ -77,11 +77,11 @@ def _links(setting: Setting) -> dict[str, str]:
     layout, cluster = setting.layout, setting.cluster
     inside, across = layout.tensor * layout.context, layout.tensor * layout.context * layout.data
     groups = {
-        TENSOR: Group(layout.tensor, 1),
-        CONTEXT: Group(layout.context, layout.tensor),
-        EXPERT: Group(setting.expert, layout.tensor if layout.tensor < setting.expert else 1),
-        DATA: Group(layout.data, inside),
-        SENDS: Group(layout.pipeline, across),
+        TENSOR: CollectiveGroup(layout.tensor, 1),
+        CONTEXT: CollectiveGroup(layout.context, layout.tensor),
+        EXPERT: CollectiveGroup(setting.expert, layout.tensor if layout.tensor < setting.expert else 1),
+        DATA: CollectiveGroup(layout.data, inside),
+        SENDS: CollectiveGroup(layout.pipeline, across),
     }
     crossing = {name: group.size > group.inside(cluster.per_node) for name, group in groups.items()}
     return {name: "the network" if crosses else cluster.device.link for name, crosses in crossing.items()}

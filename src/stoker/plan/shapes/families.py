@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stoker.errors import Problem, UserError
 from stoker.plan.shape import ExpertMixture, Latent, Layer, Shape, StateSpace
-from stoker.plan.shapes.decoder import GPT, LLAMA, decoder
+from stoker.plan.shapes.common_sizes import GPT, LLAMA, decoder
 from stoker.plan.shapes.settings import Settings
 
 

@@ -24,10 +24,10 @@ from stoker.train.rollouts.environment import Environment, Reply, Turns
 from stoker.train.rollouts.policy_settings import PolicySettings
 from stoker.train.rollouts.prompt_rows import PromptRows
 from stoker.train.rollouts.reference_weights import ReferenceWeights
-from stoker.train.rollouts.rewards import Answer, Rewards
+from stoker.train.rollouts.rewards import PolicyAnswer, Rewards
 from stoker.train.rollouts.rollout import Rollout
 from stoker.train.rollouts.shaping import penalised
-from stoker.train.rollouts.token_scores import TokenScores, by_rollout
+from stoker.train.rollouts.token_scores import TokenScoreReading, by_rollout
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class AnswerCollector:
             if self._environment is not None:
                 fields = {**fields, "messages": [*row.turns, *episode.turns, said]}
             prompt, ids = tuple(rollout.prompt_ids.tolist()), tuple(rollout.answer_ids.tolist())
-            answers.append(Answer(said["content"], replace(row, fields=fields), prompt, ids, rollout.stopped))
+            answers.append(PolicyAnswer(said["content"], replace(row, fields=fields), prompt, ids, rollout.stopped))
         for rollout, parts, score in zip(rollouts, *self._rewards(answers), strict=True):
             rollout.rewards, rollout.score = parts, score
             rollout.score = penalised(rollout, self._settings)
@@ -149,7 +149,7 @@ class AnswerCollector:
         ]
         alone = [part for _, part in parts]
         passes = engine.count(alone).passes
-        reading = TokenScores(self._settings.temperature)
+        reading = TokenScoreReading(self._settings.temperature)
         scores = engine.read(alone, reading, passes)
         references = self._reference_scores(alone, engine, passes) if self._settings.kl else scores
         estimates: Sequence[Tensor] = scores
@@ -171,7 +171,7 @@ class AnswerCollector:
             rollout.tokens |= values
 
     def _reference_scores(self, parts: Sequence[Part], engine: Engine, passes: int) -> list[Tensor]:
-        reading = TokenScores(self._settings.temperature)
+        reading = TokenScoreReading(self._settings.temperature)
         if self._reference is None:
             return engine.read(parts, reading, passes, tuned=False)
         with self._reference.in_place():

@@ -11,7 +11,7 @@ import torch
 from stoker.checkpoint.collective import together
 from stoker.data.order import stream_key
 from stoker.generate.decoder import Decoder
-from stoker.generate.engine import Engine, free_memory
+from stoker.generate.generation_engine import GenerationEngine, free_memory
 from stoker.generate.request import Ending, Request, Sampling
 from stoker.train.rollouts.environment import Turns
 from stoker.train.rollouts.rollout import Rollout
@@ -102,7 +102,7 @@ def sampled(
     if decoder.device.type == "cuda":
         torch.cuda.empty_cache()  # what training has freed counts as free
     memory = min(together(lambda: free_memory(decoder.device.torch)))  # alike, so that all take the same steps
-    engine = Engine(decoder, memory=memory)
+    engine = GenerationEngine(decoder, memory=memory)
     episodes = [Episode(prompt, number) for prompt in prompts for number in range(answers)]
     active, turn = episodes, 0
     while True:

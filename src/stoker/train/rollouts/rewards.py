@@ -16,7 +16,7 @@ AT_ONCE = 8  # answers that are with other processes or machines
 
 
 @dataclass(frozen=True)
-class Answer:
+class PolicyAnswer:
     """An answer as rewards see it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Reward(Protocol):
     def name(self) -> str:
         """As the job has it."""
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """The reward of each answer."""
 
 
@@ -51,7 +51,7 @@ class ScorerReward:
     name: str
     scorer: Scorer
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """See `Reward`.
 
         Raises:
@@ -83,7 +83,7 @@ class LengthReward:
     shortest: int
     longest: int
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """See `Reward`."""
         return [self._of(len(answer.ids)) for answer in answers]
 
@@ -98,7 +98,7 @@ class Rewards:
 
     weighted: tuple[tuple[Reward, float], ...]
 
-    def __call__(self, answers: Sequence[Answer]) -> tuple[list[dict[str, float]], list[float]]:
+    def __call__(self, answers: Sequence[PolicyAnswer]) -> tuple[list[dict[str, float]], list[float]]:
         """Each reward of each answer by name, and their weighted sum.
 
         Raises:

@@ -19,7 +19,7 @@ from stoker.models.score_head import OFFSET
 from stoker.models.virtual_tokens import Drawn
 from stoker.runs.find_run import find_run
 from stoker.train.answer_scores import AnswerScores
-from stoker.train.rollouts.rewards import Answer
+from stoker.train.rollouts.rewards import PolicyAnswer
 
 NAME = "reward"
 
@@ -41,7 +41,7 @@ class RunReward:
             message = f"the reward run {run} has another tokenizer than the policy"
             raise UserError(loaded.problem(key, message, "train a reward model on the policy's model"))
 
-    def __call__(self, answers: Sequence[Answer]) -> list[float]:
+    def __call__(self, answers: Sequence[PolicyAnswer]) -> list[float]:
         """See `stoker.train.rollouts.rewards.Reward`: the score at the last token of each answer."""
         return self._scores([(*answer.prompt_ids, *answer.ids) for answer in answers])
 

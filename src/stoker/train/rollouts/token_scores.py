@@ -14,7 +14,7 @@ from stoker.models.head import Head, LogitsHead
 
 
 @dataclass(frozen=True)
-class TokenScores:
+class TokenScoreReading:
     """A `stoker.models.objective.Reading`: log-probability and entropy of each target, shape (2, N).
 
     Attributes:

@@ -38,7 +38,7 @@ class _Batch:
     generations: list[Generation] = field(default_factory=list)
 
 
-class Engine:
+class GenerationEngine:
     """Answers requests with a model in memory. `submit` and `Generation.cancel` may be called from any thread."""
 
     def __init__(

@@ -51,7 +51,7 @@ class Whole(nn.Module):
             return loss._replace(total=in_loss(loss.total, at_work))
 
 
-class Stage(nn.Module):
+class ModelStage(nn.Module):
     """Some of a model's blocks; with the embedding on the first stage, with head and loss on the last.
 
     A schedule passes only the numbers of micro-batches; their inputs are in `rows`.

@@ -20,7 +20,7 @@ PATIENCE = 60.0  # seconds after which a node that answers, but has found no lea
 
 
 @dataclass(frozen=True)
-class Answer:
+class GroupReply:
     """What a supervisor says of its group.
 
     Attributes:
@@ -73,7 +73,7 @@ class Search:
         self._order = list(dict.fromkeys(order))
         self._own, self._lost, self._generation, self._began = own, set(lost), generation, now
         self._asked: dict[Address, float] = {}
-        self._answers: dict[Address, Answer | None] = {}  # None: it did not answer
+        self._answers: dict[Address, GroupReply | None] = {}  # None: it did not answer
 
     def to_ask(self, now: float) -> list[Address]:
         """The addresses to ask now; each is asked again after a while."""
@@ -81,7 +81,7 @@ class Search:
         self._asked |= dict.fromkeys(due, now)
         return due
 
-    def answered(self, address: Address, answer: Answer) -> None:
+    def answered(self, address: Address, answer: GroupReply) -> None:
         """An address has answered."""
         self._answers[address] = answer
         if answer.leader is not None and answer.leader not in self._order:
