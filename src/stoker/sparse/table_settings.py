@@ -91,6 +91,8 @@ class TableSettings:
             raise ValueError(f"the width of table {self.name!r} is {self.width}")
         if self.lr < 0 or self.eps < 0 or self.init_scale < 0:
             raise ValueError(f"lr, eps and init_scale of table {self.name!r} are not negative")
+        if self.optimizer == "ftrl" and not (self.lr and (self.ftrl_beta or self.initial or self.l2)):
+            raise ValueError(f"ftrl of table {self.name!r} needs lr and one of ftrl_beta, initial and l2 above 0")
 
     @property
     def layout(self) -> tuple[object, ...]:

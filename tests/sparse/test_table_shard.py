@@ -1,0 +1,190 @@
+"""One process' rows: admission, eviction and rounding against a model in plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.sparse.hashing import salt_of
+from stoker.sparse.keys import Keys
+from stoker.sparse.sketch import CountMinSketch
+from stoker.sparse.table_settings import Admission, Eviction, TableSettings
+from stoker.sparse.table_shard import TableShard
+
+TABLE = TableSettings("t", 2, optimizer="sgd", lr=1.0, dtype="float64")
+
+
+def keys_of(shard: TableShard, ids: list[int], table: int = 0) -> Keys:
+    return Keys.of(np.array(ids, np.int64), np.full(len(ids), table), shard.salts)
+
+
+def ids_in(shard: TableShard, name: str = "t") -> list[int]:
+    return dict(shard.state())[name].ids.tolist()
+
+
+@dataclass
+class Model:
+    """The rules, one id at a time. The sketch is exact, as long as few ids are counted."""
+
+    table: TableSettings
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)  # seen, last
+    waiting: dict[int, int] = field(default_factory=dict)
+    step: int = 0
+
+    def end_step(self, ids: list[int]) -> None:
+        for number in sorted(set(ids)):
+            count = ids.count(number)
+            if number in self.rows:
+                self.rows[number] = (self.rows[number][0] + count, self.step)
+                continue
+            self.waiting[number] = self.waiting.get(number, 0) + count
+            if self.table.admission is None or self.waiting[number] >= self.table.admission.count:
+                self.rows[number] = (count, self.step)
+        rule = self.table.eviction
+        if rule and (self.step + 1) % rule.every == 0:
+            kept = {
+                number: (seen, last)
+                for number, (seen, last) in self.rows.items()
+                if self.step - last < rule.age or (rule.frequency is not None and seen >= rule.frequency)
+            }
+            self.rows = kept
+        self.step += 1
+
+
+STEPS = st.lists(st.lists(st.integers(0, 12), max_size=6), min_size=1, max_size=12)
+RULES = st.tuples(
+    st.one_of(st.none(), st.integers(2, 4).map(lambda count: Admission(count=count, cells=2**22))),
+    st.one_of(
+        st.none(),
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 4))).map(
+            lambda rule: Eviction(age=rule[0], every=rule[1], frequency=rule[2])
+        ),
+    ),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(RULES, STEPS, st.integers(1, 3))
+def test_ids_come_and_go_by_the_rules(
+    rules: tuple[Admission | None, Eviction | None], steps: list[list[int]], passes: int
+) -> None:
+    table = replace(TABLE, admission=rules[0], eviction=rules[1])
+    shard, model = TableShard([table], seed=0), Model(table)
+    for ids in steps:
+        for part in range(passes):  # micro-batches of a step
+            shard.look_up(keys_of(shard, ids[part::passes]))
+        shard.end_step()
+        model.end_step(ids)
+        state = dict(shard.state())["t"]
+        found = zip(state.ids.tolist(), zip(state.seen.tolist(), state.last.tolist(), strict=True), strict=True)
+        assert dict(found) == model.rows
+
+
+def test_rows_with_a_small_norm_are_evicted() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1, norm=0.5))], seed=0)
+    rows = shard.look_up(keys_of(shard, [1, 2])).unique
+    shard.update(rows, torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float64))
+    shard.end_step()
+    assert ids_in(shard) == [1, 2]
+    shard.end_step()
+    assert ids_in(shard) == [1]
+
+
+def test_an_evicted_id_starts_again_with_its_first_values() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+    first = shard.look_up(keys_of(shard, [7])).unique
+    before = shard.values(first)
+    shard.update(first, torch.ones(1, 2, dtype=torch.float64))
+    shard.end_step()
+    shard.look_up(keys_of(shard, [8]))
+    shard.end_step()
+    assert ids_in(shard) == [8]
+    assert torch.equal(shard.values(shard.look_up(keys_of(shard, [7])).unique), before)
+
+
+def test_first_values_depend_on_seed_table_and_id_alone() -> None:
+    one = TableShard([TABLE, replace(TABLE, name="other", init_scale=0.5)], seed=0)
+    many = one.values(one.look_up(keys_of(one, list(range(4000)))).unique)
+    again = TableShard([replace(TABLE, name="other", init_scale=0.5), TABLE], seed=0)
+    alone = again.values(again.look_up(keys_of(again, [3999, 5], table=1)).unique)
+    assert torch.equal(many[[3999, 5]], alone)
+    assert many.abs().max() <= TABLE.init_scale
+    assert many.std().item() == pytest.approx(TABLE.init_scale / 3**0.5, rel=0.05)
+    assert many.mean().item() == pytest.approx(0, abs=TABLE.init_scale / 20)
+    others = one.values(one.look_up(keys_of(one, list(range(4000)), table=1)).unique)
+    assert others.abs().max() > 0.4
+    assert not torch.equal(others / 50, many)
+    seeded = TableShard([TABLE], seed=1)
+    assert not torch.equal(seeded.values(seeded.look_up(keys_of(seeded, [5])).unique), many[[5]])
+
+
+def test_admission_by_probability_depends_on_occurrences_alone() -> None:
+    shard = TableShard([replace(TABLE, admission=Admission(probability=0.1))], seed=0)
+    shard.look_up(keys_of(shard, list(range(5000)) + list(range(2000)) * 4))
+    assert not ids_in(shard)
+    shard.end_step()
+    found = np.array(ids_in(shard))
+    assert (found < 2000).mean() * len(found) / 2000 == pytest.approx(1 - 0.9**5, abs=0.04)
+    assert (found >= 2000).mean() * len(found) / 3000 == pytest.approx(0.1, abs=0.02)
+
+
+def test_ids_of_different_tables_are_different() -> None:
+    shard = TableShard([TABLE, replace(TABLE, name="other")], seed=0)
+    rows = [shard.look_up(keys_of(shard, [1, 2], table)).unique for table in (0, 1)]
+    assert len({*rows[0].tolist(), *rows[1].tolist()}) == 4
+    assert ids_in(shard) == ids_in(shard, "other") == [1, 2]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 400), min_size=1, max_size=50), min_size=1, max_size=6))
+def test_a_full_sketch_never_counts_too_few(calls: list[list[int]]) -> None:
+    sketch, exact = CountMinSketch(1), dict[int, int]()
+    for ids in calls:
+        unique = sorted(set(ids))
+        hashes = Keys.of(np.array(unique), np.zeros(len(unique), np.int64), np.array([salt_of("x")])).hashes
+        counts = np.array([ids.count(number) for number in unique])
+        for number, count in zip(unique, counts.tolist(), strict=True):
+            exact[number] = exact.get(number, 0) + count
+        assert (sketch.add(hashes, counts) >= [exact[number] for number in unique]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_small_updates_of_rounded_rows_add_up(dtype: str) -> None:
+    """Updates far below half a unit in the last place, which rounding to nearest would lose every time."""
+    table = replace(TABLE, width=64, dtype=dtype, init_scale=1.0, lr=2e-5)
+    shard = TableShard([table], seed=0)
+    rows = shard.look_up(keys_of(shard, list(range(50)))).unique
+    first = shard.values(rows)
+    for _ in range(100):
+        shard.update(rows, torch.ones(50, 64))
+        shard.end_step()
+    moved = first - shard.values(rows)
+    assert moved.mean().item() == pytest.approx(100 * 2e-5, rel=0.15)
+    exact = TableShard([replace(table, dtype="float32")], seed=0)
+    unit = 1 / 127 if dtype == "int8" else 2**-11
+    values = exact.values(exact.look_up(keys_of(exact, list(range(50)))).unique)
+    torch.testing.assert_close(first, values, rtol=0, atol=unit / 2 * 1.001)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bytes_of_a_row"), [("float64", 512), ("float32", 256), ("float16", 128), ("int8", 68)]
+)
+def test_rows_take_the_memory_of_their_type(dtype: str, bytes_of_a_row: int) -> None:
+    shard = TableShard([replace(TABLE, width=64, dtype=dtype)], seed=0)
+    rows = shard.look_up(keys_of(shard, [1])).unique
+    stored = shard.store.values(rows)
+    assert stored.element_size() * stored.numel() == bytes_of_a_row
+
+
+def test_rows_of_another_shape_are_not_loaded() -> None:
+    shard = TableShard([TABLE], seed=0)
+    shard.look_up(keys_of(shard, [1]))
+    state = dict(shard.state())["t"]
+    for other in (replace(TABLE, width=3), replace(TABLE, dtype="float32"), replace(TABLE, optimizer="adagrad")):
+        with pytest.raises(ValueError, match="table 't'"):
+            TableShard([other], seed=0).load("t", state, step=1)
