@@ -61,7 +61,7 @@ class SparseEmbeddings(nn.Module):
                 raise ValueError(f"feature {name!r} is looked up in {feature.table!r}; there are {sorted(names)}")
         group = None if group is None or dist.get_world_size(group) == 1 else _over_host_memory(group)
         wide = any(table.dtype == "float64" for table in tables)
-        self._device, self._dtype = torch.device(device), dtype or (torch.float64 if wide else torch.float32)
+        dtype = dtype or (torch.float64 if wide else torch.float32)
         self._features, self._group = dict(features), group
         layouts: dict[tuple[object, ...], list[TableSettings]] = {}
         for table in tables:
@@ -72,6 +72,8 @@ class SparseEmbeddings(nn.Module):
                 {name: f for name, f in features.items() if f.table in {table.name for table in some}},
                 seed=seed,
                 group=group,
+                device=torch.device(device),
+                dtype=dtype,
             )
             for some in layouts.values()
         ]
@@ -108,7 +110,7 @@ class SparseEmbeddings(nn.Module):
         found: dict[str, Tensor] = {}
         for fused in self._fused:
             found |= fused.look_up(ids, training=self.training)
-        return {name: found[name].to(self._device, self._dtype) for name in self._features}
+        return {name: found[name] for name in self._features}
 
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of this step's gradients, over all rows of all processes. float64 []. A collective."""

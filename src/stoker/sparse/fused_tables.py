@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,21 @@ class _Lookup:
 
 
 @dataclass(frozen=True)
+class _Summed:
+    """Gradients of a step by row.
+
+    Attributes:
+        rows: int64 [n], each once.
+        grads: [n, width].
+        values: [n, width], where they are at hand.
+    """
+
+    rows: np.ndarray
+    grads: Tensor
+    values: Tensor | None
+
+
+@dataclass(frozen=True)
 class _Bags:
     """Ids of all features in one row.
 
@@ -79,25 +95,25 @@ class FusedTables:
         *,
         seed: int,
         group: dist.ProcessGroup | None,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
+        self._device, self._dtype = device, dtype
         rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
         self.shard = TableShard(tables, seed=seed, rank=rank, world=world)
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._features, self._group = dict(features), group
         self._lookups: list[_Lookup] = []
-        self._summed: tuple[np.ndarray, Tensor] | None = None
+        self._summed: _Summed | None = None
 
     def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
         """Pooled rows of each feature. A collective."""
         bags = self._bags(batch)
         rows, inverse = self._rows(bags.keys, training)
         pooled = pool(rows, inverse, bags.lengths, bags.weights)
-        found, at = {}, 0
-        for name, shape in bags.shapes.items():
-            count = int(np.prod(shape))
-            found[name] = pooled[at : at + count].unflatten(0, shape)
-            at += count
-        return found
+        pooled = pooled.to(self._device, self._dtype)
+        parts = pooled.split([math.prod(shape) for shape in bags.shapes.values()])
+        return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
     def gradients(self) -> Tensor:
         """Sums this step's gradients by row, where each is owned. A collective.
@@ -112,16 +128,20 @@ class FusedTables:
                 found = torch.zeros_like(lookup.leaf) if lookup.leaf.grad is None else lookup.leaf.grad
                 grads.append(lookup.route.to_owners(found) if lookup.route else found)
                 rows.append(lookup.owned)
-            one = len(self._lookups) == 1 and self._group is None
-            self._summed = (rows[1], grads[1]) if one else self.shard.sum_by_row(np.concatenate(rows), torch.cat(grads))
+            if len(self._lookups) == 1 and self._group is None:
+                self._summed = _Summed(rows[1], grads[1], self._lookups[0].leaf.detach())
+            else:
+                self._summed = _Summed(*self.shard.sum_by_row(np.concatenate(rows), torch.cat(grads)), None)
             self._lookups.clear()
-        return self._summed[1]
+        return self._summed.grads
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Updates this process' rows and ends the step. A collective."""
         grads = self.gradients()
         assert self._summed is not None
-        self.shard.update(self._summed[0], grads * scale if scale != 1 else grads, lr_factor=lr_factor)
+        if scale != 1:
+            grads = grads * scale
+        self.shard.update(self._summed.rows, grads, lr_factor=lr_factor, values=self._summed.values)
         self.discard()
 
     def discard(self) -> None:

@@ -30,8 +30,9 @@ class JaggedIds:
             raise ValueError(f"ids and lengths are int64, not {self.ids.dtype} and {self.lengths.dtype}")
         if self.ids.dim() != 1 or self.lengths.dim() != 1:
             raise ValueError("ids and lengths have one dimension each")
-        if int(self.lengths.sum()) != len(self.ids) or (len(self.lengths) and int(self.lengths.min()) < 0):
-            raise ValueError(f"lengths sum to {int(self.lengths.sum())}, and there are {len(self.ids)} ids")
+        lengths = self.lengths.numpy()
+        if lengths.sum() != len(self.ids) or lengths.min(initial=0) < 0:
+            raise ValueError(f"lengths sum to {lengths.sum()}, and there are {len(self.ids)} ids")
         if self.weights is not None and self.weights.shape != self.ids.shape:
             raise ValueError(f"{len(self.ids)} ids have {self.weights.numel()} weights")
 

@@ -42,11 +42,11 @@ class _Pool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
         at, *rest = ctx.saved_tensors
-        lengths = rest.pop(0) if ctx.has_lengths else None
+        if not ctx.has_lengths:
+            return grads.new_zeros(ctx.count, grads.shape[1]).index_add_(0, at, grads), None, None, None
+        lengths = rest.pop(0)
         _, order = torch.sort(at, stable=True)
-        sources = order
-        if lengths is not None:
-            sources = torch.repeat_interleave(lengths)[order]
+        sources = torch.repeat_interleave(lengths)[order]
         weights = rest[0][order] if ctx.has_weights else None
         offsets = _offsets(torch.bincount(at, minlength=ctx.count))
         return _bags(sources, grads.contiguous(), offsets, weights), None, None, None

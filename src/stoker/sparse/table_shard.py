@@ -25,7 +25,7 @@ class Rows:
     """What keys were found at.
 
     Attributes:
-        unique: int64 [u], row numbers in order of their first key, each once; 0 is the default row.
+        unique: int64 [u], row numbers in order of their last key, each once; 0 is the default row.
         inverse: int64 [n], for each key its place in ``unique``.
     """
 
@@ -99,20 +99,23 @@ class TableShard:
         """Values [n, width] of rows, in the type of arithmetic; those of the default row are 0."""
         return self.format.decode(self.store.values(rows))
 
-    def update(self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0) -> None:
+    def update(
+        self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0, values: Tensor | None = None
+    ) -> None:
         """Applies the optimizer.
 
         Args:
             rows: int64 [n], each once; the default row is left as it is.
             grads: [n, width], sums over all occurrences of each row's id.
+            values: what `values` gave for these rows, if nothing has been updated since; they are overwritten.
         """
         if len(default := np.flatnonzero(rows == 0)):
             kept = np.delete(np.arange(len(rows)), default)
-            rows, grads = rows[kept], grads[torch.from_numpy(kept)]
+            rows, grads, values = rows[kept], grads[torch.from_numpy(kept)], None
         if not len(rows):
             return
-        values, state = self.values(rows), self.store.state(rows)
-        grads = grads.to(self.format.compute)
+        values = self.values(rows) if values is None else values
+        state = self.store.state(rows)
         if self._settings.weight_decay:
             grads = grads.add(values, alpha=self._settings.weight_decay)
         self._optimizer.step(values, state, grads, self._settings, self._settings.lr * lr_factor)
@@ -138,14 +141,13 @@ class TableShard:
             self._evict()
 
     def _unique(self, rows: np.ndarray) -> Rows:
-        """In linear time: each row remembers its first place among these."""
-        count = len(rows)
-        places = np.arange(count, dtype=np.int32)
-        self._numbers[rows[::-1]] = places[::-1]  # of several the last assignment stays
-        first = self._numbers[rows]
-        is_first = first == places
-        numbers = np.cumsum(is_first) - 1
-        return Rows(rows[is_first], numbers[first])
+        """In linear time: each row remembers its last place among these."""
+        places = np.arange(len(rows), dtype=np.int32)
+        self._numbers[rows] = places  # of several the last assignment stays
+        last = np.take(self._numbers, rows)
+        is_last = last == places
+        numbers = np.cumsum(is_last) - 1
+        return Rows(rows[is_last], np.take(numbers, last))
 
     def _hashes(self, rows: np.ndarray, salts: np.ndarray) -> np.ndarray:
         return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])

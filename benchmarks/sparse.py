@@ -1,0 +1,216 @@
+"""Samples a second of embedding tables: Stoker's, torch's EmbeddingBag(sparse=True) and TorchRec's, on one machine.
+
+    python benchmarks/sparse.py [--rounds 3] [--engines stoker,torch] [--tower] [--disk SHARE]
+
+26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a power
+law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and the median round
+counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python`` names an interpreter
+that has them.
+
+A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the tables alone
+are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+# distinct values of the 26 fields of Criteo's Kaggle data, as DLRM's reference code reports them
+CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652]
+CRITEO += [2173, 4, 7046547, 18, 15, 286181, 105, 142572]
+WIDTH, DENSE, LR, EPS = 16, 13, 0.05, 1e-8
+Step = Callable[[np.ndarray], Tensor]  # ids [features, batch] -> rows [features, batch, width] -> ... -> loss
+
+
+def sizes_of(rows: int) -> list[int]:
+    """Rows of each table: large tables are scaled so that all have ``rows`` together."""
+    small = sum(size for size in CRITEO if size < 10**6)
+    scale = max(rows - small, 0) / (sum(CRITEO) - small)
+    return [size if size < 10**6 else max(1, int(size * scale)) for size in CRITEO]
+
+
+def batches_of(sizes: list[int], batch: int, count: int, exponent: float) -> list[np.ndarray]:
+    """Ranks by a bounded power law, and rows by a permutation of the ranks. int64 [features, batch] each."""
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(count):
+        draws = random.random((len(sizes), batch))
+        most = np.array(sizes, np.float64)[:, None] + 1
+        power = 1 - exponent
+        ranks = ((draws * (most**power - 1) + 1) ** (1 / power)).astype(np.int64) - 1
+        found.append(np.minimum(ranks, np.array(sizes)[:, None] - 1))
+    multipliers = [next(m for m in (7919, 104729, 1299709, 15485863) if np.gcd(m, size) == 1) for size in sizes]
+    return [ranks * np.array(multipliers)[:, None] % np.array(sizes)[:, None] for ranks in found]
+
+
+class Tower(nn.Module):
+    """DLRM (Naumov et al., 2019): an MLP over dense features, dot products of all pairs, an MLP over these."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        pairs = (features + 1) * features // 2
+        self.bottom = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, WIDTH))
+        self.top = nn.Sequential(nn.Linear(pairs + WIDTH, 64), nn.ReLU(), nn.Linear(64, 1))
+        self.pairs = torch.tril_indices(features + 1, features + 1, -1)
+
+    def forward(self, rows: Tensor, dense: Tensor) -> Tensor:
+        x = self.bottom(dense)
+        all_rows = torch.cat([x[:, None], rows.transpose(0, 1)], dim=1)
+        products = torch.bmm(all_rows, all_rows.transpose(1, 2))[:, self.pairs[0], self.pairs[1]]
+        return self.top(torch.cat([x, products], dim=1)).squeeze(1)
+
+
+def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None], Callable]:
+    from stoker.sparse import Feature, JaggedIds, SparseEmbeddings, TableSettings
+    from stoker.sparse.hashing import mix64
+
+    more = {}
+    tables = [TableSettings(f"t{i}", WIDTH, lr=LR, eps=EPS, **more) for i in range(len(sizes))]
+    model = SparseEmbeddings(tables, {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))})
+    lengths: dict[int, Tensor] = {}
+
+    def features(ids: np.ndarray) -> dict[str, JaggedIds]:
+        ones = lengths.setdefault(ids.shape[1], torch.ones(ids.shape[1], dtype=torch.int64))
+        keys = mix64(ids.astype(np.uint64)).view(np.int64)  # 64-bit ids, as a hash of strings gives them
+        return {f"f{i}": JaggedIds(torch.from_numpy(row), ones) for i, row in enumerate(keys)}
+
+    nothing = torch.empty(0, dtype=torch.int64)
+    with torch.no_grad():
+        for i, size in enumerate(sizes):
+            for part in np.split(np.arange(size), range(2**18, size, 2**18)):
+                empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
+                model(empty | {f"f{i}": features(part[None])["f0"]})
+    model.discard()
+    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, model
+
+
+def torch_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None]]:
+    bags = nn.ModuleList(nn.EmbeddingBag(size, WIDTH, mode="sum", sparse=True) for size in sizes)
+    optimizer = torch.optim.Adagrad(bags.parameters(), lr=LR, eps=EPS)
+
+    def forward(ids: np.ndarray) -> Tensor:
+        return torch.stack([bag(row[:, None]) for bag, row in zip(bags, torch.from_numpy(ids), strict=True)])
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return forward, update
+
+
+def torchrec_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None]]:
+    import torch.distributed as dist
+    from torch.distributed.optim import _apply_optimizer_in_backward
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
+    from torchrec.distributed.types import ShardingPlan
+    from torchrec.optim import RowWiseAdagrad
+
+    store = dist.FileStore(tempfile.mktemp(), 1)
+    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    names = [f"f{i}" for i in range(len(sizes))]
+    configs = [
+        EmbeddingBagConfig(name=f"t{i}", embedding_dim=WIDTH, num_embeddings=size, feature_names=[names[i]])
+        for i, size in enumerate(sizes)
+    ]
+    collection = EmbeddingBagCollection(tables=configs)
+    _apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LR, "eps": EPS})
+    sharder = EmbeddingBagCollectionSharder()
+    fused = {name: table_wise(rank=0, compute_kernel="fused") for name in (config.name for config in configs)}
+    plan = construct_module_sharding_plan(collection, fused, sharder, world_size=1, local_size=1, device_type="cpu")
+    model = DistributedModelParallel(
+        collection, device=torch.device("cpu"), plan=ShardingPlan({"": plan}), sharders=[sharder]
+    )
+
+    def forward(ids: np.ndarray) -> Tensor:
+        keyed = KeyedJaggedTensor.from_lengths_sync(
+            keys=names,
+            values=torch.from_numpy(ids.reshape(-1)),
+            lengths=torch.ones(ids.size, dtype=torch.int32),
+        )
+        return model(keyed).values().view(ids.shape[1], len(sizes), WIDTH).transpose(0, 1)
+
+    return forward, lambda: None  # the update is part of the backward pass
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """One engine's figures, in this process."""
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    sizes = sizes_of(options.rows)
+    batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent)
+    model = None
+    if options.engine == "stoker":
+        forward, update, model = stoker_engine(sizes, options.disk, options.prefetch)
+    else:
+        forward, update = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
+    tower = Tower(len(sizes))
+    sgd = torch.optim.SGD(tower.parameters(), lr=0.01)
+    dense = torch.rand(options.batch, DENSE)
+    labels = (torch.rand(options.batch) < 0.25).float()
+    times = []
+    for ids in batches:
+        began = time.perf_counter()
+        rows = forward(ids)
+        if options.tower:
+            loss = nn.functional.binary_cross_entropy_with_logits(tower(rows, dense), labels)
+            loss.backward()
+            sgd.step()
+            sgd.zero_grad()
+        else:
+            rows.backward(torch.ones_like(rows) / options.batch)
+        update()
+        times.append(time.perf_counter() - began)
+    timed = times[options.warm :]
+    return {"samples_s": options.batch * len(timed) / sum(timed), "median_ms": statistics.median(timed) * 1000}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engines", default="stoker,torch")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has torchrec")
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--batch", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--warm", type=int, default=10)
+    parser.add_argument("--exponent", type=float, default=1.05, help="of the power law; 0 is uniform")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tower", action="store_true")
+    parser.add_argument("--disk", type=float, help="share of the rows that are in memory; the others are in a file")
+    parser.add_argument("--prefetch", action="store_true", help="bring rows of the coming batch while a step is at work")
+    options = parser.parse_args()
+    if options.engine:
+        print(json.dumps(measure(options)))
+        return
+    engines = options.engines.split(",")
+    results: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
+    for _ in range(options.rounds):
+        for engine in engines:
+            python = options.python if engine == "torchrec" else sys.executable
+            command = [python, str(Path(__file__)), *sys.argv[1:], "--engine", engine]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            results[engine].append(json.loads(done.stdout.splitlines()[-1]))
+    for engine, rounds in results.items():
+        speed = statistics.median(one["samples_s"] for one in rounds)
+        each = ", ".join(f"{one['samples_s']:,.0f}" for one in rounds)
+        print(f"{engine:10s} {speed:12,.0f} samples/s   ({each})")
+
+
+if __name__ == "__main__":
+    main()
