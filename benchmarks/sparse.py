@@ -2,13 +2,13 @@
 
     python benchmarks/sparse.py [--rounds 3] [--engines stoker,torch] [--tower] [--disk SHARE]
 
-26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a power
-law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and the median round
-counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python`` names an interpreter
-that has them.
+26 features with one id a sample, 16 numbers a row, 10 million ids in the proportions of Criteo's tables, ids drawn by a
+power law. All rows exist before anything is timed. Each engine runs in a process of its own, engines take turns, and the
+median round counts. ``torchrec`` needs packages that are matched with torch: see `docs/sparse.md`; ``--python`` names an
+interpreter that has them.
 
-A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the tables alone
-are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all engines.
+A step is: pooled rows, a loss, gradients, one optimizer step. Without ``--tower`` the loss is a plain sum, so that the
+tables alone are timed; with it a DLRM of two small MLPs and dot products is trained by SGD on top, the same for all.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ import torch
 from torch import Tensor, nn
 
 # distinct values of the 26 fields of Criteo's Kaggle data, as DLRM's reference code reports them
-CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652]
-CRITEO += [2173, 4, 7046547, 18, 15, 286181, 105, 142572]
+CRITEO = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10]
+CRITEO += [5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]
 WIDTH, DENSE, LR, EPS = 16, 13, 0.05, 1e-8
-Step = Callable[[np.ndarray], Tensor]  # ids [features, batch] -> rows [features, batch, width] -> ... -> loss
+Forward = Callable[[np.ndarray], Tensor]  # ids [features, batch] -> rows [features, batch, width]
+Engine = tuple[Forward, Callable[[], None], Callable[[np.ndarray], None]]  # forward, update, what a coming batch is for
+
+
+def ignore(ids: np.ndarray) -> None:
+    """For engines that have no use for a coming batch."""
 
 
 def sizes_of(rows: int) -> list[int]:
@@ -72,12 +77,12 @@ class Tower(nn.Module):
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
 
 
-def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None], Callable]:
-    from stoker.sparse import Feature, JaggedIds, SparseEmbeddings, TableSettings
+def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> Engine:
+    from stoker.sparse import DiskTier, Feature, JaggedIds, SparseEmbeddings, TableSettings
     from stoker.sparse.hashing import mix64
 
-    more = {}
-    tables = [TableSettings(f"t{i}", WIDTH, lr=LR, eps=EPS, **more) for i in range(len(sizes))]
+    tier = DiskTier(Path(tempfile.gettempdir()), int(disk * sum(sizes))) if disk else None
+    tables = [TableSettings(f"t{i}", WIDTH, lr=LR, eps=EPS, disk=tier) for i in range(len(sizes))]
     model = SparseEmbeddings(tables, {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))})
     lengths: dict[int, Tensor] = {}
 
@@ -93,10 +98,13 @@ def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> tuple
                 empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
                 model(empty | {f"f{i}": features(part[None])["f0"]})
     model.discard()
-    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, model
+    memory = sum(fused.shard.store.bytes + fused.shard.index.bytes for fused in model._fused)
+    print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index", file=sys.stderr)
+    coming = (lambda ids: model.prefetch(features(ids))) if prefetch else ignore
+    return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming
 
 
-def torch_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None]]:
+def torch_engine(sizes: list[int]) -> Engine:
     bags = nn.ModuleList(nn.EmbeddingBag(size, WIDTH, mode="sum", sparse=True) for size in sizes)
     optimizer = torch.optim.Adagrad(bags.parameters(), lr=LR, eps=EPS)
 
@@ -107,10 +115,10 @@ def torch_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], Call
         optimizer.step()
         optimizer.zero_grad()
 
-    return forward, update
+    return forward, update, ignore
 
 
-def torchrec_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], Callable[[], None]]:
+def torchrec_engine(sizes: list[int]) -> Engine:
     import torch.distributed as dist
     from torch.distributed.optim import _apply_optimizer_in_backward
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
@@ -144,7 +152,7 @@ def torchrec_engine(sizes: list[int]) -> tuple[Callable[[np.ndarray], Tensor], C
         )
         return model(keyed).values().view(ids.shape[1], len(sizes), WIDTH).transpose(0, 1)
 
-    return forward, lambda: None  # the update is part of the backward pass
+    return forward, lambda: None, ignore  # the update is part of the backward pass
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
@@ -153,19 +161,20 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(options.threads)
     sizes = sizes_of(options.rows)
     batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent)
-    model = None
     if options.engine == "stoker":
-        forward, update, model = stoker_engine(sizes, options.disk, options.prefetch)
+        forward, update, coming = stoker_engine(sizes, options.disk, options.prefetch)
     else:
-        forward, update = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
+        forward, update, coming = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
     tower = Tower(len(sizes))
     sgd = torch.optim.SGD(tower.parameters(), lr=0.01)
     dense = torch.rand(options.batch, DENSE)
     labels = (torch.rand(options.batch) < 0.25).float()
-    times = []
-    for ids in batches:
+    times, cpu = [], []
+    for ids, following in zip(batches, [*batches[1:], batches[0]], strict=True):
+        busy = time.process_time()
         began = time.perf_counter()
         rows = forward(ids)
+        coming(following)
         if options.tower:
             loss = nn.functional.binary_cross_entropy_with_logits(tower(rows, dense), labels)
             loss.backward()
@@ -175,8 +184,10 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             rows.backward(torch.ones_like(rows) / options.batch)
         update()
         times.append(time.perf_counter() - began)
-    timed = times[options.warm :]
-    return {"samples_s": options.batch * len(timed) / sum(timed), "median_ms": statistics.median(timed) * 1000}
+        cpu.append(time.process_time() - busy)
+    timed, busy = times[options.warm :], sum(cpu[options.warm :])
+    done = options.batch * len(timed)
+    return {"samples_s": done / sum(timed), "samples_cpu_s": done / busy}
 
 
 def main() -> None:
@@ -193,7 +204,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tower", action="store_true")
     parser.add_argument("--disk", type=float, help="share of the rows that are in memory; the others are in a file")
-    parser.add_argument("--prefetch", action="store_true", help="bring rows of the coming batch while a step is at work")
+    parser.add_argument(
+        "--prefetch", action="store_true", help="bring rows of the coming batch while a step is at work"
+    )
     options = parser.parse_args()
     if options.engine:
         print(json.dumps(measure(options)))
@@ -209,7 +222,8 @@ def main() -> None:
     for engine, rounds in results.items():
         speed = statistics.median(one["samples_s"] for one in rounds)
         each = ", ".join(f"{one['samples_s']:,.0f}" for one in rounds)
-        print(f"{engine:10s} {speed:12,.0f} samples/s   ({each})")
+        busy = statistics.median(one["samples_cpu_s"] for one in rounds)
+        print(f"{engine:10s} {speed:10,.0f} samples/s ({each}), {busy:10,.0f} a second of processor time")
 
 
 if __name__ == "__main__":

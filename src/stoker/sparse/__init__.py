@@ -5,6 +5,6 @@
 
 from stoker.sparse.embeddings import Feature, SparseEmbeddings
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.table_settings import Admission, Eviction, TableSettings
+from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 
-__all__ = ["Admission", "Eviction", "Feature", "JaggedIds", "SparseEmbeddings", "TableSettings"]
+__all__ = ["Admission", "DiskTier", "Eviction", "Feature", "JaggedIds", "SparseEmbeddings", "TableSettings"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -112,6 +112,14 @@ class SparseEmbeddings(nn.Module):
             found |= fused.look_up(ids, training=self.training)
         return {name: found[name] for name in self._features}
 
+    def prefetch(self, ids: Mapping[str, JaggedIds]) -> None:
+        """Begins to bring the rows of a coming batch, where tables have some on disk. A collective.
+
+        Results are the same without it.
+        """
+        for fused in self._fused:
+            fused.prefetch(ids)
+
     def gradient_norm(self) -> Tensor:
         """The Euclidean norm of this step's gradients, over all rows of all processes. float64 []. A collective."""
         square = torch.stack([fused.gradients().double().square().sum() for fused in self._fused]).sum()
@@ -142,6 +150,16 @@ class SparseEmbeddings(nn.Module):
         """
         tables = {name: table for fused in self._fused for name, table in fused.shard.state(since)}
         return SparseState(self.version, since, tables)
+
+    def parts(self, since: int | None = None, *, rows: int = 2**20) -> Iterator[SparseState]:
+        """The same as `state`, in parts of limited size, for tables that are larger than memory.
+
+        Args:
+            rows: of one table in a part, at most.
+        """
+        for fused in self._fused:
+            for name, table in fused.shard.state(since, rows=rows):
+                yield SparseState(self.version, since, {name: table})
 
     def load(self, parts: Iterable[SparseState]) -> None:
         """Takes over states, on top of what is there.

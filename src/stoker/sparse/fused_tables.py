@@ -115,6 +115,16 @@ class FusedTables:
         parts = pooled.split([math.prod(shape) for shape in bags.shapes.values()])
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
+    def prefetch(self, batch: Mapping[str, JaggedIds]) -> None:
+        """Begins to bring the rows of a coming batch from the disk. A collective."""
+        if self.shard.tables[0].disk is None:
+            return
+        keys = self._bags(batch).keys
+        if self._group is not None:
+            _, counts, keys = _deduplicated(keys, self.shard.salts)
+            _, keys, _ = send_keys(keys, counts, self.shard.salts, self._group)
+        self.shard.prefetch(keys)
+
     def gradients(self) -> Tensor:
         """Sums this step's gradients by row, where each is owned. A collective.
 

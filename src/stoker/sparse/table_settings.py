@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 Optimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl"]
@@ -52,6 +53,23 @@ class Eviction:
 
 
 @dataclass(frozen=True)
+class DiskTier:
+    """Rows beyond a limit lie in a file.
+
+    Attributes:
+        folder: where the file is made; it is a working file, which no checkpoint refers to.
+        rows: rows of a process that are in memory, over all tables that share these settings.
+    """
+
+    folder: Path
+    rows: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1:
+            raise ValueError(f"at least one row is in memory: {self}")
+
+
+@dataclass(frozen=True)
 class TableSettings:
     """A table.
 
@@ -68,6 +86,7 @@ class TableSettings:
         dtype: of the stored values. Arithmetic is float64 for float64, else float32. float16 and int8 (with a scale
             for each row) are rounded stochastically, by draws from (seed, table, id, step).
         init_scale: first values are uniform in [-init_scale, init_scale), a function of (seed, table, id).
+        disk: None where all rows are in memory.
     """
 
     name: str
@@ -85,6 +104,7 @@ class TableSettings:
     init_scale: float = 0.01
     admission: Admission | None = None
     eviction: Eviction | None = None
+    disk: DiskTier | None = None
 
     def __post_init__(self) -> None:
         if self.width < 1:
@@ -98,4 +118,4 @@ class TableSettings:
     def layout(self) -> tuple[object, ...]:
         """What tables have in common whose rows are stored and updated together."""
         optimizer = (self.optimizer, self.lr, self.eps, self.initial, self.betas, self.ftrl_beta, self.l1, self.l2)
-        return (self.width, self.dtype, *optimizer, self.weight_decay)
+        return (self.width, self.dtype, *optimizer, self.weight_decay, self.disk)

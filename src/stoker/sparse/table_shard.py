@@ -18,6 +18,7 @@ from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.state import TableState
 from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.tiered_rows import TieredRows
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class TableShard:
         self.format = RowFormat(self._settings.dtype, self._settings.width)
         self._optimizer = OPTIMIZERS[self._settings.optimizer]
         columns = self._optimizer.columns(self._settings.width)
-        self.store = MemoryRows(self.format.columns, self.format.stored, columns, self.format.compute)
+        shape = (self.format.columns, self.format.stored, columns, self.format.compute)
+        disk = self._settings.disk
+        self.store: MemoryRows | TieredRows = TieredRows(*shape, disk) if disk else MemoryRows(*shape)
         self._last, self._seen = np.zeros(1024, np.int32), np.zeros(1024, np.int32)
         self._numbers = np.zeros(1024, np.int32)
         self._scales = np.array([table.init_scale for table in tables])
@@ -99,9 +102,7 @@ class TableShard:
         """Values [n, width] of rows, in the type of arithmetic; those of the default row are 0."""
         return self.format.decode(self.store.values(rows))
 
-    def update(
-        self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0, values: Tensor | None = None
-    ) -> None:
+    def update(self, rows: np.ndarray, grads: Tensor, *, lr_factor: float = 1.0, values: Tensor | None = None) -> None:
         """Applies the optimizer.
 
         Args:
@@ -151,6 +152,12 @@ class TableShard:
 
     def _hashes(self, rows: np.ndarray, salts: np.ndarray) -> np.ndarray:
         return hashes_of(self.index.ids[rows], salts[self.index.tables[rows]])
+
+    def prefetch(self, keys: Keys) -> None:
+        """Begins to bring rows that lie in a file; nothing changes."""
+        if isinstance(self.store, TieredRows):
+            rows = self._unique(self.index.find(keys.ids, keys.tables, keys.hashes)).unique
+            self.store.prefetch(rows[rows > 0])
 
     # -- rows that come and go ---------------------------------------------------------------------------------------
 
@@ -220,31 +227,32 @@ class TableShard:
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self, since: int | None = None) -> Iterator[tuple[str, TableState]]:
-        """Rows of each table by id: all, or those that were seen in step ``since`` or later."""
-        rows = self.index.rows
+    def state(self, since: int | None = None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+        """Rows of each table by id: all, or those that were seen in step ``since`` or later.
+
+        Args:
+            rows: at most, in each of a table's parts; all in one by default.
+        """
+        found = self.index.rows
         if since is not None:
-            rows = rows[self._last[rows] >= since]
-        tables = self.index.tables[rows]
+            found = found[self._last[found] >= since]
+        tables = self.index.tables[found]
         for number, table in enumerate(self.tables):
-            mine = rows[tables == number]
+            mine = found[tables == number]
             mine = mine[np.argsort(self.index.ids[mine])]
-            numbers = [self.index.ids[mine], self._seen[mine], self._last[mine]]
-            ids, seen, last = map(torch.from_numpy, numbers)
             sketch = self._sketches.get(number)
-            counters = (torch.from_numpy(sketch.buckets), torch.from_numpy(sketch.counts.copy())) if sketch else ()
-            yield (
-                table.name,
-                TableState(
-                    ids,
-                    self.store.values(mine),
-                    self.store.state(mine),
-                    seen,
-                    last,
-                    self._gone(number, since),
-                    *counters,
-                ),
-            )
+            beside = {"removed": self._gone(number, since)}
+            if sketch is not None:
+                beside |= {
+                    "buckets": torch.from_numpy(sketch.buckets),
+                    "sketch": torch.from_numpy(sketch.counts.copy()),
+                }
+            for part in np.split(mine, range(rows, len(mine), rows)) if rows else [mine]:
+                numbers = {"ids": self.index.ids[part], "seen": self._seen[part], "last": self._last[part]}
+                columns = {name: torch.from_numpy(column) for name, column in numbers.items()}
+                columns |= {"values": self.store.values(part), "optimizer": self.store.state(part)}
+                yield table.name, TableState(**columns, **beside)
+                beside = {}
 
     def _gone(self, number: int, since: int | None) -> Tensor:
         found = [np.empty(0, np.int64)]

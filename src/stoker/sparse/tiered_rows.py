@@ -1,0 +1,131 @@
+"""Rows of which the most recently written are in memory and the others in a file."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.id_index import grown
+from stoker.sparse.memory_rows import MemoryRows
+from stoker.sparse.row_log import RowLog
+from stoker.sparse.table_settings import DiskTier
+
+_BATCH = 16  # rows leave memory together, this part of it at a time
+
+
+class TieredRows:
+    """As `MemoryRows`, with a limit on the rows in memory.
+
+    Reading a row leaves it where it is. Writing brings it into memory, and the rows that were not written for the
+    longest time leave it. Every step writes the rows that it has read, so this is least recently used first.
+
+    Args:
+        tier: the limit, and the folder of the file.
+    """
+
+    def __init__(
+        self, columns: int, dtype: torch.dtype, state_columns: int, state_dtype: torch.dtype, tier: DiskTier
+    ) -> None:
+        self._most = tier.rows
+        self._hot = MemoryRows(columns, dtype, state_columns, state_dtype)
+        self._hot.reserve(tier.rows + 1)  # slot 0 is that of row 0
+        widths = [torch.empty(columns, dtype=dtype).nbytes, torch.empty(state_columns, dtype=state_dtype).nbytes]
+        self._value_bytes, self._dtypes = widths[0], (dtype, state_dtype)
+        self._log = RowLog(tier.folder, sum(widths))
+        self._slots = np.full(1024, -1, np.int32)  # by row
+        self._slots[0] = 0
+        self._rows = np.full(tier.rows + 1, -1, np.int64)  # by slot
+        self._written = np.zeros(tier.rows + 1, np.int32)
+        self._free = np.arange(tier.rows, 0, -1)
+        self._clock = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._touching: Future[None] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory, without that of the page cache."""
+        return sum(x.nbytes for x in (self._slots, self._rows, self._written)) + self._hot.bytes + self._log.bytes
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+        return self._log.file_bytes
+
+    def reserve(self, top: int) -> None:
+        """Makes room for rows below ``top``."""
+        if top > len(self._slots):
+            self._slots = grown(self._slots, max(top, len(self._slots) * 3 // 2), -1)
+
+    def values(self, rows: np.ndarray) -> Tensor:
+        """A copy of stored values [n, columns]; a row may be named several times."""
+        slots = self._slots[rows]
+        found = self._hot.values(np.maximum(slots, 0))
+        if len(cold := np.flatnonzero(slots < 0)):
+            records = self._log.read(rows[cold])[:, : self._value_bytes]
+            found[torch.from_numpy(cold)] = _tensor(records, self._dtypes[0])
+        return found
+
+    def state(self, rows: np.ndarray) -> Tensor:
+        """A copy of the optimizer's state [n, state_columns]."""
+        slots = self._slots[rows]
+        found = self._hot.state(np.maximum(slots, 0))
+        if found.shape[1] and len(cold := np.flatnonzero(slots < 0)):
+            records = self._log.read(rows[cold])[:, self._value_bytes :]
+            found[torch.from_numpy(cold)] = _tensor(records, self._dtypes[1])
+        return found
+
+    def write(self, rows: np.ndarray, values: Tensor, state: Tensor) -> None:
+        """Stores rows, each named once."""
+        for at in range(0, len(rows), self._most):  # no more at a time than there is room for
+            part = slice(at, at + self._most)
+            self._write(rows[part], values[part], state[part])
+
+    def _write(self, rows: np.ndarray, values: Tensor, state: Tensor) -> None:
+        self._clock += 1
+        slots = self._slots[rows]
+        self._written[slots[slots >= 0]] = self._clock
+        cold = rows[slots < 0]
+        if len(cold) > len(self._free):
+            self._push_out(len(cold) - len(self._free))
+        given = self._free[len(self._free) - len(cold) :]
+        self._free = self._free[: len(self._free) - len(cold)]
+        self._log.drop(cold)
+        self._slots[cold], self._rows[given], self._written[given] = given, cold, self._clock
+        self._hot.write(self._slots[rows].astype(np.int64), values, state)
+
+    def free(self, rows: np.ndarray) -> None:
+        """Rows that are not read again before they are written."""
+        slots = self._slots[rows]
+        slots = slots[slots > 0]
+        self._rows[slots], self._slots[rows] = -1, -1
+        self._free = np.concatenate([self._free, slots])
+        self._log.drop(rows)
+
+    def prefetch(self, rows: np.ndarray) -> None:
+        """Has a thread bring the records of rows in the file into the page cache."""
+        cold = rows[self._slots[rows] < 0]
+        if len(cold) and (self._touching is None or self._touching.done()):
+            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="rows")
+            self._touching = self._thread.submit(self._log.touch, cold)
+
+    def _push_out(self, least: int) -> None:
+        """Moves rows that were not written for the longest time to the file."""
+        taken = np.flatnonzero((self._rows > 0) & (self._written < self._clock))
+        count = min(max(least, self._most // _BATCH), len(taken))
+        slots = taken[np.argpartition(self._written[taken], count - 1)[:count]]
+        rows = self._rows[slots]
+        parts = [self._hot.values(slots), self._hot.state(slots)]
+        self._log.append(rows, np.concatenate([_bytes(part) for part in parts], axis=1))
+        self._slots[rows], self._rows[slots] = -1, -1
+        self._free = np.concatenate([self._free, slots])
+
+
+def _bytes(rows: Tensor) -> np.ndarray:
+    return rows.numpy().view(np.uint8).reshape(len(rows), -1)
+
+
+def _tensor(records: np.ndarray, dtype: torch.dtype) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(records)).view(dtype)

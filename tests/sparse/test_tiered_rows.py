@@ -1,0 +1,130 @@
+"""Rows partly on disk against rows in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.errors import UserError
+from stoker.sparse import DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
+from stoker.sparse.memory_rows import MemoryRows
+from stoker.sparse.row_log import RowLog
+from stoker.sparse.state import SparseState
+from stoker.sparse.tiered_rows import TieredRows
+
+ROWS = st.lists(st.integers(1, 30), max_size=12, unique=True)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["write", "free", "prefetch"]), ROWS), max_size=25)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(operations=OPERATIONS, most=st.integers(1, 20), state_columns=st.integers(0, 2))
+def test_they_hold_what_memory_holds(
+    folder: Path, operations: list[tuple[str, list[int]]], most: int, state_columns: int
+) -> None:
+    shape = (3, torch.float16, state_columns, torch.float32)
+    memory, tiered = MemoryRows(*shape), TieredRows(*shape, DiskTier(folder, most))
+    there, written = set[int](), 0
+    for store in (memory, tiered):
+        store.reserve(31)
+    for kind, chosen in operations:
+        rows = np.array([row for row in chosen if kind == "write" or row in there], np.int64)
+        if kind == "write":
+            written += 1
+            values = torch.arange(len(rows) * 3).view(-1, 3).to(torch.float16) + written
+            state = torch.full((len(rows), state_columns), float(written))
+            for store in (memory, tiered):
+                store.write(rows, values, state)
+            there |= set(rows.tolist())
+        elif kind == "free":
+            for store in (memory, tiered):
+                store.free(rows)
+            there -= set(rows.tolist())
+        else:
+            tiered.prefetch(rows)
+        asked = np.array([0, *sorted(there), *sorted(there)[:3]])
+        assert torch.equal(tiered.values(asked), memory.values(asked))
+        assert torch.equal(tiered.state(asked), memory.state(asked))
+        assert int((tiered._rows > 0).sum()) <= most
+
+
+def test_the_file_does_not_grow_without_end(folder: Path) -> None:
+    log = RowLog(folder, 8)
+    rows = np.arange(1, 5001)
+    for number in range(50):
+        log.append(rows, np.full((5000, 8), number, np.uint8))
+        assert (log.read(rows) == number).all()
+        log.drop(rows[:4900] if number % 2 else rows)
+        if number % 2:
+            assert (log.read(rows[4900:]) == number).all()
+            log.drop(rows[4900:])
+    assert log.file_bytes <= 5 * 5000 * 8
+    assert not any(folder.iterdir())  # the file has no name
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/rows"):
+        RowLog(tmp_path / "file/rows", 8)
+
+
+def batch_of(step: int) -> dict[str, JaggedIds]:
+    random = np.random.default_rng(step)
+    ids = torch.from_numpy(random.zipf(1.3, 200) % 5000)
+    return {"f": JaggedIds.single(ids), "g": JaggedIds.single(ids + 7)}
+
+
+def trained(table: TableSettings, *, prefetch: bool = False) -> tuple[list[float], SparseEmbeddings]:
+    other = replace(table, name="u")
+    model = SparseEmbeddings([table, other], {"f": Feature("t"), "g": Feature("u")}, seed=2)
+    losses = []
+    for step in range(40):
+        pooled = model(batch_of(step))
+        if prefetch:
+            model.prefetch(batch_of(step + 1))
+        loss = (pooled["f"] * pooled["g"]).sin().sum()
+        loss.backward()
+        model.apply_gradients()
+        losses.append(loss.item())
+    return losses, model
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "int8"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adam", "sgd"])
+def test_training_is_the_same_to_the_bit(folder: Path, optimizer: str, dtype: str) -> None:
+    table = TableSettings("t", 4, optimizer=optimizer, dtype=dtype, init_scale=1.0, eviction=Eviction(age=9, every=4))
+    losses, model = trained(table)
+    on_disk, tiered = trained(replace(table, disk=DiskTier(folder, 60)), prefetch=True)
+    assert sum(tiered.rows.values()) > 4 * 60
+    assert losses == on_disk
+    expected, parts = model.state(), list(tiered.parts(rows=50))
+    assert len(parts) > 4
+    for name, table_state in expected.tables.items():
+        for column in ("ids", "values", "optimizer", "seen", "last"):
+            found = torch.cat([getattr(part.tables[name], column) for part in parts if name in part.tables])
+            assert torch.equal(found, getattr(table_state, column))
+
+
+def test_a_state_in_parts_is_loaded_as_a_whole_one(folder: Path) -> None:
+    table = TableSettings("t", 4, eviction=Eviction(age=9, every=4), disk=DiskTier(folder, 60))
+    _, model = trained(table)
+    again = SparseEmbeddings([table, replace(table, name="u")], {}, seed=2)
+    again.load(SparseState.from_tensors(part.tensors()) for part in model.parts(rows=50))
+    expected, found = model.state(), again.state()
+    assert found.step == expected.step
+    for name, table_state in expected.tables.items():
+        for column in ("ids", "values", "optimizer", "seen", "last"):
+            assert torch.equal(getattr(found.tables[name], column), getattr(table_state, column))
