@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from stoker.frames import CHALLENGE, LARGEST, MAC, Greeting, PeerRefused
 from stoker.launch.nodes import channel
 from stoker.launch.nodes.channel import Down, Happening, Message, Peer, PeerNetwork, Said, Up
-from stoker.launch.nodes.frames import CHALLENGE, LARGEST, MAC, Greeting, PeerRefused
 
 SECRET = bytes(range(32))
 HOST = "127.0.0.1"

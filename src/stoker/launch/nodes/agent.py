@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
 
+from stoker.frames import derived
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
-from stoker.launch.nodes.shared_secret import derived
 from stoker.launch.process_group import new_secret
 from stoker.launch.processes import NodeRanks, Processes
 from stoker.launch.run_spec import RunSpec

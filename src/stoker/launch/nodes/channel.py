@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.launch.nodes.frames import LENGTH, Greeting, PeerRefused, Seal
+from stoker.frames import LENGTH, Greeting, PeerRefused, Seal
 
 Address = tuple[str, int]
 Message = dict[str, Any]

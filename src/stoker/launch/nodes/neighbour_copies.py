@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 
 from stoker.files import no_link
+from stoker.frames import PeerRefused, Seal
 from stoker.launch.monitor import record
-from stoker.launch.nodes.frames import PeerRefused, Seal
 from stoker.launch.nodes.group import Node
 from stoker.launch.nodes.stream import Stream
 from stoker.runs.run_folder import RunFolder

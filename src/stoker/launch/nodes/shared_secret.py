@@ -1,8 +1,7 @@
-"""The secret that the nodes of a run share, and the keys that are derived from it."""
+"""The secret that the nodes of a run share."""
 
 from __future__ import annotations
 
-import hmac
 import os
 import stat
 from pathlib import Path
@@ -38,9 +37,3 @@ def read_secret(path: Path) -> bytes:
     if len(secret) < LEAST:
         raise UserError(Problem(f"--secret {path} holds {len(secret)} bytes, and at least {LEAST} are needed", make))
     return secret
-
-
-def derived(secret: bytes, *labels: str | int | bytes) -> bytes:
-    """A key for one purpose (HMAC-SHA256 over the labels, each behind its length)."""
-    parts = [label if isinstance(label, bytes) else str(label).encode() for label in labels]
-    return hmac.digest(secret, b"".join(len(part).to_bytes(4) + part for part in parts), "sha256")

@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
+from stoker.frames import LENGTH, Greeting, PeerRefused, Seal
 from stoker.launch.nodes.channel import COPIES, GREETING, Address
-from stoker.launch.nodes.frames import LENGTH, Greeting, PeerRefused, Seal
 
 WAIT = 60.0  # seconds for the next bytes
 

@@ -14,8 +14,6 @@ import hmac
 import secrets
 import struct
 
-from stoker.launch.nodes.shared_secret import derived
-
 CHALLENGE = MAC = 32  # bytes
 LENGTH = struct.Struct(">I")
 COUNT = struct.Struct(">Q")
@@ -121,3 +119,9 @@ def _code(key: bytes, number: int, head: bytes, payload: bytes) -> bytes:
     code = hmac.new(key, COUNT.pack(number) + head, "sha256")
     code.update(payload)
     return code.digest()
+
+
+def derived(secret: bytes, *labels: str | int | bytes) -> bytes:
+    """A key for one purpose (HMAC-SHA256 over the labels, each behind its length)."""
+    parts = [label if isinstance(label, bytes) else str(label).encode() for label in labels]
+    return hmac.digest(secret, b"".join(len(part).to_bytes(4) + part for part in parts), "sha256")
