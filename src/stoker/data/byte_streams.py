@@ -7,10 +7,10 @@ import io
 import re
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem, UserError
+from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 BOM = b"\xef\xbb\xbf"
 # No real sample is longer, and without a bound a file without newlines would fill the memory.
@@ -32,7 +32,7 @@ class ByteStream:
         UserError: the file is not the kind of archive that its name says, or is UTF-16.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: DataFile) -> None:
         self.path = path
         self.line = 0
         self._archive: _Archive | None = None
@@ -40,7 +40,7 @@ class ByteStream:
             self._archive = _Archive(path)
             self.buffer: io.BufferedReader[Any] = io.BufferedReader(self._archive, 2**16)
         else:
-            self.buffer = io.BufferedReader(io.FileIO(path), 2**18)
+            self.buffer = opened(path)
 
     def __enter__(self) -> ByteStream:
         return self
@@ -75,12 +75,17 @@ class ByteStream:
             yield number, line
 
 
-def utf8_advice(path: Path) -> str:
+def opened(path: DataFile) -> io.BufferedReader[Any]:
+    """The bytes of a file as they are stored, from here or from its URL."""
+    return io.BufferedReader(path.open() if isinstance(path, RemoteFile) else io.FileIO(path), 2**18)
+
+
+def utf8_advice(path: DataFile) -> str:
     """The command that makes UTF-8 of a file in another encoding."""
     return f"write it as UTF-8: iconv -f {_encoding_of(path)} -t UTF-8 {path.name} > new{path.suffix}"
 
 
-def _encoding_of(path: Path) -> str:
+def _encoding_of(path: DataFile) -> str:
     """The encoding that a file which is not UTF-8 is most likely in: gb18030, cp1251 or cp1252."""
     with ByteStream(path) as stream:
         sample = stream.buffer.read(2**20)
@@ -99,11 +104,11 @@ def _encoding_of(path: Path) -> str:
 class _Archive(io.RawIOBase):
     """An archive's bytes up to its end or to the damage in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: DataFile) -> None:
         super().__init__()
         self.damage = ""
         suffix = path.suffix.lower()
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(4)
         if not any(magic in (head[: len(magic)], head[1:]) for magic in MAGIC[suffix]):
             raise UserError(Problem(f"not a {suffix} archive, whatever its name says", file=str(path)))
@@ -125,13 +130,13 @@ class _Archive(io.RawIOBase):
         return count
 
 
-def _gzip_blocks(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) as file:
+def _gzip_blocks(path: DataFile) -> Iterator[bytes]:
+    with opened(path) as stored, gzip.GzipFile(fileobj=stored) as file:
         while block := file.read1(2**16):
             yield block
 
 
-def _zstandard_blocks(path: Path) -> Iterator[bytes]:
+def _zstandard_blocks(path: DataFile) -> Iterator[bytes]:
     try:
         import zstandard
     except ImportError as error:
@@ -139,7 +144,7 @@ def _zstandard_blocks(path: Path) -> Iterator[bytes]:
         raise UserError(problem) from error
     # The library's own reader takes a truncated file for a whole one; the object below knows its frame's end.
     decompressor = zstandard.ZstdDecompressor(max_window_size=2**31)
-    with path.open("rb") as file:
+    with opened(path) as file:
         frame = decompressor.decompressobj()
         begun = False
         while data := file.read(2**14):

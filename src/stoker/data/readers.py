@@ -7,6 +7,7 @@ values, in the worker processes. One row is:
 - JSON (.json): an item of the array; an object that holds one array of objects counts as that array.
 - CSV (.csv, .tsv): a record under the header; an empty line is no row.
 - Parquet (.parquet): a row of the table.
+- WebDataset (.tar): a sample, which is the files that follow each other with one name up to its first dot.
 - Text (.txt, .md): the whole file, one document. A file larger than `DOCUMENT` is a collection and comes in
   parts of about `PART`, cut at blank lines (at a line's end where no blank line comes), so that it can be
   shuffled, held out in part, and read in constant memory.
@@ -21,21 +22,24 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 from stoker.data.byte_streams import BOM, LONGEST_LINE, MAGIC, ByteStream, utf8_advice
 from stoker.data.messages import kind_of_json
 from stoker.data.rows import Raw, Rejected
 from stoker.data.tables import NOT_UTF8, parquet_rows, table_rows
+from stoker.data.tar_rows import tar_rows
 from stoker.errors import Problem, UserError
+from stoker.node_cache.remote_file import DataFile
 
 JSON_LINES = (".jsonl", ".ndjson")
 JSON = (".json",)
 TABLES = (".csv", ".tsv")
 TEXTS = (".txt", ".md")
 PARQUET = (".parquet",)
-SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS)
+ARCHIVES = (".tar",)
+SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES)
 
 DOCUMENT = 2**20
 PART = 64 * 2**10
@@ -46,15 +50,15 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @lru_cache(maxsize=1024)
-def data_suffix(path: Path | str) -> str:
+def data_suffix(path: DataFile | str) -> str:
     """The suffix that says how a file is read (``.jsonl`` of ``a.jsonl.gz``); "" where it is none of ours."""
-    suffixes = [s.lower() for s in Path(path).suffixes[-2:]]
+    suffixes = [s.lower() for s in PurePath(str(path)).suffixes[-2:]]
     if suffixes and suffixes[-1] in MAGIC:
         suffixes.pop()
     return suffixes[-1] if suffixes and suffixes[-1] in SUFFIXES else ""
 
 
-def read_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
+def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
     """The rows of one file in their order, broken ones as `Rejected` in their place.
 
     Args:
@@ -107,7 +111,7 @@ def _parsed(line: str) -> tuple[Any, str | None]:
     return value, _unfit(value, has_escapes=bool(_SURROGATE.search(line)))
 
 
-def _problem(path: Path, message: str, suggestion: str = "", line: int = 0, column: int = 0) -> Problem:
+def _problem(path: DataFile, message: str, suggestion: str = "", line: int = 0, column: int = 0) -> Problem:
     return Problem(message, suggestion, file=str(path), line=line, column=column)
 
 
@@ -130,9 +134,12 @@ def _unfit(value: Any, *, has_escapes: bool) -> str | None:
     return None
 
 
-def _stream_rows(stream: ByteStream, path: Path, suffix: str) -> Iterator[Raw | Rejected]:
+def _stream_rows(stream: ByteStream, path: DataFile, suffix: str) -> Iterator[Raw | Rejected]:
     if suffix in JSON and not _are_json_lines(path):
         yield from _array(stream, path)
+        return
+    if suffix in ARCHIVES:
+        yield from tar_rows(stream, path)
         return
     lines = stream.lines()
     if suffix in TABLES:
@@ -145,7 +152,7 @@ def _stream_rows(stream: ByteStream, path: Path, suffix: str) -> Iterator[Raw | 
         yield Rejected(str(path), stream.line + 1, stream.damage)
 
 
-def _json_lines(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+def _json_lines(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[Raw | Rejected]:
     source = str(path)
     for number, line in lines:
         if len(line) > LONGEST_LINE:
@@ -154,7 +161,7 @@ def _json_lines(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw 
             yield Raw(source, number, stripped)
 
 
-def _are_json_lines(path: Path) -> bool:
+def _are_json_lines(path: DataFile) -> bool:
     """Whether the first two lines that hold anything are two objects, even broken ones, not parts of one."""
     with ByteStream(path) as stream:
         start = stream.buffer.read(4096).removeprefix(BOM).lstrip()
@@ -166,7 +173,7 @@ def _are_json_lines(path: Path) -> bool:
     return first.startswith(b"{") and bool(second) and (first.endswith(b"}") or second.startswith(b"{"))
 
 
-def _documents(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+def _documents(lines: Iterator[tuple[int, bytes]], path: DataFile) -> Iterator[Raw | Rejected]:
     """The whole file where it is at most `DOCUMENT` bytes, else its parts."""
     begun: list[tuple[int, bytes]] = []
     size = 0
@@ -180,7 +187,7 @@ def _documents(lines: Iterator[tuple[int, bytes]], path: Path) -> Iterator[Raw |
         yield Raw(str(path), 1, b"".join(line for _, line in begun))
 
 
-def _parts(lines: Iterable[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rejected]:
+def _parts(lines: Iterable[tuple[int, bytes]], path: DataFile) -> Iterator[Raw | Rejected]:
     source, size, first = str(path), 0, 0
     part: list[bytes] = []
     for number, line in lines:
@@ -202,7 +209,7 @@ def _parts(lines: Iterable[tuple[int, bytes]], path: Path) -> Iterator[Raw | Rej
         yield Raw(source, first, b"".join(part))
 
 
-def _array(stream: ByteStream, path: Path) -> Iterator[Raw | Rejected]:
+def _array(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
     """The items of a JSON array, parsed one at a time out of the file's text."""
     data = stream.buffer.read().removeprefix(BOM)
     if stream.damage:

@@ -1,7 +1,8 @@
-"""Where rows come from: a file, a glob, a folder, a hub data set or a catalogue name, and a slice of it.
+"""Where rows come from: a file, a glob, a folder, a URL, a hub data set or a catalogue name, and a slice of it.
 
 A path that exists wins over a catalogue name, and that over a hub id. Files are read in the order of their
-paths, so that the same source gives the same rows in the same order everywhere.
+paths, so that the same source gives the same rows in the same order everywhere. Those of a URL are read through this
+machine's cache, while they are being downloaded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +24,15 @@ from stoker.data import offline_corpora
 from stoker.data.file_digests import file_digest
 from stoker.data.readers import PARQUET, SUFFIXES, data_suffix, read_rows
 from stoker.data.rows import Raw, Rejected
-from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns
+from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, relative
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import SourceBlock
+from stoker.node_cache.cache import node_cache
+from stoker.node_cache.prefetch import Prefetch
+from stoker.node_cache.remote_file import DataFile, RemoteFile
+from stoker.node_cache.urls import is_url, shown, url_problem
 
 # Files beside data that are none.
 _NOT_DATA = re.compile(
@@ -37,21 +43,21 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 @dataclass(frozen=True)
 class Source:
-    """A source found on this machine.
+    """A source that was found.
 
     Attributes:
         name: as in the job, the split included.
         files: in the order in which they are read.
-        size_bytes: size of all files on the disk, whatever the slice.
-        root: the folder that the files' names are relative to.
+        size_bytes: size of all files as they are stored, whatever the slice.
+        root: the folder, or the URL, that the files' names are relative to.
         part: the slice of the rows that is used.
         corpus: the catalogue name, empty for files.
     """
 
     name: str
-    files: tuple[Path, ...]
+    files: tuple[DataFile, ...]
     size_bytes: int
-    root: Path
+    root: Path | str
     part: Slice = ALL_ROWS
     corpus: str = ""
 
@@ -68,18 +74,44 @@ class Source:
         yield from itertools.islice(self._all_rows(), start, stop)
 
     def _all_rows(self) -> Iterator[Raw | Rejected]:
+        here = [file for file in self.files if isinstance(file, Path)]
         if self.corpus:
-            return offline_corpora.rows(self.corpus, self.files)
-        return itertools.chain.from_iterable(map(read_rows, self.files))
+            return offline_corpora.rows(self.corpus, here)
+        away = [file for file in self.files if isinstance(file, RemoteFile)]
+        # A source is of one kind. Threads begin when the first row is asked for, and end with the generator.
+        return _rows(away) if away else itertools.chain.from_iterable(map(read_rows, here))
 
     def fingerprint(self) -> str:
         """64 hexadecimal digits that change with the files' content, their names, or the slice."""
         digest = hashlib.blake2b(digest_size=32)
-        memo = cache_folder() / "fingerprints.json"
-        for file, content in zip(self.files, file_digest(self.files, memo), strict=True):
-            digest.update(f"{_relative(file, self.root)}\0{content}\n".encode())
+        for file, content in zip(self.files, _contents(self.files), strict=True):
+            digest.update(f"{relative(file, self.root)}\0{content}\n".encode())
         digest.update(f"{self.corpus}{self.part}".encode())
         return digest.hexdigest()
+
+
+def _rows(files: Sequence[RemoteFile]) -> Iterator[Raw | Rejected]:
+    """The rows of files at URLs, the next of which are fetched meanwhile."""
+    for file in Prefetch(files).in_turn():
+        yield from read_rows(file)
+
+
+def _contents(files: Sequence[DataFile]) -> list[str]:
+    """What changes with each file's content: its digest, or what the origin of a URL says of its version.
+
+    An origin that gives neither a tag nor a time has the file downloaded for its digest.
+    """
+    said = {file: file.identity for file in files if isinstance(file, RemoteFile)}
+    with ExitStack() as stack:
+        here: dict[DataFile, Path] = {}
+        for file in files:
+            if isinstance(file, Path):
+                here[file] = file
+            elif not said[file]:
+                here[file], pin = file.fetch()
+                stack.enter_context(pin)
+        digests = dict(zip(here, file_digest(list(here.values()), cache_folder() / "fingerprints.json"), strict=True))
+    return [digests.get(file) or said[file] for file in files]  # type: ignore[index]  # one or the other
 
 
 def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
@@ -96,6 +128,8 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
     except ValueError as error:
         return str(error), "write a name, a slice, or both: train, [:1000], train[10%:]"
     kind = _kind(block.path, base)
+    if kind == "url":
+        return url_problem(block.path)
     if kind == "file":
         return _file_problem(block.path, base, split)
     if kind == "catalogue" and split not in ("", "train"):
@@ -118,6 +152,9 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
     split, part = parse_split(block.split)
     name = block.path + (f" {block.split}" if block.split else "")
     kind = _kind(block.path, base)
+    if kind == "url":
+        away, place = _remote_files(block.path, split)
+        return Source(shown(name), tuple(away), sum(file.size for file in away), place, part)
     if kind == "file":
         path = absolute(block.path, base)
         files = _data_files(_candidates(block.path, base), path)
@@ -132,13 +169,35 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
     return Source(name, tuple(files), size, root, part, block.path if kind == "catalogue" else "")
 
 
-def _kind(path: str, base: Path) -> Literal["file", "catalogue", "hub"]:
-    """What a path means: an existing file first, the hub last."""
+def _kind(path: str, base: Path) -> Literal["url", "file", "catalogue", "hub"]:
+    """What a path means: a URL by its form, an existing file first, the hub last."""
+    if is_url(path):
+        return "url"
     if exists(absolute(path, base)):
         return "file"
     if offline_corpora.find(path):
         return "catalogue"
     return "hub" if _HUB_ID.fullmatch(path) and not data_suffix(path) else "file"
+
+
+def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
+    """The data files that a URL means, and what their names are relative to."""
+    found = [RemoteFile(each) for each in node_cache().find(url)]
+    one = len(found) == 1 and found[0].found.url == url
+    files = [file for file in found if data_suffix(str(file)) and (one or not _NOT_DATA.fullmatch(file.name))]
+    if not files:
+        what = "unknown kind of file" if one else f"no data file among {len(found)} files"
+        raise UserError(Problem(f"{what}: {shown(url)}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"))
+    root = shown(url).rstrip("/")
+    if not all(str(file).startswith(f"{root}/") for file in files):
+        folders = zip(*(str(file).split("/")[:-1] for file in files), strict=False)
+        root = "/".join(names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, folders))
+    if not (files := choose(files, root, split)):
+        what = f"no file of split {split!r} in {shown(url)}"
+        raise UserError(Problem(what, "the names of files and folders say their splits"))
+    if problem := _missing_package(files):
+        raise UserError(Problem(*problem))
+    return files, root
 
 
 def _file_problem(name: str, base: Path, split: str) -> tuple[str, str] | None:
@@ -209,10 +268,6 @@ def _root(path: Path, files: list[Path]) -> Path:
     return Path(os.path.commonpath([file.parent for file in files])) if files else path.parent
 
 
-def _relative(file: Path, root: Path) -> str:
-    return file.relative_to(root).as_posix()
-
-
 def _nearest(path: Path, base: Path) -> str:
     """The existing name most like a missing one, in its folder or in the catalogue."""
     folder = path.parent
@@ -228,8 +283,8 @@ def _nearest(path: Path, base: Path) -> str:
     return f"relative paths start from {base}" if path.is_relative_to(base) else ""
 
 
-def _missing_package(files: list[Path]) -> tuple[str, str] | None:
-    if any(data_suffix(f) in PARQUET for f in files) and find_spec("pyarrow") is None:
+def _missing_package(files: Sequence[DataFile]) -> tuple[str, str] | None:
+    if any(data_suffix(str(f)) in PARQUET for f in files) and find_spec("pyarrow") is None:
         return "reading .parquet needs pyarrow", "pip install 'stoker[parquet]'"
     if any(f.suffix.lower() == ".zst" for f in files) and find_spec("zstandard") is None:
         return "reading .zst needs zstandard", "pip install 'stoker[zstd]'"

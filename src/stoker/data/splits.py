@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from stoker.data.byte_streams import MAGIC
 from stoker.data.readers import SUFFIXES
+from stoker.node_cache.remote_file import DataFile
+
+File = TypeVar("File", bound=DataFile)
 
 # What file and folder names call the three usual splits.
 WORDS = {
@@ -67,7 +71,7 @@ def parse_split(text: str | None) -> tuple[str, Slice]:
     return name, Slice(start, stop)
 
 
-def choose(files: list[Path], root: Path, split: str) -> list[Path]:
+def choose(files: list[File], root: Path | str, split: str) -> list[File]:
     """The files whose name, or a folder's under `root`, holds the split's name; all files without a split.
 
     Files that name no split are training data.
@@ -92,6 +96,11 @@ def _words(split: str) -> tuple[str, ...]:
     return next((words for words in WORDS.values() if split in words), (split,))
 
 
-def _has(file: Path, root: Path, words: tuple[str, ...]) -> bool:
-    name = file.relative_to(root).as_posix().lower()
+def relative(file: DataFile, root: Path | str) -> str:
+    """The name of a file below a folder, or below a URL."""
+    return file.relative_to(root).as_posix() if isinstance(file, Path) else str(file).removeprefix(f"{root}/")
+
+
+def _has(file: DataFile, root: Path | str, words: tuple[str, ...]) -> bool:
+    name = relative(file, root).lower()
     return any(re.search(rf"(?<![a-z0-9]){re.escape(word.lower())}(?![a-z0-9])", name) for word in words)

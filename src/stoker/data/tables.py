@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 from stoker.data.byte_streams import LONGEST_LINE, MAGIC, ByteStream, utf8_advice
 from stoker.data.rows import Raw, Rejected
 from stoker.errors import Problem, UserError
+from stoker.node_cache.remote_file import DataFile, RemoteFile
 
 NOT_UTF8 = "not valid UTF-8"
 BATCH = 256  # rows of Parquet turned into Python objects at a time
@@ -21,7 +21,7 @@ _NAN = frozenset({"NaN", "nan"})  # as pandas and numpy write a missing number i
 _BAD_BYTE = frozenset(map(chr, range(0xDC80, 0xDD00)))  # "surrogateescape" makes these of bytes not UTF-8
 
 
-def table_rows(lines: Iterator[tuple[int, bytes]], path: Path, *, tabs: bool) -> Iterator[Raw | Rejected]:
+def table_rows(lines: Iterator[tuple[int, bytes]], path: DataFile, *, tabs: bool) -> Iterator[Raw | Rejected]:
     """The records under a CSV header as {column: cell}; a record's row is the line it begins on.
 
     The separator is a tab where `tabs`, else the most frequent in the header of comma, semicolon and tab.
@@ -73,7 +73,7 @@ def _decoded(line: bytes) -> str:
     return line.decode("utf-8", "surrogateescape")
 
 
-def _columns(reader: Any, path: Path) -> list[str]:
+def _columns(reader: Any, path: DataFile) -> list[str]:
     try:
         columns = [name.strip() for name in next(reader)]
     except (csv.Error, StopIteration) as error:
@@ -94,7 +94,7 @@ def _csv_reason(message: str, lines: int) -> str:
     return f"not valid CSV: {message}"
 
 
-def parquet_rows(path: Path, start: int = 0) -> Iterator[Raw | Rejected]:
+def parquet_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
     """The rows of a Parquet file from the one numbered `start` (from 0) on, row group by row group.
 
     Raises:
@@ -150,10 +150,14 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _seekable(path: Path) -> IO[bytes]:
+def _seekable(path: DataFile) -> IO[bytes]:
     """The file opened; an archive is unpacked into a temporary file, since Parquet is read from its end."""
     if path.suffix.lower() not in MAGIC:
-        return path.open("rb")
+        if not isinstance(path, RemoteFile):
+            return path.open("rb")
+        whole, pin = path.fetch()
+        with pin:  # what is open stays readable when it leaves the cache
+            return whole.open("rb")
     file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 -- the caller closes it
     with ByteStream(path) as stream:
         shutil.copyfileobj(stream.buffer, file)

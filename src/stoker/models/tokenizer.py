@@ -13,7 +13,7 @@ from stoker.data.token_cache import lock
 from stoker.data.tokenise import TextCodec
 from stoker.data.train_tokenizer import SPECIAL, learn_vocabulary
 from stoker.errors import Problem, UserError, reading
-from stoker.job.paths import absolute, exists
+from stoker.job.paths import exists
 from stoker.job.resolved import ResolvedJob
 from stoker.job.schema import ModelBlock, SourceBlock
 from stoker.job.tokenizer_extension import Extension, fingerprint, read_extension, read_vocabulary, special_tokens
@@ -21,7 +21,7 @@ from stoker.models import offline_models
 from stoker.models.gguf_model import tokenizer_of_gguf
 from stoker.models.hf_config import generation_config
 from stoker.models.model_folder import TOKENIZER_FILES, check_settings
-from stoker.models.model_source import ModelSource, locate
+from stoker.models.model_source import ModelSource, locate, path_of
 from stoker.models.special_tokens import add_special_tokens, stop_tokens, unknown_stops, with_new_tokens
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _tokenizer_without(job: ResolvedJob, base: Path) -> PreTrainedTokenizerFast:
     assert job.model is not None
     name = job.model.tokenizer or job.model.name
     source = locate(name, base)
-    if source is None and exists(absolute(name, base) / "tokenizer.json"):
-        source = ModelSource("folder", str(absolute(name, base)))
+    if source is None and exists(path_of(name, base) / "tokenizer.json"):
+        source = ModelSource("folder", str(path_of(name, base)))
     if source is None:
         raise UserError(f"there is no tokenizer {name!r}: give a hub id, a folder or a catalogue name")
     if source.kind == "scratch":
@@ -72,7 +72,7 @@ def _extension_of_folder(block: ModelBlock, base: Path) -> Extension | None:
     """The tokens that ``model.tokenizer`` adds; None where the model has a row for each of them."""
     if block.tokenizer is None:
         return None
-    extension = read_extension(absolute(block.tokenizer, base))
+    extension = read_extension(path_of(block.tokenizer, base))
     source = locate(block.name, base)
     if extension is None or source is None or source.kind == "scratch":
         return extension
@@ -119,7 +119,7 @@ def stop_problems(block: ModelBlock, data: Sequence[SourceBlock], base: Path) ->
     source = locate(name, base)
     try:
         if source is None or source.kind == "folder":
-            folder = absolute(name, base)
+            folder = path_of(name, base)
         elif source.kind == "gguf":
             folder = tokenizer_of_gguf(Path(source.where))
         elif source.kind == "scratch" and not set(stop_tokens(block)) <= {*special_tokens(block), *SPECIAL}:

@@ -18,6 +18,8 @@ from stoker.job.scratch_sizes import SCRATCH
 from stoker.job.task_spec import task_of, together_of
 from stoker.job.tokenizer_extension import rows_with_special_tokens
 from stoker.job.tune_keys import ADAPTERS, block_numbers, virtual_tokens
+from stoker.node_cache.remote_folder import local_path
+from stoker.node_cache.urls import is_url
 from stoker.plan.setting import Setting, TrainingWork
 from stoker.plan.shape import Shape
 from stoker.plan.shapes.find_shape import shape_of_model
@@ -104,7 +106,7 @@ def shape_of_name(name: str, base: Path) -> Shape:
     Raises:
         UserError: nothing of that name is found, or its configuration cannot be read.
     """
-    path = absolute(name, base).resolve()
+    path = local_path(name) if is_url(name) else absolute(name, base).resolve()
     if path.is_file() and path.suffix == ".gguf":
         return shape_of_gguf(path)
     if (path / "config.json").is_file():

@@ -20,6 +20,7 @@ from stoker.models.model_source import locate
 from stoker.models.text import open_text_side
 from stoker.models.tokenizer import extension_of
 from stoker.models.virtual_tokens import virtual_of
+from stoker.node_cache.urls import is_url
 from stoker.runs.find_run import find_run
 from stoker.serve.adapter_weights import AdapterWeights, is_adapter_folder, of_folder, of_run
 from stoker.serve.load_adapter import beside, usable_name, with_own_text
@@ -105,7 +106,8 @@ class _Opener:
             self.models.add(Served(host.base, host, BASE, opened, root=place))
 
     def _named_base(self, weights: AdapterWeights, path: Path) -> str:
-        if not weights.base or locate(weights.base, self._folder) is None:
+        # A URL that somebody else's file names is not asked.
+        if not weights.base or is_url(weights.base) or locate(weights.base, self._folder) is None:
             what = f"{path} was trained over {weights.base!r}, which is not here"
             raise UserError(Problem(what, "name the base with --base MODEL"))
         return weights.base

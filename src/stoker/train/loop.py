@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from textwrap import shorten
 from typing import NoReturn
 
@@ -24,6 +24,7 @@ from stoker.resilience.heartbeat import UNWATCHED, Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
+from stoker.train.cache_counts import CacheCounts
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
@@ -45,13 +46,18 @@ Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 @dataclass(frozen=True)
 class LoopOutcome:
-    """How a run ended: ``done``, ``stopped`` or ``paused`` (others go on at once), and where."""
+    """How a run ended: ``done``, ``stopped`` or ``paused`` (others go on at once), and where.
+
+    Attributes:
+        cached: what the node cache did for all processes; empty where the job has no URL.
+    """
 
     state: str
     step: int
     signal: int | None
     evaluation: Evaluation | None
     first_evaluation: float | None
+    cached: Mapping[str, float] = field(default_factory=dict)
 
 
 class Loop:
@@ -151,6 +157,7 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
+            self.metrics.cache = CacheCounts()
             if self.engine.first:
                 self.metrics.open()
             try:
@@ -170,7 +177,8 @@ class Loop:
             finally:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
-        return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first)
+        cached = CacheCounts().measures()
+        return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
 
     def _step(self, step: int) -> StepMetrics | None:
         """One step; None where it went wrong and training went back to an earlier state."""

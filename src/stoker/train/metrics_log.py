@@ -7,6 +7,7 @@ import time
 from stoker.hardware.device import Device
 from stoker.runs.goodput import Running
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
+from stoker.train.cache_counts import CacheCounts
 from stoker.train.step import StepResult
 
 
@@ -17,6 +18,7 @@ class MetricsLog:
         self._folder, self._device = folder, device
         self._writer: MetricsWriter | None = None
         self._effective: Running | None = None
+        self.cache: CacheCounts | None = None  # from the start of the loop on
 
     def open(self) -> None:
         """Begins to write."""
@@ -45,7 +47,7 @@ class MetricsLog:
             data_seconds=result.data_seconds,
             stall=stall,
             effective=self._effective.after(productive) if self._effective is not None else 0.0,
-            measures=result.measures,
+            measures={**result.measures, **(self.cache.measures() if self.cache is not None else {})},
         )
         if self._writer is not None:
             self._writer.write(metrics)

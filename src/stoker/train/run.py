@@ -127,7 +127,7 @@ def start(
         if prepared.corpus:
             prepared.corpus.close()
     comparison = compared(comparison, folder, prepared.device, resumed=resumed)
-    event(outcome.state, step=outcome.step, stall=round(saver.stall, 3))
+    event(outcome.state, step=outcome.step, stall=round(saver.stall, 3), **outcome.cached)
     if prepared.engine.first:
         comparison.write(folder)
     display.note(comparison.line())

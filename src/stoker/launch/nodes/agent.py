@@ -10,6 +10,7 @@ from dataclasses import asdict, fields
 
 from stoker.frames import derived
 from stoker.launch.cluster_env import LOOPBACK
+from stoker.launch.nodes.cache_exchange import NodePeers
 from stoker.launch.nodes.channel import Message
 from stoker.launch.nodes.group import Group
 from stoker.launch.process_group import new_secret
@@ -90,6 +91,7 @@ class Agent:
             address=self._address if several else LOOPBACK,
             devices=member.node.devices[: member.count] if several else None,
             listening=listening,
+            peers=NodePeers.of(group, self._name, self._address, self._secret) if self._secret else None,
         )
         self._listener = Listener(shared.path)
         self._sent: dict[int, Pulse] = {}

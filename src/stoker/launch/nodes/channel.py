@@ -18,7 +18,7 @@ Message = dict[str, Any]
 GREETING = 5.0  # seconds that a connection gets to be made, and to prove that it has the secret
 STRANGERS = 256  # connections at most that have not proved it; the oldest gives way
 AT_ONCE = 256 * 1024  # bytes that are read from one connection before the others have their turn
-COPIES = "copies"  # the kind of message after which a connection carries other frames
+COPIES, CACHE = "copies", "cache"  # the kinds of message after which a connection carries other frames
 BACKLOG = 64 * 2**20  # bytes that wait to be sent; a peer that takes none of them is given up
 
 
@@ -116,7 +116,7 @@ class Peer:
                 message = json.loads(self.seal.payload(head, rest))
                 if not isinstance(message, dict):
                     raise PeerRefused
-                self.hands_over = message.get("kind") == COPIES
+                self.hands_over = message.get("kind") in (COPIES, CACHE)
                 yield Said(self, message)
         except ValueError as error:
             raise PeerRefused from error

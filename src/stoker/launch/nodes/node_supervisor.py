@@ -17,8 +17,10 @@ from stoker.errors import Problem, UserError
 from stoker.files import no_link
 from stoker.job.load_job import check_document
 from stoker.launch.first_failure import Interrupted, failure_of
+from stoker.launch.monitor import record
 from stoker.launch.nodes.addresses import shown
 from stoker.launch.nodes.agent import Agent, interval
+from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Address, Down, Message, Peer, PeerNetwork, Said, Up, text_of
 from stoker.launch.nodes.find_leader import Follow, GroupReply, Lead, Search
 from stoker.launch.nodes.group import Group, Node
@@ -27,6 +29,9 @@ from stoker.launch.nodes.neighbour_copies import Keeper, Sender
 from stoker.launch.nodes.outcome import Outcome, outcome_of, plain
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry
+from stoker.node_cache.counters import HERE
+from stoker.node_cache.job_urls import urls_of
+from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, on_node, shared_memory
 
 POLL = 0.05  # seconds between two looks
@@ -115,6 +120,7 @@ class NodeSupervisor:
         self._lost: tuple[Address, ...] = ()
         self._sender: Sender | None = None
         self._keeper = Keeper(self._copies_folder)
+        self._cache = CacheServer(urls_of(spec.loaded.job))
         self._cut_asked = self._tended = 0.0
         self._last: tuple[Message, bytes] = {}, b""
 
@@ -136,6 +142,8 @@ class NodeSupervisor:
                 self._agent.abandon()
                 self._stop_copies()
                 self._keeper.close()
+                self._cache.close()
+                self._record_served()
             if isinstance(self._outcome, RunResult):
                 return self._outcome
             raise self._outcome
@@ -218,6 +226,9 @@ class NodeSupervisor:
             case "copies":
                 connection, seal, rest = self._network.detach(peer)
                 self._keeper.receive(connection, seal, rest, message)
+            case "cache":
+                connection, seal, rest = self._network.detach(peer)
+                self._cache.receive(connection, seal, rest, message)
             case "bye":
                 self._network.close_peer(peer)
             case _ if peer is self._upward:
@@ -593,6 +604,13 @@ class NodeSupervisor:
             self._sender.close()
             self._sender = None
 
+    def _record_served(self) -> None:
+        """Writes down what this node's supervisor fetched and gave to other nodes."""
+        if self._cache.served:
+            run = RunFolder(self._spec.output)
+            values = {"bytes": self._cache.served, "origin_bytes": HERE.counts.origin_bytes}
+            record(run, "cache_served", node=self._name, **values)
+
     def _look_for_cut(self, now: float) -> None:
         """Cuts this node off, where a rehearsal asks for it."""
         if self._shared is None or now - self._cut_asked < POLL:
@@ -606,3 +624,4 @@ class NodeSupervisor:
             self._network.cut(seconds)
             self._stop_copies()
             self._keeper.drop()
+            self._cache.close()

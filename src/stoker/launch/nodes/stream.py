@@ -26,7 +26,7 @@ class Stream:
         connection.settimeout(WAIT)
 
     @classmethod
-    def dial(cls, address: Address, secret: bytes, *, source: str, hello: dict[str, Any]) -> Self:
+    def dial(cls, address: Address, secret: bytes, *, source: str, hello: dict[str, Any], kind: str = COPIES) -> Self:
         """Connects to a supervisor, and says what for.
 
         Raises:
@@ -39,7 +39,7 @@ class Stream:
             while greeting.seal is None:
                 connection.sendall(greeting.answer(_exactly(connection, greeting.wants)))
             stream = cls(connection, greeting.seal)
-            stream.say({"kind": COPIES, **hello})
+            stream.say({"kind": kind, **hello})
         except BaseException:
             connection.close()
             raise

@@ -1,0 +1,114 @@
+"""Rows of WebDataset shards: tar archives in which the files of a sample follow each other.
+
+A file's name up to its first dot says to which sample it belongs, the rest which column it is: ``0007.txt`` gives
+``text``, ``0007.prompt.txt`` the text ``prompt``, ``0007.tools.json`` the value ``tools``, and ``0007.json`` an object
+whose keys are columns. Files of other kinds (images, sound, pickles) are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.messages import kind_of_json
+from stoker.data.rows import Raw, Rejected
+from stoker.node_cache.remote_file import DataFile
+
+TEXT = ("txt", "text", "md")
+JSON = "json"
+LABEL = "cls"  # a class, as a number or a word
+Member = tuple[str, str, bytes | None]  # the sample's name, the column's, the content; None where it is too long
+
+
+def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
+    """The samples of a shard in their order, broken ones as `Rejected` in their place."""
+    source, row = str(path), 0
+    damage: list[str] = []
+    for _, members in groupby(_members(stream, damage), key=lambda member: member[0]):
+        sample = list(members)
+        if damage:  # what is left of a sample is none
+            break
+        row += 1
+        value = _columns(sample)
+        yield Rejected(source, row, value) if isinstance(value, str) else Raw(source, row, value)
+    if damage or stream.damage:
+        yield Rejected(source, row + 1, stream.damage or damage[0])
+
+
+def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
+    """The files of an archive up to its end or to the damage in it; a file that is cut off is none."""
+    try:
+        with tarfile.open(fileobj=stream.buffer, mode="r|") as archive:
+            for info in archive:
+                folder, _, base = info.name.rpartition("/")
+                if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":
+                    continue
+                name, _, column = base.partition(".")
+                long = info.size > LONGEST_LINE
+                content = None
+                if not long and _is_read(column.lower()):
+                    file = archive.extractfile(info)
+                    assert file is not None
+                    content = file.read()
+                yield f"{folder}/{name}", column.lower(), content if not long else None
+    except (tarfile.TarError, EOFError) as error:
+        damage.append(f"damaged archive: {error}")
+
+
+def _is_read(column: str) -> bool:
+    return column.rpartition(".")[2] in (*TEXT, JSON, LABEL)
+
+
+def _columns(members: list[Member]) -> dict[str, Any] | str:
+    """The columns of a sample, or why there are none."""
+    values: dict[str, Any] = {}
+    escapes = False  # only they can write half a surrogate pair
+    for _, column, content in members:
+        if not _is_read(column):
+            continue
+        if content is None:
+            return f"longer than {LONGEST_LINE >> 20} MiB"
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError:
+            return f"not valid UTF-8: .{column}"
+        escapes = escapes or "\\u" in text
+        found = _column(column, text)
+        if isinstance(found, str):
+            return found
+        if twice := found.keys() & values.keys():
+            return f"a column occurs twice: {min(twice)}"
+        values |= found
+    if escapes and not _is_text(values):
+        return "half a surrogate pair in a string"
+    return values or f"no text and no JSON: .{members[0][1]}"
+
+
+def _is_text(values: dict[str, Any]) -> bool:
+    try:
+        json.dumps(values, ensure_ascii=False).encode("utf-8")
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def _column(column: str, text: str) -> dict[str, Any] | str:
+    """The columns that one file gives, or why it gives none."""
+    name, _, kind = column.rpartition(".")
+    if kind in TEXT:
+        return "NUL byte in text" if "\0" in text else {name or "text": text}
+    if kind == LABEL:
+        return {name or "label": text.strip()}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"not valid JSON: .{column}, {error.msg} at column {error.colno}"
+    except (RecursionError, ValueError):
+        return f"not valid JSON: .{column}, nested too deeply"
+    if name:
+        return {name: value}
+    return value if isinstance(value, dict) else f"not an object: {kind_of_json(value)}"

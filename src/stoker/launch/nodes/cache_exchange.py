@@ -1,0 +1,140 @@
+"""Objects of the node cache between nodes: a process asks the supervisors of other nodes before it asks the origin.
+
+An object's home is one node, by the object's key: it fetches the object from the origin, and the others get it from
+there while it does. What a home lacks it first asks its neighbours for, as one of them may have it from an earlier run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.errors import UserError
+from stoker.launch.nodes.channel import CACHE, Address
+from stoker.launch.nodes.frames import Refused, Seal
+from stoker.launch.nodes.group import Group
+from stoker.launch.nodes.stream import Stream
+from stoker.node_cache.cache import Found, node_cache
+from stoker.node_cache.download import Feed
+from stoker.node_cache.job_urls import is_named
+from stoker.node_cache.reader import Reader
+from stoker.node_cache.version import Version
+
+PIECE = 4 * 2**20  # bytes of a frame
+NEIGHBOURS = 2  # that a home asks whether they have an object already
+
+
+@dataclass(frozen=True)
+class NodePeers:
+    """The other nodes, as a process of this one asks them.
+
+    Attributes:
+        name: of this node.
+        nodes: name and address of each supervisor, this one's too.
+        source: address that connections are made from.
+        secret: of the nodes.
+    """
+
+    name: str
+    nodes: tuple[tuple[str, Address], ...]
+    source: str
+    secret: bytes = field(repr=False)
+
+    @classmethod
+    def of(cls, group: Group, name: str, source: str, secret: bytes) -> NodePeers | None:
+        """Those of a group; None where the node is alone."""
+        nodes = tuple((member.node.name, member.node.address) for member in group.members)
+        return cls(name, nodes, source, secret) if len(nodes) > 1 else None
+
+    def feed(self, key: str) -> Feed:
+        """What gives an object's bytes: its home; for the home itself, neighbours that have the object."""
+        order = sorted(self.nodes, key=lambda node: hashlib.blake2b(f"{key} {node[0]}".encode()).digest())
+        fetches = order[0][0] != self.name
+        asked = [order[0]] if fetches else order[1 : 1 + NEIGHBOURS]
+
+        def pieces(url: str, version: Version, start: int) -> Iterator[bytes]:
+            for _, address in asked:
+                try:
+                    yield from self._pieces(address, url, version, start, fetches=fetches)
+                    return
+                except _Lacking:
+                    continue
+            raise _Lacking(f"no other node has {url}")
+
+        return pieces
+
+    def _pieces(self, address: Address, url: str, version: Version, start: int, *, fetches: bool) -> Iterator[bytes]:
+        hello = {"url": url, "version": version.plain(), "start": start, "fetch": fetches}
+        try:
+            with Stream.dial(address, self.secret, source=self.source, hello=hello, kind=CACHE) as stream:
+                if not stream.hear().get("has"):
+                    raise _Lacking
+                while piece := stream.receive():
+                    yield piece
+        except (Refused, ValueError) as error:
+            raise ConnectionError(f"the supervisor at {address[0]}:{address[1]} does not answer") from error
+
+
+class _Lacking(ConnectionError):
+    """A node does not have the object, and does not fetch it."""
+
+
+class CacheServer:
+    """Gives other nodes objects of this node's cache, each in a thread.
+
+    Args:
+        named: the URLs of the job; nothing else is given or fetched.
+    """
+
+    def __init__(self, named: Sequence[str]) -> None:
+        self._named = named
+        self._streams: set[Stream] = set()
+        self._guard = threading.Lock()
+        self.served = 0  # bytes
+
+    def receive(self, connection: socket.socket, seal: Seal, rest: bytes, hello: dict[str, Any]) -> None:
+        """Takes a connection over."""
+        stream = Stream(connection, seal, rest)
+        with self._guard:
+            self._streams.add(stream)
+        threading.Thread(target=self._serve, args=(stream, hello), daemon=True, name="cache-server").start()
+
+    def close(self) -> None:
+        """Ends all connections."""
+        with self._guard:
+            streams, self._streams = self._streams, set()
+        for stream in streams:
+            stream.close()
+
+    def _serve(self, stream: Stream, hello: dict[str, Any]) -> None:
+        with suppress(OSError, Refused, UserError, ValueError, KeyError, TypeError), stream:
+            self._give(stream, hello)
+        with self._guard:
+            self._streams.discard(stream)
+
+    def _give(self, stream: Stream, hello: dict[str, Any]) -> None:
+        found = Found(str(hello["url"]), Version.of(hello["version"]))
+        whole = node_cache().entry(found).is_whole
+        if not is_named(found.url, self._named) or not (whole or hello["fetch"]):
+            stream.say({"has": False})
+            return
+        stream.say({"has": True})
+        if not whole:  # at this node's pace, not at that of the one who asks
+            threading.Thread(target=_fetch, args=(found,), daemon=True, name="cache-fetch").start()
+        with Reader(node_cache(), found, start=int(hello["start"])) as reader:
+            while piece := reader.read(PIECE):
+                stream.send(piece)
+                with self._guard:
+                    self.served += len(piece)
+        stream.send(b"")
+
+
+def _fetch(found: Found) -> None:
+    """Fetches an object from its origin; who reads it meets the error, if there is one."""
+    with suppress(UserError, OSError):
+        node_cache().fetch(found)[1].close()

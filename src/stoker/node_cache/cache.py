@@ -1,0 +1,274 @@
+"""This machine's cache of objects at URLs: single downloads, and a limit, at which the least recently used leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from stoker.errors import Problem, RunFailed, UserError
+from stoker.files import replace_file
+from stoker.hardware.cache_folder import ADVICE, cache_folder
+from stoker.node_cache import peers
+from stoker.node_cache.counters import HERE, Counts
+from stoker.node_cache.download import Download
+from stoker.node_cache.entry import Entry, entries
+from stoker.node_cache.locks import Lock, take
+from stoker.node_cache.origin import Origin
+from stoker.node_cache.urls import expanded, has_magic, shown
+from stoker.node_cache.version import Version
+
+SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
+FRESH = 2.0  # seconds for which what one process has found at an origin holds for the others
+POLL = 0.02  # seconds between two looks at what another process downloads
+COUNTED = 5.0  # seconds for which a count of the cache's size holds
+ASKED_AT_ONCE = 16  # objects of a list
+
+
+@dataclass(frozen=True)
+class Found:
+    """An object at a URL with the content that it has at present."""
+
+    url: str
+    version: Version
+
+    @property
+    def key(self) -> str:
+        return self.version.key(self.url)
+
+
+class NodeCache:
+    """The cache in a folder. Any number of processes and threads may use it at a time.
+
+    Args:
+        root: the folder; made when it is needed.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._counting = threading.Lock()
+        self._size, self._counted = 0, 0.0
+
+    # -- what there is at the origin -------------------------------------------------------------------------
+
+    def find(self, pattern: str) -> list[Found]:
+        """The objects that a URL means, in the order of their URLs: one, those of a folder, or those of a pattern.
+
+        Processes that ask within `FRESH` seconds share one answer.
+
+        Raises:
+            UserError: there are none, or they may not be read.
+            RunFailed: the origin cannot be reached.
+        """
+        return list(self._shared(f"find {pattern}", pattern, lambda: _found(pattern)))
+
+    def version(self, url: str) -> Found:
+        """The object at a URL.
+
+        Raises:
+            UserError: there is none, or it may not be read.
+            RunFailed: the origin cannot be reached.
+        """
+        return self._shared(f"one {url}", url, lambda: [Found(url, Origin(url).version(url))])[0]
+
+    def _shared(self, name: str, url: str, ask: Callable[[], list[Found]]) -> list[Found]:
+        """An answer that another process has got in the meantime, or a new one."""
+        if url.startswith("memory:"):  # every process has objects of its own there
+            return ask()
+        asked = time.time()
+        memo = self._folder("answers") / Version(None, name).key("")
+        lock = take(memo.with_suffix(".lock"))
+        assert lock is not None
+        with lock:
+            if memo.exists() and memo.stat().st_mtime > asked - FRESH:
+                with suppress(OSError, ValueError, KeyError, TypeError):
+                    known = json.loads(memo.read_bytes())
+                    return [Found(_with_query(each["url"], url), Version.of(each)) for each in known]
+            began = time.time()
+            answer = ask()
+            replace_file(memo, json.dumps([{"url": shown(each.url), **each.version.plain()} for each in answer]))
+            os.utime(memo, (began, began))
+            return answer
+
+    # -- objects ---------------------------------------------------------------------------------------------
+
+    def entry(self, found: Found) -> Entry:
+        """Where an object is kept."""
+        return Entry(self._folder("objects") / found.key)
+
+    def begin(self, found: Found, entry: Entry) -> Download | None:
+        """The right to download an object; None where somebody else does, or it is whole. The entry is pinned."""
+        lock = entry.lock()
+        if lock is None:
+            return None
+        if entry.is_whole:
+            lock.close()
+            return None
+        try:
+            room = lambda size: self.make_room(size, url=found.url)  # noqa: E731
+            return Download(found.url, found.version, entry, lock, peers=peers.feed(found.key), room=room)
+        except BaseException:
+            lock.close()
+            raise
+
+    def fetch(self, found: Found, *, stop: Callable[[], bool] = lambda: False, waits: bool = True) -> tuple[Path, Lock]:
+        """An object's file, whole, and the lock that keeps it there.
+
+        Args:
+            stop: asked now and then; when it is true, the file may not be whole.
+            waits: whether the time it takes is counted as waiting.
+
+        Raises:
+            RunFailed: it cannot be downloaded or kept.
+            UserError: it may not be read.
+        """
+        entry = self.entry(found)
+        pin = entry.pin()
+        try:
+            began = time.monotonic()
+            HERE.asked(found.key, whole=entry.is_whole)
+            while not entry.is_whole and not stop():
+                download = self.begin(found, entry)
+                if download is None:
+                    time.sleep(POLL)
+                    continue
+                try:
+                    while not download.advance() and not stop():
+                        pass
+                finally:
+                    download.close()
+            if waits:
+                HERE.add(Counts(wait_seconds=time.monotonic() - began))
+        except BaseException:
+            pin.close()
+            raise
+        return entry.data, pin
+
+    # -- its size --------------------------------------------------------------------------------------------
+
+    @property
+    def limit(self) -> int:
+        """Bytes that it may take: what was set, or `SHARE` of what the disk has for it."""
+        with suppress(OSError, ValueError):
+            return int((self.root / "limit").read_text())
+        return int(SHARE * (shutil.disk_usage(self._folder("objects")).free + self.size()))
+
+    def set_limit(self, size: int | None) -> None:
+        """Sets the limit for all processes from now on; None for the default."""
+        if size is None:
+            (self.root / "limit").unlink(missing_ok=True)
+        else:
+            self._folder("objects")
+            replace_file(self.root / "limit", str(size))
+
+    def size(self) -> int:
+        """Bytes that the objects take, counted a few seconds ago at most."""
+        with self._counting:
+            if time.monotonic() - self._counted > COUNTED:
+                self._size = sum(entry.here() for entry in self.entries())
+                self._counted = time.monotonic()
+            return self._size
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, in no order."""
+        return entries(self.root / "objects")
+
+    def make_room(self, size: int, *, url: str = "") -> None:
+        """Removes what was used least recently until further ``size`` bytes fit within the limit.
+
+        What is in use stays; where that is too much, the cache grows beyond its limit, but never beyond the disk.
+
+        Raises:
+            RunFailed: they do not fit on the disk.
+        """
+        limit = self.limit
+        if self.size() + size > limit:
+            self._counted = 0.0
+            self.shrink(limit - size)
+        free = shutil.disk_usage(self._folder("objects")).free
+        if size > free:
+            message = f"{shown(url)} has {size:,} bytes more to come, and the cache's disk has {free:,} free"
+            hint = "free some space, `stoker cache --clean`, or set STOKER_CACHE to another folder"
+            raise RunFailed(Problem(message, hint, file=str(self.root)))
+        with self._counting:
+            self._size += size
+
+    def shrink(self, limit: int) -> int:
+        """Removes entries, those used least recently first, until all take at most ``limit`` bytes; the bytes freed."""
+        lock = take(self._folder("objects").parent / "shrink.lock")
+        assert lock is not None
+        with lock:
+            order = sorted(self.entries(), key=Entry.used)
+            sizes = {entry: entry.here() for entry in order}
+            total = before = sum(sizes.values())
+            for entry in order:
+                if total <= limit:
+                    break
+                if entry.remove():
+                    total -= sizes[entry]
+        self._counted = 0.0
+        return before - total
+
+    def _folder(self, name: str) -> Path:
+        folder = self.root / name
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"the cache cannot be written: {error.strerror}"
+            raise RunFailed(Problem(message, ADVICE, file=str(folder))) from error
+        return folder
+
+
+def _found(pattern: str) -> list[Found]:
+    """The objects that a URL means, as its origin says now."""
+    try:
+        urls = list(expanded(pattern))
+    except ValueError as error:
+        raise UserError(Problem(f"{shown(pattern)}: {error}", "write {000000..000099}")) from error
+    origin = Origin(pattern)
+    if has_magic(pattern) or pattern.endswith("/"):
+        found = {url: version for each in urls for url, version in origin.below(each).items()}
+        if not found:
+            what = "no object fits" if has_magic(pattern) else "there is no object in"
+            raise UserError(Problem(f"{what} {shown(pattern)}", "look at its spelling"))
+        return [Found(url, version) for url, version in found.items()]
+    if len(urls) > 1:
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            return [Found(*pair) for pair in zip(urls, pool.map(origin.version, urls), strict=True)]
+    try:
+        return [Found(pattern, origin.version(pattern))]
+    except UserError:
+        if below := origin.below(f"{pattern}/"):  # a folder that was written without its slash
+            return [Found(url, version) for url, version in below.items()]
+        raise
+
+
+def _with_query(url: str, asked: str) -> str:
+    """A URL of an answer with the password and the query that it was asked for with, which answers do not hold."""
+    return asked if url == shown(asked) else url
+
+
+@lru_cache(maxsize=8)
+def _cache_in(root: Path) -> NodeCache:
+    return NodeCache(root)
+
+
+def node_cache() -> NodeCache:
+    """The cache of this machine and user."""
+    return _cache_in(cache_folder() / "remote")
+
+
+def pinned(pins: Sequence[Lock]) -> None:
+    """Keeps entries until this process ends."""
+    _PINNED.extend(pins)
+
+
+_PINNED: list[Lock] = []

@@ -1,0 +1,59 @@
+"""What the node cache did in this process: hits, bytes by their origin, and time spent on waiting."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Since the process began.
+
+    Attributes:
+        hits: objects that were here whole when this process first asked for them.
+        misses: objects that were not.
+        origin_bytes: that this process got from origins.
+        peer_bytes: that it got from other nodes.
+        wait_seconds: that its readers spent on waiting for bytes.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    origin_bytes: int = 0
+    peer_bytes: int = 0
+    wait_seconds: float = 0.0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+
+class Counter:
+    """Adds counts up, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock, self._counts = threading.Lock(), Counts()
+        self._asked: set[str] = set()
+
+    def add(self, counts: Counts) -> None:
+        """Counts something."""
+        with self._lock:
+            self._counts += counts
+
+    def asked(self, key: str, *, whole: bool) -> None:
+        """Counts an object when it is first asked for."""
+        with self._lock:
+            if key not in self._asked:
+                self._asked.add(key)
+                self._counts += Counts(hits=int(whole), misses=int(not whole))
+
+    @property
+    def counts(self) -> Counts:
+        """All so far."""
+        return self._counts
+
+
+HERE = Counter()

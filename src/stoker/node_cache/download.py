@@ -1,0 +1,246 @@
+"""Downloads one object in order, from where an earlier download ended; only whole and checked bytes are kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.files import no_link
+from stoker.node_cache.counters import HERE, Counts
+from stoker.node_cache.entry import Entry
+from stoker.node_cache.locks import Lock
+from stoker.node_cache.origin import Origin
+from stoker.node_cache.urls import shown
+from stoker.node_cache.version import Version
+
+TRIES = 6  # attempts in a row that bring no byte, before the download is given up
+WAIT = 0.2  # seconds before the second of them, and twice as long before each further one
+CHECKED_AGAIN = 2  # downloads whose bytes do not fit the checksum, before the origin is blamed
+
+
+class Changed(RunFailed):
+    """The object has another content now than when it was first asked for."""
+
+
+class Feed(Protocol):
+    """Gives the bytes of an object from a position on, in order; may end early with an `OSError`."""
+
+    def __call__(self, url: str, version: Version, start: int) -> Iterator[bytes]: ...
+
+
+class Download:
+    """Appends an object's bytes to its partial file.
+
+    Args:
+        lock: the entry's; this object lets it go when it is closed.
+        peers: asked before the origin; None without.
+        room: makes place for a number of further bytes.
+
+    Raises:
+        RunFailed: the cache cannot be written.
+    """
+
+    def __init__(
+        self, url: str, version: Version, entry: Entry, lock: Lock, *, peers: Feed | None, room: Callable[[int], None]
+    ) -> None:
+        self._url, self._version, self._entry, self._lock = url, version, entry, lock
+        self._peers, self._room = peers, room
+        self._pieces: Iterator[bytes] | None = None
+        self._from_peer = False
+        self._failed = self._unfit = 0
+        self._origin: Origin | None = None
+        self._got = {"origin_bytes": 0, "peer_bytes": 0}
+        self._file: Any = None
+        self._hasher: Any = None
+        with self._guarded():
+            self._begin(fresh=version.size is None)
+
+    def advance(self) -> bool:
+        """Adds the next bytes; true once the object is whole.
+
+        Raises:
+            RunFailed: the origin does not give them, or has changed; or they cannot be written.
+            UserError: the origin refuses them.
+        """
+        size = self._version.size
+        if self._file is None or self._at == size:
+            return self._file is None or self._finish()
+        try:
+            self._pieces = self._pieces or self._next_feed()
+            piece = next(self._pieces, b"")
+            if not piece and size is not None:
+                raise ConnectionError(f"it ended after {self._at} of {size} bytes")
+        except OSError as error:
+            self._retry(error)
+            return False
+        if not piece:
+            return self._finish()
+        if size is not None and self._at + len(piece) > size:
+            self._start_over("it is longer than its origin said")
+        else:
+            self._write(piece)
+        return False
+
+    def close(self) -> None:
+        """Lets the entry go; what is there stays for whoever goes on."""
+        pieces, self._pieces = self._pieces, None
+        if pieces is not None and hasattr(pieces, "close"):
+            pieces.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with suppress(OSError):
+                self._note()
+        self._lock.close()
+
+    @property
+    def _at(self) -> int:
+        return int(self._file.tell())
+
+    def _begin(self, *, fresh: bool) -> None:
+        """Opens the partial file behind what is there."""
+        self._entry.note(self._url, self._version)
+        about = self._entry.about()
+        self._got = {name: 0 if fresh else int(about.get(name, 0)) for name in self._got}
+        if fresh:
+            self._entry.partial.unlink(missing_ok=True)  # a reader that has it open sees that it has gone
+        self._file = open(  # noqa: SIM115 -- closed by `close`
+            self._entry.partial, "ab", buffering=0, opener=no_link
+        )
+        size = self._version.size
+        if size is not None and self._at > size:
+            self._file.truncate(size)
+            self._file.seek(size)
+        self._hasher = self._version.hasher()
+        if self._hasher is not None and self._at:
+            with self._entry.partial.open("rb") as file:
+                while block := file.read(2**20):
+                    self._hasher.update(block)
+        self._room((size or self._at) - self._at)
+
+    def _next_feed(self) -> Iterator[bytes]:
+        if self._peers is not None:
+            self._from_peer = True
+            return self._peers(self._url, self._version, self._at)
+        self._from_peer = False
+        self._origin = self._origin or Origin(self._url)
+        return self._origin.pieces(self._url, self._version, self._at)
+
+    def _write(self, piece: bytes) -> None:
+        with self._guarded():
+            view = memoryview(piece)
+            while view:
+                view = view[self._file.write(view) :]
+        if self._hasher is not None:
+            self._hasher.update(piece)
+        self._failed = 0
+        kind = "peer_bytes" if self._from_peer else "origin_bytes"
+        self._got[kind] += len(piece)
+        HERE.add(Counts(**{kind: len(piece)}))
+
+    def _retry(self, error: OSError) -> None:
+        """Goes on after bytes have ended early: at once from the origin where a peer gave up, else after a while."""
+        self._pieces = None
+        if self._from_peer:
+            self._peers = None
+            return
+        self._check_unchanged()
+        self._failed += 1
+        if self._failed == TRIES:
+            raise RunFailed(
+                Problem(
+                    f"{shown(self._url)} cannot be downloaded: {reason_of(error)}",
+                    f"{self._at:,} bytes are kept, and the next download goes on after them",
+                )
+            ) from error
+        time.sleep(WAIT * 2 ** (self._failed - 1))
+
+    def _check_unchanged(self) -> Version:
+        self._origin = self._origin or Origin(self._url)
+        now = self._origin.version(self._url)
+        if not now.same_content(self._version):
+            self._entry.partial.unlink(missing_ok=True)
+            raise Changed(Problem(f"{shown(self._url)} has changed while it was read", "run the same command again"))
+        return now
+
+    def _finish(self) -> bool:
+        """Checks the bytes and keeps them."""
+        if self._got["origin_bytes"]:  # what came from peers alone has been checked by them
+            self._check_unchanged()
+        checksum = self._checksum()
+        if not checksum.fits(self._hasher_of(checksum)):
+            self._start_over("its bytes do not fit the checksum that its origin gives")
+            return False
+        with self._guarded():
+            os.fsync(self._file.fileno())
+            self._note()
+            self._entry.partial.replace(self._entry.data)
+            _flush(self._entry.folder)
+        self._file.close()
+        self._file = None
+        return True
+
+    def _checksum(self) -> Version:
+        """The version with its checksum, which may take a question of its own."""
+        if self._version.checksum or not self._got["origin_bytes"] or self._origin is None:
+            return self._version
+        found = self._origin.checksum(self._url, self._version)
+        return Version(self._version.size, self._version.tag, found)
+
+    def _hasher_of(self, version: Version) -> Any:
+        if version.checksum == self._version.checksum:
+            return self._hasher
+        hasher = version.hasher()
+        if hasher is not None:
+            with self._entry.partial.open("rb") as file:
+                while block := file.read(2**20):
+                    hasher.update(block)
+        return hasher
+
+    def _start_over(self, why: str) -> None:
+        self._pieces, self._peers = None, None
+        self._unfit += 1
+        self._check_unchanged()
+        self._file.close()
+        if self._unfit == CHECKED_AGAIN:
+            self._entry.partial.unlink(missing_ok=True)
+            raise RunFailed(Problem(f"{shown(self._url)} cannot be downloaded: {why}", "put it there again"))
+        with self._guarded():
+            self._begin(fresh=True)
+
+    def _note(self) -> None:
+        self._entry.note(self._url, self._version, **self._got)
+
+    def _guarded(self) -> _Guard:
+        return _Guard(self._entry)
+
+
+class _Guard:
+    """Turns errors of the cache's disk into one message."""
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, UserError):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = "free some space, `stoker cache --clean`, or set STOKER_CACHE to another folder"
+            what = "the disk is full" if full else error.strerror or reason_of(error)
+            folder = str(self._entry.folder.parent)
+            raise RunFailed(Problem(f"the cache cannot be written: {what}", hint, file=folder)) from error
+
+
+def _flush(folder: Any) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

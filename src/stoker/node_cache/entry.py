@@ -1,0 +1,112 @@
+"""One content of one object in the cache: a folder with its bytes, whole or so far, and what is known of it.
+
+data        the bytes, once they are all there and checked
+partial     the bytes so far, from the first on
+about.json  the URL, the version, and where the bytes came from
+lock        held by whoever downloads
+use         held, shared, by whoever reads; its time of change is that of the last use
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.files import replace_file
+from stoker.node_cache.locks import Lock, take
+from stoker.node_cache.urls import shown
+from stoker.node_cache.version import Version
+
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The folder of an object's content; it need not exist."""
+
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def partial(self) -> Path:
+        return self.folder / "partial"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all bytes are here, checked."""
+        return self.data.exists()
+
+    def pin(self) -> Lock:
+        """Keeps the entry from being removed until the lock is closed, and makes it the last one used."""
+        while True:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # it was being removed
+                pinned = take(self.folder / "use", shared=True)
+                assert pinned is not None
+                with suppress(OSError):
+                    os.utime(self.folder / "use")
+                return pinned
+
+    def lock(self) -> Lock | None:
+        """The right to download; None where another process or thread has it. The entry is pinned."""
+        return take(self.folder / "lock", wait=False)
+
+    def about(self) -> dict[str, Any]:
+        """What is known of it; empty where nothing is."""
+        try:
+            values = json.loads((self.folder / ABOUT).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return values if isinstance(values, dict) else {}
+
+    def note(self, url: str, version: Version, **values: Any) -> None:
+        """Writes down what is known. Signatures and passwords of a URL are not kept."""
+        about = {**self.about(), "url": shown(url), **version.plain(), **values}
+        replace_file(self.folder / ABOUT, json.dumps(about))
+
+    def here(self) -> int:
+        """Bytes on the disk."""
+        for path in (self.data, self.partial):
+            with suppress(OSError):
+                return path.stat().st_size
+        return 0
+
+    def used(self) -> float:
+        """When it was used last, in seconds since 1970."""
+        with suppress(OSError):
+            return (self.folder / "use").stat().st_mtime
+        return 0.0
+
+    def remove(self) -> bool:
+        """Deletes it, unless somebody reads or downloads it; whether it is gone."""
+        try:
+            used = take(self.folder / "use", wait=False)
+            if used is None:
+                return False
+            with used:
+                downloading = take(self.folder / "lock", wait=False)
+                if downloading is None:
+                    return False
+                with downloading:
+                    for name in ("data", "partial", ABOUT, f".{ABOUT}.partial", "lock", "use"):
+                        (self.folder / name).unlink(missing_ok=True)
+                    with suppress(OSError):  # whoever makes it again at this moment has put something in it
+                        self.folder.rmdir()
+        except FileNotFoundError:
+            pass
+        return True
+
+
+def entries(root: Path) -> Iterator[Entry]:
+    """All entries below a folder."""
+    with suppress(FileNotFoundError), os.scandir(root) as found:
+        for each in found:
+            yield Entry(root / each.name)

@@ -1,0 +1,53 @@
+"""Advisory locks between the processes of a machine. The kernel drops them when a process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+
+class Lock:
+    """A lock that is held until it is closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def close(self) -> None:
+        """Lets it go."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def take(path: Path, *, shared: bool = False, wait: bool = True) -> Lock | None:
+    """Locks a file, which is made where it is missing; None where somebody else holds it and ``wait`` is false.
+
+    Raises:
+        FileNotFoundError: its folder has gone.
+        OSError: it cannot be made.
+    """
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        try:
+            fcntl.flock(descriptor, how)
+            if os.fstat(descriptor).st_nlink:  # else it was deleted meanwhile, and another one counts
+                return Lock(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

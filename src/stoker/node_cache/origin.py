@@ -1,0 +1,247 @@
+"""The store that a URL leads to, by fsspec: what is there, and the bytes of an object from a position on."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.node_cache.urls import WEB, has_magic, name_of, scheme_of, shown, url_problem
+from stoker.node_cache.version import Version
+
+PIECE = 8 * 2**20  # bytes of a request
+WINDOW = 4  # requests that are under way at once, where the library can
+CONNECT, SILENCE = 30.0, 60.0  # seconds that a connection may take, and that nothing may come
+TRIES = 4  # questions about an object, before the origin counts as out of reach
+WAIT = 0.5  # seconds before the second of them, and twice as long before each further one
+REFUSED, MISSING = (401, 403, 407), (404, 410)  # status codes
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+Result = TypeVar("Result")
+
+
+class Broken(OSError):
+    """The bytes of an object ended before their end."""
+
+
+class Origin:
+    """The store of a URL.
+
+    Raises:
+        UserError: nothing can open such a URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        if problem := url_problem(url):
+            raise UserError(Problem(*problem))
+        self.scheme, self._place = scheme_of(url), _place_of(url)
+        self._system = _file_system(self.scheme, self._place)
+
+    def version(self, url: str) -> Version:
+        """What the object is at present.
+
+        Raises:
+            UserError: there is no such object, or this user may not read it.
+            RunFailed: the origin cannot be reached.
+        """
+        info = self._asked(url, lambda: self._system.info(self._path(url)))
+        if info.get("type") == "directory":
+            raise UserError(Problem(f"{shown(url)} is a folder, not an object", "name an object in it"))
+        return Version.of_info(info)
+
+    def below(self, url: str) -> dict[str, Version]:
+        """The objects of a folder and the folders in it, by URL; of a pattern, those that fit. In order.
+
+        Raises:
+            UserError: this user may not list them.
+            RunFailed: the origin cannot be reached.
+        """
+        path = self._path(url)
+        try:
+            if has_magic(url):
+                found = self._asked(url, lambda: self._system.glob(path, detail=True))
+            else:
+                found = self._asked(url, lambda: self._system.find(path.rstrip("/") + "/", detail=True))
+        except UserError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return {}
+            raise
+        files = {self._url(name): info for name, info in found.items() if info.get("type") != "directory"}
+        if self.scheme in WEB:  # a page of links says nothing of what they lead to
+            return {each: self.version(each) for each in sorted(files)}
+        return {each: Version.of_info(files[each]) for each in sorted(files)}
+
+    def checksum(self, url: str, version: Version) -> str:
+        """The checksum of an object where finding it takes a request of its own; empty where there is none.
+
+        An S3 store's entity tag is the MD5 of what was put in one part, unless a key encrypts it.
+        """
+        tag = version.tag.removeprefix("tag ")
+        if self.scheme not in ("s3", "s3a") or not _MD5.fullmatch(tag):
+            return version.checksum
+        bucket, key, _ = self._system.split_path(self._path(url))
+        head = self._asked(url, lambda: self._system.call_s3("head_object", Bucket=bucket, Key=key))
+        plain = head.get("ServerSideEncryption") in (None, "AES256") and not head.get("SSECustomerAlgorithm")
+        return f"md5:{tag}" if plain and str(head.get("ETag", "")).strip('"') == tag else ""
+
+    def pieces(self, url: str, version: Version, start: int) -> Iterator[bytes]:
+        """The bytes from ``start`` on, in order.
+
+        Raises:
+            OSError: they end early, or the origin cannot be reached.
+        """
+        try:
+            if self.scheme in WEB:
+                yield from self._streamed(url, start)
+            elif version.size is None:
+                with self._system.open(self._path(url), "rb") as file:
+                    file.seek(start)
+                    while piece := file.read(PIECE):
+                        yield piece
+            else:
+                yield from self._requested(url, version.size, start)
+        except OSError:
+            raise
+        except Exception as error:  # libraries raise errors of their own
+            raise Broken(reason_of(error) or type(error).__name__) from error
+
+    def _requested(self, url: str, size: int, start: int) -> Iterator[bytes]:
+        """By one request for each piece, some of them ahead."""
+        path = self._path(url)
+        window = WINDOW if self._system.async_impl else 1
+        with ThreadPoolExecutor(window, "stoker-origin") as pool:
+            waiting: deque[tuple[Future[bytes], int]] = deque()
+            at = start
+            try:
+                while at < size or waiting:
+                    while at < size and len(waiting) < window:
+                        end = min(size, at + PIECE)
+                        waiting.append((pool.submit(self._system.cat_file, path, start=at, end=end), end - at))
+                        at = end
+                    future, length = waiting.popleft()
+                    piece = bytes(future.result())
+                    if len(piece) != length:
+                        raise Broken(f"{len(piece)} bytes came where {length} were asked for")
+                    yield piece
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _streamed(self, url: str, start: int) -> Iterator[bytes]:
+        """By one request for all that is left. A server that knows no ranges sends the beginning again."""
+        from fsspec.asyn import sync
+
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        # A size is given so that it is not asked for again.
+        file = self._system.open(url, "rb", block_size=0, size=1, headers=headers)
+        try:
+            answer = file.r
+            if "Content-Length" not in answer.headers and "chunked" not in answer.headers.get("Transfer-Encoding", ""):
+                raise _no_length(url)
+            skip = start if start and answer.status != 206 else 0
+
+            async def piece() -> bytes:
+                parts, size = [], 0
+                while size < PIECE // 4:
+                    try:
+                        part = await answer.content.readany()
+                    except Exception:
+                        if parts:  # it is raised again when more is asked for
+                            break
+                        raise
+                    if not part:
+                        break
+                    parts.append(part)
+                    size += len(part)
+                return b"".join(parts)
+
+            while found := sync(self._system.loop, piece):
+                if skip:
+                    found, skip = found[skip:], max(0, skip - len(found))
+                if found:
+                    yield found
+        finally:
+            file.close()
+
+    def _asked(self, url: str, question: Callable[[], Result]) -> Result:
+        """The answer to a question, which is asked again where the origin could not be reached."""
+        for again in range(TRIES):
+            try:
+                return question()
+            except UserError:
+                raise
+            except Exception as raised:
+                error = _what_happened(raised)
+                if isinstance(error, FileNotFoundError):
+                    raise UserError(Problem(f"there is no object {shown(url)}", _where(url))) from error
+                if _is_refused(error):
+                    message = f"{shown(url)} may not be read: {reason_of(error)}"
+                    raise UserError(Problem(message, _credentials(self.scheme))) from error
+                if again + 1 == TRIES:
+                    raise RunFailed(Problem(f"{shown(url)} cannot be reached: {reason_of(error)}")) from error
+            time.sleep(WAIT * 2**again)
+        raise AssertionError
+
+    def _path(self, url: str) -> str:
+        return str(self._system._strip_protocol(url)) if self.scheme not in WEB else url
+
+    def _url(self, path: str) -> str:
+        """The URL of a name in a listing, in which the host or the bucket may be left out."""
+        if "://" in path:
+            return path
+        host, path = self._place.partition("://")[2], path.lstrip("/")
+        return f"{self.scheme}://{path}" if path.startswith(f"{host}/") else f"{self._place}/{path}"
+
+
+@lru_cache(maxsize=64)
+def _file_system(scheme: str, place: str) -> Any:
+    """The file system of a scheme; of a place where places have connections of their own."""
+    from fsspec.core import url_to_fs
+
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme in WEB:
+        from aiohttp import ClientTimeout
+
+        timeout = ClientTimeout(total=None, connect=CONNECT, sock_read=SILENCE)
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    if scheme == "memory":
+        options = {}
+    return url_to_fs(place, **options)[0]
+
+
+def _place_of(url: str) -> str:
+    """The URL without what only names an object: its host may matter (hdfs, sftp), its path does not."""
+    scheme, _, rest = url.partition("://")
+    return f"{scheme}://" if scheme.lower() in WEB else f"{scheme}://{rest.partition('/')[0]}"
+
+
+def _what_happened(error: Exception) -> Exception:
+    """The error behind one of fsspec, which says of a web server that is out of reach that there is no file."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        return error if getattr(cause, "status", None) in MISSING else cause
+    return error
+
+
+def _is_refused(error: Exception) -> bool:
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    return isinstance(error, PermissionError) or status in REFUSED or "Credentials" in type(error).__name__
+
+
+def _credentials(scheme: str) -> str:
+    if scheme in ("s3", "s3a"):
+        return "give credentials as for the AWS command line: a profile, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    return "give credentials as the store's own tools take them, or by fsspec's configuration files"
+
+
+def _where(url: str) -> str:
+    return "look at its spelling" if name_of(url) else "name an object, a folder or a pattern"
+
+
+def _no_length(url: str) -> UserError:
+    message = f"{shown(url)}: its server does not say how long it is, so that a truncated answer could not be noticed"
+    return UserError(Problem(message, "copy it to a store, or to a server that says so"))

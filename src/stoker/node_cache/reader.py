@@ -1,0 +1,107 @@
+"""Reads an object while it is being downloaded, by this process or by another one."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from stoker.errors import Problem
+from stoker.node_cache.cache import POLL, Found, NodeCache
+from stoker.node_cache.counters import HERE, Counts
+from stoker.node_cache.download import Changed, Download
+from stoker.node_cache.urls import shown
+
+COMPARED = 2**20  # bytes compared at a time
+
+
+class Reader(io.RawIOBase):
+    """The bytes of an object, from its first one, or from ``start``, to its last one.
+
+    Nobody waits for the whole: bytes are given as soon as they are here. Where no other process downloads the object,
+    this one does, as far as it is read. It stays in the cache until the reader is closed.
+
+    Raises:
+        RunFailed: it cannot be downloaded; or has changed, so that what was read of it no longer counts (`Changed`).
+    """
+
+    def __init__(self, cache: NodeCache, found: Found, *, start: int = 0) -> None:
+        super().__init__()
+        self._cache, self._found, self._entry = cache, found, cache.entry(found)
+        self._pin = self._entry.pin()
+        self._download: Download | None = None
+        self._descriptor = -1
+        self._at = start
+        HERE.asked(found.key, whole=self._entry.is_whole)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self._wait() <= self._at:
+            return 0
+        data = os.pread(self._descriptor, len(buffer), self._at)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        """Ends reading; a download of this reader ends, too, and can be gone on with."""
+        if not self.closed:
+            if self._download is not None:
+                self._download.close()
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+            self._pin.close()
+        super().close()
+
+    def _wait(self) -> int:
+        """Waits for bytes behind the position; returns how many there are from the first on."""
+        if self._descriptor >= 0 and (here := os.fstat(self._descriptor).st_size) > self._at:
+            return here
+        began = time.monotonic()
+        try:
+            while True:
+                whole = self._entry.is_whole
+                self._open()
+                here = os.fstat(self._descriptor).st_size if self._descriptor >= 0 else 0
+                if here > self._at or whole:
+                    return here
+                self._download = self._download or self._cache.begin(self._found, self._entry)
+                if self._download is None:
+                    time.sleep(POLL)
+                elif self._download.advance():
+                    self._download.close()
+                    self._download = None
+        finally:
+            HERE.add(Counts(wait_seconds=time.monotonic() - began))
+
+    def _open(self) -> None:
+        """Opens the file that counts now. Bytes that were read from one that no longer counts must be in it."""
+        if self._descriptor >= 0 and os.fstat(self._descriptor).st_nlink:
+            return
+        path: Path = self._entry.data if self._entry.is_whole else self._entry.partial
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        if self._descriptor >= 0:
+            if os.fstat(descriptor).st_size < self._at:  # the new download has not come so far
+                os.close(descriptor)
+                return
+            if not _same(self._descriptor, descriptor, self._at):
+                os.close(descriptor)
+                message = f"{shown(self._found.url)}: bytes that were read before they were checked were damaged"
+                raise Changed(Problem(message, "run the same command again"))
+            os.close(self._descriptor)
+        self._descriptor = descriptor
+
+
+def _same(one: int, other: int, size: int) -> bool:
+    """Whether two files begin with the same bytes."""
+    starts = range(0, size, COMPARED)
+    return all(
+        os.pread(one, min(COMPARED, size - at), at) == os.pread(other, min(COMPARED, size - at), at) for at in starts
+    )

@@ -1,0 +1,57 @@
+"""A file at a URL, with what readers of data ask of a path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from stoker.node_cache.cache import Found, node_cache
+from stoker.node_cache.locks import Lock
+from stoker.node_cache.reader import Reader
+from stoker.node_cache.urls import name_of, shown
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """An object that is read through this machine's cache. As text it is its URL, without a signature."""
+
+    found: Found
+
+    def __str__(self) -> str:
+        return shown(self.found.url)
+
+    @property
+    def name(self) -> str:
+        return name_of(self.found.url)
+
+    @property
+    def suffix(self) -> str:
+        return PurePosixPath(self.name).suffix
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Its folders and its name, without scheme and host."""
+        return PurePosixPath(urlsplit(str(self)).path.lstrip("/")).parts
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 where the origin does not say."""
+        return self.found.version.size or 0
+
+    @property
+    def identity(self) -> str:
+        """Changes with its content; empty where the origin gives nothing that does."""
+        version = self.found.version
+        return version.checksum or (f"{version.size} {version.tag}" if version.tag else "")
+
+    def open(self) -> Reader:
+        """Its bytes, which may still be on their way."""
+        return Reader(node_cache(), self.found)
+
+    def fetch(self) -> tuple[Path, Lock]:
+        """Its whole content as a file, and the lock that keeps it there."""
+        return node_cache().fetch(self.found)
+
+
+DataFile = Path | RemoteFile

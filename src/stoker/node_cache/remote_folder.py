@@ -1,0 +1,168 @@
+"""Model folders at URLs: a folder of this machine with links into the cache, the weights only once they are needed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from stoker.errors import Problem, UserError, reason_of
+from stoker.files import replace_file
+from stoker.node_cache.cache import Found, node_cache, pinned
+from stoker.node_cache.origin import Origin
+from stoker.node_cache.urls import WEB, name_of, scheme_of, shown
+from stoker.node_cache.version import Version
+
+LISTING = ".listing.json"  # in the folder: the objects that it stands for
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+ADAPTER = "adapter_model.safetensors"
+SETTINGS = (".json", ".txt", ".model", ".jinja", ".py", ".tiktoken", ".vocab", ".bpe")
+WHOLE = (".gguf", ".model")  # a single file with one of these is a model, or a tokenizer
+# A web server lists nothing: these are the names that save_pretrained gives.
+USUAL = (
+    *("config.json", "generation_config.json", "adapter_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json", "new_tokens.json"),
+    *(WEIGHTS, INDEX, PICKLED, PICKLED_INDEX, ADAPTER),
+)
+
+
+def local_path(url: str) -> Path:
+    """The folder of this machine that stands for a model or a tokenizer at a URL; for a GGUF file, that file.
+
+    Weights of a folder are missing in it until `with_weights` is called. The links stay valid until this process ends.
+
+    Raises:
+        UserError: there is nothing there, or it may not be read.
+        RunFailed: the origin cannot be reached.
+    """
+    return _local_path(url, node_cache().root)
+
+
+@lru_cache(maxsize=64)
+def _local_path(url: str, root: Path) -> Path:
+    if PurePosixPath(name_of(url)).suffix in WHOLE:
+        found = node_cache().version(url)
+        folder = _folder(root, {name_of(url): found})
+        _link(folder, {name_of(url): found})
+        return folder / name_of(url)
+    files = _listed(url)
+    folder = _folder(root, files)
+    _link(folder, {name: found for name, found in files.items() if name.endswith(SETTINGS)})
+    return folder
+
+
+def is_remote(folder: Path) -> bool:
+    """Whether a folder stands for one at a URL."""
+    return (folder / LISTING).is_file()
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the objects that such a folder stands for, those of weights too."""
+    return sorted(_objects(folder))
+
+
+def with_weights(folder: Path) -> Path:
+    """Has the weights in such a folder; any other one is left as it is.
+
+    Raises:
+        UserError: its index names a file that is not there.
+        RunFailed: they cannot be downloaded.
+    """
+    if is_remote(folder):
+        objects = _objects(folder)
+        _link(folder, {name: objects[name] for name in _weights(folder, objects) if name in objects})
+    return folder
+
+
+def _weights(folder: Path, names: Iterable[str]) -> list[str]:
+    """The names of the files that hold the model's weights: safetensors where there are some."""
+    adapter = [ADAPTER] if ADAPTER in names else []
+    for single, index in ((WEIGHTS, INDEX), (PICKLED, PICKLED_INDEX)):
+        if single in names:
+            return [single, *adapter]
+        if index in names:
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):  # refused when it is read
+                return sorted({*json.loads((folder / index).read_bytes())["weight_map"].values(), *adapter})
+    return adapter
+
+
+def _listed(url: str) -> dict[str, Found]:
+    """The objects right below a URL, by name."""
+    if scheme_of(url) in WEB:
+        found = _usual(url)
+    else:
+        top = url.rstrip("/")
+        found = {each.url.removeprefix(f"{top}/"): each for each in node_cache().find(f"{top}/")}
+        found = {name: each for name, each in found.items() if "/" not in name}
+    if not found:
+        raise UserError(Problem(f"there is no model in {shown(url)}", "name the folder that holds its config.json"))
+    return found
+
+
+def _usual(url: str) -> dict[str, Found]:
+    """The objects below a web address that have usual names, and those that an index among them names."""
+    top = url.rstrip("/")
+    found: dict[str, Found] = {}
+    Origin(url)
+    for name in USUAL:
+        _add(found, top, name)
+    for index in (INDEX, PICKLED_INDEX):
+        if index not in found:
+            continue
+        path, pin = node_cache().fetch(found[index])
+        with pin, suppress(ValueError, KeyError, TypeError, AttributeError):  # refused when it is read
+            for name in sorted(set(json.loads(path.read_bytes())["weight_map"].values())):
+                if PurePosixPath(name).name == name:
+                    _add(found, top, name)
+    return found
+
+
+def _add(found: dict[str, Found], top: str, name: str) -> None:
+    try:
+        found[name] = node_cache().version(f"{top}/{name}")
+    except UserError as error:
+        if error.exit_code != UserError.exit_code or not isinstance(error.__cause__, FileNotFoundError):
+            raise
+
+
+def _folder(root: Path, files: dict[str, Found]) -> Path:
+    """The folder of this machine for some objects; the same for the same contents."""
+    content = {name: {"url": each.url, **each.version.plain()} for name, each in sorted(files.items())}
+    for name, each in files.items():
+        if PurePosixPath(name).name != name or name in (".", "..", LISTING):
+            raise UserError(Problem(f"{shown(each.url)} has a name that no file can have"))
+    listing = json.dumps(content)
+    folder = root / "folders" / Version(None, listing).key("")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (folder / LISTING).exists():
+            replace_file(folder / LISTING, listing)
+    except OSError as error:
+        raise UserError(Problem(f"the cache cannot be written: {reason_of(error)}", file=str(folder))) from error
+    return folder
+
+
+def _objects(folder: Path) -> dict[str, Found]:
+    content = json.loads((folder / LISTING).read_bytes())
+    return {name: Found(str(each["url"]), Version.of(each)) for name, each in content.items()}
+
+
+def _link(folder: Path, files: dict[str, Found]) -> None:
+    """Fetches objects and links them into a folder, for as long as this process lives."""
+    for name, found in files.items():
+        data, pin = node_cache().fetch(found)
+        pinned([pin])
+        target = os.path.relpath(data, folder)
+        link = folder / name
+        with suppress(OSError):
+            if link.readlink() == Path(target):
+                continue
+        fresh = folder / f".{name}.{os.getpid()}"
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(target)
+        fresh.replace(link)

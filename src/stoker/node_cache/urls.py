@@ -1,0 +1,94 @@
+"""URLs of data and models: what is one, what can be opened, and how it is shown. No network, no heavy import."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from urllib.parse import urlsplit, urlunsplit
+
+URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]*://")  # with the colons of a chain, which is refused later
+LOCAL = ("file", "local")
+WEB = ("http", "https")
+# What a scheme needs beside fsspec: the extra of Stoker that installs it, or the package where Stoker has none.
+EXTRAS = {
+    **dict.fromkeys(WEB, "http"),
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gs"),
+    **dict.fromkeys(("oss",), "oss"),
+    **dict.fromkeys(("hdfs", "arrow_hdfs"), "hdfs"),
+}
+# These open a URL within a URL, or render templates that a file holds: where they lead is not in the job.
+WRAPPERS = {
+    *("reference", "filecache", "simplecache", "blockcache", "cached", "dir", "zip", "tar", "libarchive", "generic"),
+    *("data", "asyncwrapper", "async_wrapper", "asynclocal", "dask", "jlab", "jupyter", "pyscript"),
+}
+MAGIC = re.compile(r"[*?\[]")
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+MOST_EXPANDED = 1_000_000
+
+
+def is_url(text: str) -> bool:
+    """Whether a path of the job is a URL of a store. Those of files on this machine count as paths."""
+    return bool(URL.match(text)) and scheme_of(text) not in LOCAL
+
+
+def scheme_of(url: str) -> str:
+    """``s3`` of ``s3://bucket/key``."""
+    return url.partition("://")[0].lower()
+
+
+def shown(url: str) -> str:
+    """The URL for messages and records: without a password and without the query, which may hold a signature."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else url
+
+
+def name_of(url: str) -> str:
+    """The last part of the path."""
+    path = urlsplit(url).path if scheme_of(url) in WEB else url.partition("://")[2]
+    return PurePosixPath(path.rstrip("/")).name
+
+
+def url_problem(url: str) -> tuple[str, str] | None:
+    """(what is wrong, what to write) where no library can open a URL, else None."""
+    from fsspec.registry import get_filesystem_class, known_implementations
+
+    scheme = scheme_of(url)
+    if "::" in url or scheme in WRAPPERS:
+        return f"{shown(url)} leads to another URL", "write the one URL where the object is"
+    try:
+        get_filesystem_class(scheme)
+    except ValueError:
+        near = get_close_matches(scheme, [*EXTRAS, *known_implementations], 1, 0.5)
+        usual = "s3, gs, oss, hdfs, http and https"
+        hint = f"did you mean {near[0]}://?" if near else f"usual are {usual}"
+        return f"there is no kind of store {scheme}:// ({shown(url)})", hint
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        hint = f"pip install 'stoker[{extra}]'" if extra else " ".join(str(error).split())
+        return f"{shown(url)} needs a package that is not installed", hint
+    return None
+
+
+def expanded(url: str) -> Iterator[str]:
+    """``a-{00..02}.tar`` written out, as WebDataset does: ``a-00.tar``, ``a-01.tar``, ``a-02.tar``.
+
+    Raises:
+        ValueError: the range runs backwards, or is longer than `MOST_EXPANDED`.
+    """
+    match = _RANGE.search(url)
+    if match is None:
+        yield url
+        return
+    first, last = int(match[1]), int(match[2])
+    if not first <= last < first + MOST_EXPANDED:
+        raise ValueError(f"{match[0]} is no range")
+    for number in range(first, last + 1):
+        yield from expanded(f"{url[: match.start()]}{number:0{len(match[1])}d}{url[match.end() :]}")
+
+
+def has_magic(url: str) -> bool:
+    """Whether a URL is a pattern. In the query of an HTTP address a question mark is none."""
+    return bool(MAGIC.search(urlsplit(url).path if scheme_of(url) in WEB else url))

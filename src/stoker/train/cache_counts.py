@@ -1,0 +1,22 @@
+"""What the node cache did for a run, for its metrics and its events."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import reduce
+
+from stoker.checkpoint.collective import together
+from stoker.node_cache.counters import HERE, Counts
+
+
+class CacheCounts:
+    """Counts of the node cache over all processes up to now, and those of this process since. Made by a collective."""
+
+    def __init__(self) -> None:
+        self._all = reduce(Counts.__add__, together(lambda: HERE.counts))
+        self._mine = HERE.counts
+
+    def measures(self) -> dict[str, float]:
+        """The fields of a line of metrics; none where nothing was read from a URL."""
+        counts = self._all + (HERE.counts - self._mine)
+        return {} if counts == Counts() else {f"cache_{name}": round(n, 3) for name, n in asdict(counts).items()}

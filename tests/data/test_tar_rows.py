@@ -1,0 +1,111 @@
+"""WebDataset shards: which files make a sample, which columns they are, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.data.build_cache import find_format
+from stoker.data.readers import decode, read_rows
+from stoker.data.rows import Raw, Rejected
+from stoker.data.sources import open_source
+from stoker.job.schema import SourceBlock
+
+
+def shard(path: Path, files: list[tuple[str, bytes]]) -> bytes:
+    """Writes an archive as WebDataset's writer does; returns its bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in files:
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    path.write_bytes(gzip.compress(buffer.getvalue()) if path.suffix == ".gz" else buffer.getvalue())
+    return path.read_bytes()
+
+
+def values(path: Path) -> list[Any]:
+    return [decode(row) if isinstance(row, Raw) else row for row in read_rows(path)]
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_files_with_one_name_up_to_the_first_dot_are_a_sample(name: str, tmp_path: Path) -> None:
+    shard(
+        tmp_path / name,
+        [
+            ("x/0.txt", "eins".encode()),
+            ("x/0.JSON", b'{"lang": "de", "n": 1}'),
+            ("x/0.jpg", bytes(5)),
+            ("x/1.prompt.txt", b"Why?"),
+            ("x/1.tools.json", b"[1, 2]"),
+            ("x/1.cls", b"7\n"),
+            ("y/1.txt", b"another folder is another sample"),
+        ],
+    )
+    assert values(tmp_path / name) == [
+        {"text": "eins", "lang": "de", "n": 1},
+        {"prompt": "Why?", "tools": [1, 2], "label": "7"},
+        {"text": "another folder is another sample"},
+    ]
+
+
+def test_broken_samples_are_refused_in_their_place(tmp_path: Path) -> None:
+    shard(
+        tmp_path / "a.tar",
+        [
+            ("0.json", b'{"text": '),
+            ("1.txt", b"\xff"),
+            ("2.jpg", b"1"),
+            ("3.txt", b"good"),
+            ("4.txt", b"once"),
+            ("4.json", b'{"text": "twice"}'),
+            ("5.json", b"[1]"),
+            ("6.txt", b"a\0b"),
+            ("7.json", b'{"text": "\\ud83d"}'),
+        ],
+    )
+    found = values(tmp_path / "a.tar")
+    reasons = [row.reason.partition(":")[0] for row in found if isinstance(row, Rejected)]
+    assert [row.row for row in found if isinstance(row, Rejected)] == [1, 2, 3, 5, 6, 7, 8]
+    assert found[3] == {"text": "good"}
+    assert reasons == [
+        "not valid JSON",
+        "not valid UTF-8",
+        "no text and no JSON",
+        "a column occurs twice",
+        "not an object",
+        "NUL byte in text",
+        "half a surrogate pair in a string",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_a_damaged_archive_gives_the_samples_before_the_damage(name: str, tmp_path: Path) -> None:
+    import random
+
+    bodies = [random.Random(n).randbytes(4000).hex().encode() for n in range(6)]
+    whole = shard(tmp_path / name, [(f"{n}.txt", body) for n, body in enumerate(bodies)])
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    *rows, last = values(tmp_path / name)
+    assert 1 <= len(rows) < 6
+    assert [row["text"].encode() for row in rows] == bodies[: len(rows)]
+    assert isinstance(last, Rejected) and last.reason.startswith("damaged archive") and last.row == len(rows) + 1
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(b"no archive" * 100)
+    assert [row.reason.partition(":")[0] for row in values(tmp_path / "a.tar")] == ["damaged archive"]
+
+
+def test_shards_are_a_source_whose_format_is_found(tmp_path: Path) -> None:
+    for number in range(3):
+        content = b'{"prompt": "%d", "completion": "c"}' % number
+        shard(tmp_path / f"d-{number:06d}.tar", [(f"{number}.json", content)])
+    source = open_source(SourceBlock(path="d-*.tar"), tmp_path)
+    assert find_format(source, {}) == "prompt"
+    assert [decode(row)["prompt"] for row in source.rows() if isinstance(row, Raw)] == ["0", "1", "2"]  # type: ignore[index]

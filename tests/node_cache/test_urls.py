@@ -1,0 +1,92 @@
+"""URLs: what is one, what cannot be opened and what to install for it, patterns, and what messages show."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from stoker.node_cache.job_urls import is_named
+from stoker.node_cache.urls import expanded, has_magic, is_url, name_of, shown, url_problem
+
+
+@pytest.mark.parametrize("text", ["s3://b/k", "HTTPS://h/x", "hdfs://n:8020/x", "simplecache::s3://b/k", "memory://x"])
+def test_urls(text: str) -> None:
+    assert is_url(text)
+
+
+@pytest.mark.parametrize("text", ["a.jsonl", "org/name", "C:/x", "file:///x", "local:///x", "./a://b", "a: b://"])
+def test_paths_and_files_of_this_machine_are_none(text: str) -> None:
+    assert not is_url(text)
+
+
+def test_a_scheme_that_nothing_knows_names_the_nearest_one() -> None:
+    assert url_problem("s4://b/k") == ("there is no kind of store s4:// (s4://b/k)", "did you mean s3://?")
+
+
+@pytest.mark.parametrize(
+    ("url", "extra", "package"), [("gs://b/k", "gs", "gcsfs"), ("oss://b/k", "oss", "ossfs"), ("s3://b", "s3", "s3fs")]
+)
+def test_a_package_that_is_missing_names_its_extra(
+    url: str, extra: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(scheme: str) -> object:
+        raise ImportError(f"Install {package}")
+
+    if find_spec(package):
+        monkeypatch.setattr(sys.modules["fsspec.registry"], "get_filesystem_class", lacking)
+    message, hint = url_problem(url) or ("", "")
+    assert url in message and hint == f"pip install 'stoker[{extra}]'"
+
+
+@pytest.mark.parametrize(
+    "url", ["simplecache::https://h/x", "reference://x", "zip://a::s3://b/c.zip", "dir://x", "filecache://x"]
+)
+def test_urls_that_lead_to_others_are_refused(url: str) -> None:
+    assert "leads to another URL" in (url_problem(url) or ("",))[0]
+
+
+def test_messages_show_no_password_and_no_signature() -> None:
+    assert shown("https://me:secret@h:8/a/b.jsonl?X-Amz-Signature=1#x") == "https://h:8/a/b.jsonl"
+    assert name_of("https://h/a/b.jsonl?c=/d") == "b.jsonl" and name_of("s3://b/a/k/") == "k"
+
+
+def test_ranges_are_written_out_as_webdataset_does() -> None:
+    assert list(expanded("s3://b/{08..10}-{0..1}.tar")) == [
+        f"s3://b/{i}-{j}.tar" for i in ("08", "09", "10") for j in (0, 1)
+    ]
+    with pytest.raises(ValueError, match="no range"):
+        list(expanded("s3://b/{3..1}.tar"))
+
+
+def test_a_question_mark_in_a_query_makes_no_pattern() -> None:
+    assert has_magic("s3://b/a?.jsonl") and has_magic("https://h/*.jsonl") and not has_magic("https://h/a.jsonl?x=[1]")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://b/data/x.jsonl", True),
+        ("s3://b/data/sub/x.jsonl", True),
+        ("s3://b/shard-003.tar", True),
+        ("s3://b/parts/a-1.jsonl", True),
+        ("s3://b/one.jsonl", True),
+        ("s3://b/one.jsonl2", False),
+        ("s3://b/database/x", False),
+        ("s3://b/data/../secret", False),
+        ("s3://other/data/x.jsonl", False),
+        ("http://h/latest/meta-data", False),
+    ],
+)
+def test_only_what_a_job_names_is_given_to_other_nodes(url: str, expected: bool) -> None:
+    named = ["s3://b/data/", "s3://b/shard-{000..009}.tar", "s3://b/parts/a-*.jsonl", "s3://b/one.jsonl", "http://h*/x"]
+    assert is_named(url, named) is expected
+
+
+def test_the_urls_of_a_job_are_found_wherever_they_are() -> None:
+    from stoker.job.schema import Job
+    from stoker.node_cache.job_urls import urls_of
+
+    job = Job(task="sft", model={"name": "s3://b/m"}, data=[{"path": "https://h/x.jsonl"}, {"path": "y.jsonl"}])
+    assert sorted(urls_of(job)) == ["https://h/x.jsonl", "s3://b/m"]
