@@ -80,6 +80,13 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         """Says nothing."""
 
+    def handle_one_request(self) -> None:
+        """One request; a client that has gone ends the connection."""
+        try:
+            super().handle_one_request()
+        except ConnectionError:
+            self.close_connection = True
+
     def do_HEAD(self) -> None:
         self._answer(body=False)
 

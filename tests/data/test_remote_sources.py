@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from counting_origin import CountingOrigin
+
 from stoker.data.build_cache import find_format
 from stoker.data.readers import decode
 from stoker.data.rows import Raw

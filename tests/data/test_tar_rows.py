@@ -38,7 +38,7 @@ def test_files_with_one_name_up_to_the_first_dot_are_a_sample(name: str, tmp_pat
     shard(
         tmp_path / name,
         [
-            ("x/0.txt", "eins".encode()),
+            ("x/0.txt", b"eins"),
             ("x/0.JSON", b'{"lang": "de", "n": 1}'),
             ("x/0.jpg", bytes(5)),
             ("x/1.prompt.txt", b"Why?"),

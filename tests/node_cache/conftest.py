@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from counting_origin import CountingOrigin
+
 from stoker.node_cache import origin as origins
 from stoker.node_cache.cache import NodeCache, node_cache
 

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from counting_origin import CountingOrigin
+
 from stoker.errors import RunFailed, UserError
 from stoker.node_cache.cache import NodeCache
 from stoker.node_cache.counters import HERE
@@ -208,7 +208,7 @@ def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCa
     origin.objects["x"] = data = random_bytes(4 * MIB)
     origin.rate = 4 * MIB
     found = cache.version(f"{origin.url}/x")
-    threading.Thread(target=lambda: cache.fetch(found)[1].close(), daemon=True).start()
+    threading.Thread(target=fetched, args=(cache, found.url), daemon=True).start()
     with Reader(cache, found) as reader:
         first = reader.read(1000)
         assert not cache.entry(found).is_whole

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from counting_origin import CountingOrigin
+
 from stoker.errors import RunFailed
 from stoker.node_cache import cache as caches
 from stoker.node_cache.cache import Found, NodeCache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker.errors import Problem, UserError
+from stoker.errors import Problem, RunFailed, UserError
 from stoker.job import LoadedJob, load_job
 from stoker.job.load_job import JobError, ReadJob, place
 from stoker.job.schema import SourceBlock
@@ -69,7 +69,7 @@ def _looked_for(load: Callable[[], LoadedJob], *, of_run: bool, trains: bool) ->
         read, problems = error.sound, list(error.problems)
     problems += preflight(read)
     if trains:
-        problems += _output_problems(read)
+        problems += _output_problems(read) + _away_problems(read, {problem.key for problem in problems})
     return loaded, problems
 
 
@@ -87,6 +87,30 @@ def planned(loaded: LoadedJob, rank_info: RankInfo | None = None) -> LoadedJob:
     from stoker.launch.auto_parallel import with_plan
 
     return with_plan(loaded, rank_info)
+
+
+def _away_problems(loaded: ReadJob, wrong: set[str]) -> list[Problem]:
+    """The problems of sources at URLs, whose origins are asked; of those that nothing else is wrong with."""
+    from stoker.data.sources import open_source
+    from stoker.node_cache.urls import is_url
+
+    problems = []
+    for key, block in _sources(loaded).items():
+        if not is_url(block.path) or key in wrong:
+            continue
+        try:
+            open_source(block, Path.cwd())
+        except RunFailed:
+            raise
+        except UserError as error:
+            problems += [loaded.problem(key, found.message, found.suggestion) for found in error.problems]
+    return problems
+
+
+def _sources(loaded: ReadJob) -> dict[str, SourceBlock]:
+    """The sources of a job, by the keys of their paths."""
+    sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
+    return sources | {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
 
 
 def _output_problems(loaded: ReadJob) -> list[Problem]:
@@ -115,9 +139,7 @@ def preflight(loaded: ReadJob) -> list[Problem]:
         if found is not None:
             problems.append(loaded.problem("model.tokenizer", *found))
     problems += _other_models(loaded, base) + _checkpoint_problems(loaded, base)
-    sources = {f"data[{index}].path": block for index, block in enumerate(loaded.job.data)}
-    sources |= {f"evaluate.data[{index}].path": block for index, block in enumerate(loaded.job.evaluate.data)}
-    for key, block in sources.items():
+    for key, block in _sources(loaded).items():
         found = source_problem(block, base)
         if found is not None:
             problems.append(loaded.problem(key, *found))

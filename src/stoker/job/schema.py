@@ -36,12 +36,13 @@ class ModelBlock(Block):
 
     name: str = Field(
         min_length=1,
-        description="a hub id (org/name), a local folder, a .gguf file, or a name of the offline catalogue",
+        description="a hub id (org/name), a folder or a .gguf file, here or at a URL, or a name of the offline "
+        "catalogue",
     )
     revision: str | None = Field(default=None, description="branch, tag or commit of a hub id")
     tokenizer: str | None = Field(
         default=None,
-        description="another tokenizer: hub id, folder or catalogue name; by default the model's own",
+        description="another tokenizer: hub id, folder, URL or catalogue name; by default the model's own",
     )
     stop: Text | Annotated[list[Text], Field(min_length=1)] | None = Field(
         default=None,
@@ -77,8 +78,8 @@ class SourceBlock(Block):
 
     path: str = Field(
         min_length=1,
-        description="a file, glob, folder, hub data set id, or catalogue name; "
-        ".jsonl .json .csv .parquet .txt, also .gz .zst",
+        description="a file, glob, folder, URL (s3://, https:// ...), hub data set id, or catalogue name; "
+        ".jsonl .json .csv .parquet .txt .tar, also .gz .zst",
     )
     format: Literal[
         "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"

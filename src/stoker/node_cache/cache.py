@@ -19,7 +19,7 @@ from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE, cache_folder
 from stoker.node_cache import peers
 from stoker.node_cache.counters import HERE, Counts
-from stoker.node_cache.download import Download
+from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.entry import Entry, entries
 from stoker.node_cache.locks import Lock, take
 from stoker.node_cache.origin import Origin
@@ -50,10 +50,11 @@ class NodeCache:
 
     Args:
         root: the folder; made when it is needed.
+        feed: what gives the object of a key before its origin is asked.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, feed: Callable[[str], Feed | None] = peers.feed) -> None:
+        self.root, self._feed = root, feed
         self._counting = threading.Lock()
         self._size, self._counted = 0, 0.0
 
@@ -114,7 +115,7 @@ class NodeCache:
             return None
         try:
             room = lambda size: self.make_room(size, url=found.url)  # noqa: E731
-            return Download(found.url, found.version, entry, lock, peers=peers.feed(found.key), room=room)
+            return Download(found.url, found.version, entry, lock, peers=self._feed(found.key), room=room)
         except BaseException:
             lock.close()
             raise
@@ -245,8 +246,9 @@ def _found(pattern: str) -> list[Found]:
             return [Found(*pair) for pair in zip(urls, pool.map(origin.version, urls), strict=True)]
     try:
         return [Found(pattern, origin.version(pattern))]
-    except UserError:
-        if below := origin.below(f"{pattern}/"):  # a folder that was written without its slash
+    except UserError as error:
+        # A folder may be written without its slash.
+        if isinstance(error.__cause__, FileNotFoundError) and (below := origin.below(f"{pattern}/")):
             return [Found(url, version) for url, version in below.items()]
         raise
 

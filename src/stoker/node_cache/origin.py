@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -17,8 +17,10 @@ from stoker.node_cache.version import Version
 PIECE = 8 * 2**20  # bytes of a request
 WINDOW = 4  # requests that are under way at once, where the library can
 CONNECT, SILENCE = 30.0, 60.0  # seconds that a connection may take, and that nothing may come
+SOON = 0.1  # seconds after which a reader gets what has come, however little
 TRIES = 4  # questions about an object, before the origin counts as out of reach
 WAIT = 0.5  # seconds before the second of them, and twice as long before each further one
+NONE_SUCH = ("NoSuchBucket", "NoSuchKey", "404")
 REFUSED, MISSING = (401, 403, 407), (404, 410)  # status codes
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -51,7 +53,8 @@ class Origin:
         """
         info = self._asked(url, lambda: self._system.info(self._path(url)))
         if info.get("type") == "directory":
-            raise UserError(Problem(f"{shown(url)} is a folder, not an object", "name an object in it"))
+            problem = Problem(f"{shown(url)} is a folder, not an object", "name an object in it")
+            raise UserError(problem) from FileNotFoundError(url)
         return Version.of_info(info)
 
     def below(self, url: str) -> dict[str, Version]:
@@ -145,8 +148,9 @@ class Origin:
             skip = start if start and answer.status != 206 else 0
 
             async def piece() -> bytes:
-                parts, size = [], 0
-                while size < PIECE // 4:
+                parts: list[bytes] = []
+                size, until = 0, time.monotonic() + SOON
+                while size < PIECE // 4 and (not parts or time.monotonic() < until):
                     try:
                         part = await answer.content.readany()
                     except Exception:
@@ -222,8 +226,11 @@ def _place_of(url: str) -> str:
 def _what_happened(error: Exception) -> Exception:
     """The error behind one of fsspec, which says of a web server that is out of reach that there is no file."""
     cause = error.__cause__
-    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception) and "aiohttp" in type(cause).__module__:
         return error if getattr(cause, "status", None) in MISSING else cause
+    answer = getattr(error, "response", None)  # of S3
+    if isinstance(answer, Mapping) and answer.get("Error", {}).get("Code") in NONE_SUCH:
+        return FileNotFoundError(str(error))
     return error
 
 

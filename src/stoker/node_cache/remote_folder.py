@@ -45,6 +45,7 @@ def local_path(url: str) -> Path:
 
 @lru_cache(maxsize=64)
 def _local_path(url: str, root: Path) -> Path:
+    Origin(url)  # it must be of a kind that can be opened
     if PurePosixPath(name_of(url)).suffix in WHOLE:
         found = node_cache().version(url)
         folder = _folder(root, {name_of(url): found})
@@ -108,7 +109,6 @@ def _usual(url: str) -> dict[str, Found]:
     """The objects below a web address that have usual names, and those that an index among them names."""
     top = url.rstrip("/")
     found: dict[str, Found] = {}
-    Origin(url)
     for name in USUAL:
         _add(found, top, name)
     for index in (INDEX, PICKLED_INDEX):

@@ -51,9 +51,13 @@ class NodePeers:
         nodes = tuple((member.node.name, member.node.address) for member in group.members)
         return cls(name, nodes, source, secret) if len(nodes) > 1 else None
 
+    def order(self, key: str) -> list[tuple[str, Address]]:
+        """The nodes in the order of an object's key, its home first; the same on all nodes."""
+        return sorted(self.nodes, key=lambda node: hashlib.blake2b(f"{key} {node[0]}".encode()).digest())
+
     def feed(self, key: str) -> Feed:
         """What gives an object's bytes: its home; for the home itself, neighbours that have the object."""
-        order = sorted(self.nodes, key=lambda node: hashlib.blake2b(f"{key} {node[0]}".encode()).digest())
+        order = self.order(key)
         fetches = order[0][0] != self.name
         asked = [order[0]] if fetches else order[1 : 1 + NEIGHBOURS]
 
