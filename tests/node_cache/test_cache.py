@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
 import random
 import signal
 import subprocess
@@ -105,7 +104,7 @@ def _downloads(process: subprocess.Popen[str], cache: NodeCache) -> bool:
     """Whether a process has the partial file open."""
     partial = str(next(cache.entries()).partial)
     files = Path(f"/proc/{process.pid}/fd")
-    return any(os.readlink(file) == partial for file in files.iterdir() if file.is_symlink())
+    return any(str(file.readlink()) == partial for file in files.iterdir() if file.is_symlink())
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3 * MIB - 1])
