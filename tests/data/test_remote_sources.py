@@ -16,7 +16,7 @@ from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source, source_problem
 from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
-from stoker.node_cache.cache import node_cache
+from stoker.node_cache.object_cache import node_cache
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_broken_rows_name_the_url_without_its_signature(origin: CountingOrigin) 
 
 
 def test_the_fingerprint_changes_with_the_content(origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stoker.node_cache import cache
+    from stoker.node_cache import object_cache
 
-    monkeypatch.setattr(cache, "FRESH", -1.0)
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
     origin.objects["x.jsonl"] = line("one")
     first = opened(f"{origin.url}/x.jsonl").fingerprint()
     assert opened(f"{origin.url}/x.jsonl").fingerprint() == first

@@ -15,7 +15,7 @@ from stoker.errors import UserError
 from stoker.job.schema import ModelBlock
 from stoker.models.model_source import located, model_problem, tokenizer_problem
 from stoker.models.tokenizer import load_tokenizer_from
-from stoker.node_cache import cache, remote_folder
+from stoker.node_cache import object_cache, remote_folder
 from stoker.node_cache.remote_folder import is_remote, with_weights
 from stoker.plan.planned_job import shape_of_name
 from tiny_llama import save_tiny_llama
@@ -100,7 +100,7 @@ def test_a_tokenizer_alone(folder: Path, origin: CountingOrigin) -> None:
 
 
 def test_what_is_no_model(folder: Path, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "FRESH", -1.0)
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
 
     def problem(name: str) -> str:
         return (model_problem(ModelBlock(name=name), NOWHERE) or ("",))[0]

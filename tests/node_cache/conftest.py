@@ -10,7 +10,7 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.node_cache import origin as origins
-from stoker.node_cache.cache import NodeCache, node_cache
+from stoker.node_cache.object_cache import NodeCache, node_cache
 
 
 @pytest.fixture

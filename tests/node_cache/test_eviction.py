@@ -11,17 +11,17 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.errors import RunFailed
-from stoker.node_cache import cache as caches
-from stoker.node_cache.cache import Found, NodeCache
+from stoker.node_cache import object_cache as caches
+from stoker.node_cache.object_cache import NodeCache, RemoteObject
+from stoker.node_cache.object_reader import ObjectReader
 from stoker.node_cache.prefetch import Prefetch
-from stoker.node_cache.reader import Reader
 from stoker.node_cache.remote_file import RemoteFile
 
 MIB = 2**20
 
 
 @pytest.fixture
-def four(origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> list[Found]:
+def four(origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch) -> list[RemoteObject]:
     """Four objects of a MiB, a to d, and a limit of two and a half."""
     monkeypatch.setattr(caches, "COUNTED", 0.0)
     cache.set_limit(5 * MIB // 2)
@@ -30,16 +30,16 @@ def four(origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPat
     return [cache.version(f"{origin.url}/{name}.txt") for name in "abcd"]
 
 
-def here(cache: NodeCache, four: list[Found]) -> str:
+def here(cache: NodeCache, four: list[RemoteObject]) -> str:
     return "".join(name for name, each in zip("abcd", four, strict=True) if cache.entry(each).is_whole)
 
 
-def use(cache: NodeCache, found: Found, when: float) -> None:
+def use(cache: NodeCache, found: RemoteObject, when: float) -> None:
     cache.fetch(found)[1].close()
     os.utime(cache.entry(found).folder / "use", (when, when))
 
 
-def test_the_least_recently_used_leaves(cache: NodeCache, four: list[Found]) -> None:
+def test_the_least_recently_used_leaves(cache: NodeCache, four: list[RemoteObject]) -> None:
     a, b, c, d = four
     use(cache, a, 1)
     use(cache, b, 2)
@@ -51,7 +51,7 @@ def test_the_least_recently_used_leaves(cache: NodeCache, four: list[Found]) -> 
     assert cache.size() == 2 * MIB
 
 
-def test_what_is_in_use_stays_even_beyond_the_limit(cache: NodeCache, four: list[Found]) -> None:
+def test_what_is_in_use_stays_even_beyond_the_limit(cache: NodeCache, four: list[RemoteObject]) -> None:
     pins = [cache.fetch(each)[1] for each in four[:3]]
     assert here(cache, four) == "abc"
     pins[1].close()
@@ -61,8 +61,8 @@ def test_what_is_in_use_stays_even_beyond_the_limit(cache: NodeCache, four: list
         pin.close()
 
 
-def test_a_reader_keeps_what_it_reads(origin: CountingOrigin, cache: NodeCache, four: list[Found]) -> None:
-    with Reader(cache, four[0]) as reader:
+def test_a_reader_keeps_what_it_reads(origin: CountingOrigin, cache: NodeCache, four: list[RemoteObject]) -> None:
+    with ObjectReader(cache, four[0]) as reader:
         start = reader.read(10)
         for each in four[1:]:
             use(cache, each, time.time())
@@ -70,7 +70,7 @@ def test_a_reader_keeps_what_it_reads(origin: CountingOrigin, cache: NodeCache, 
     assert origin.sent["a.txt"] == MIB
 
 
-def test_what_has_left_comes_again(origin: CountingOrigin, cache: NodeCache, four: list[Found]) -> None:
+def test_what_has_left_comes_again(origin: CountingOrigin, cache: NodeCache, four: list[RemoteObject]) -> None:
     for each in four:
         use(cache, each, time.time())
     path, pin = cache.fetch(four[0])
@@ -79,7 +79,7 @@ def test_what_has_left_comes_again(origin: CountingOrigin, cache: NodeCache, fou
     assert origin.sent["a.txt"] == 2 * MIB
 
 
-def test_removal_and_use_at_the_same_time(cache: NodeCache, four: list[Found]) -> None:
+def test_removal_and_use_at_the_same_time(cache: NodeCache, four: list[RemoteObject]) -> None:
     """Whoever has an object has it whole, whatever is removed meanwhile."""
     over, wrong = threading.Event(), []
 
@@ -100,7 +100,7 @@ def test_removal_and_use_at_the_same_time(cache: NodeCache, four: list[Found]) -
 
 
 def test_more_than_the_disk_has_is_refused_before_it_comes(
-    origin: CountingOrigin, cache: NodeCache, four: list[Found], monkeypatch: pytest.MonkeyPatch
+    origin: CountingOrigin, cache: NodeCache, four: list[RemoteObject], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from collections import namedtuple
 

@@ -16,8 +16,8 @@ from stoker.data.sources import open_source
 from stoker.errors import RunFailed, UserError
 from stoker.job.schema import SourceBlock
 from stoker.node_cache import origin as origins
-from stoker.node_cache.cache import NodeCache
-from stoker.node_cache.version import Version
+from stoker.node_cache.object_cache import NodeCache
+from stoker.node_cache.object_version import ObjectVersion
 
 MIB = 2**20
 
@@ -89,7 +89,7 @@ def test_the_md5_of_an_object_in_one_part_is_checked(bucket: Any, cache: NodeCac
         assert path.read_bytes() == b"x" * MIB
     origin = origins.Origin("s3://bucket/x")
     assert origin.checksum("s3://bucket/x", found.version).startswith("md5:")
-    assert origin.checksum("s3://bucket/x", Version(MIB, f"tag {'0' * 32}-2")) == ""
+    assert origin.checksum("s3://bucket/x", ObjectVersion(MIB, f"tag {'0' * 32}-2")) == ""
 
 
 def test_what_is_not_there_and_what_may_not_be_read(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from running import Ran, run, write_rows
 from stoker.cli.main import main
 from stoker.data import build_cache
 from stoker.errors import RunFailed
-from stoker.node_cache import counters, remote_folder
-from stoker.node_cache.counters import Counter
+from stoker.node_cache import cache_stats, remote_folder
+from stoker.node_cache.cache_stats import StatsCounter
 
 FIELDS = ("hits", "misses", "origin_bytes", "peer_bytes", "wait_seconds")
 
@@ -25,10 +25,10 @@ FIELDS = ("hits", "misses", "origin_bytes", "peer_bytes", "wait_seconds")
 def origin(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CountingOrigin]:
     """The rows and the model, at a web address; nothing of them is in the cache."""
     monkeypatch.setenv("STOKER_CACHE", str(tmp_path / "cache"))
-    fresh = Counter()
-    for module in ("cache", "download", "reader", "counters"):
+    fresh = StatsCounter()
+    for module in ("object_cache", "download", "object_reader", "cache_stats"):
         monkeypatch.setattr(f"stoker.node_cache.{module}.HERE", fresh)
-    monkeypatch.setattr("stoker.train.cache_counts.HERE", fresh)
+    monkeypatch.setattr("stoker.train.run_cache_stats.HERE", fresh)
     remote_folder._local_path.cache_clear()
     with CountingOrigin() as served:
         served.objects = {f"m/{file.name}": file.read_bytes() for file in tiny_model.iterdir()}
@@ -126,5 +126,5 @@ def test_two_processes_move_everything_once(
     assert main(["train", "job.yaml"]) == 0
     assert origin.sent == {name: len(origin.objects[name]) for name in origin.sent}
     last = [json.loads(line) for line in (base / "run" / "events.jsonl").read_text().splitlines()][-1]
-    here = counters.HERE.counts.origin_bytes  # by this process, which looked at the job before
+    here = cache_stats.HERE.counts.origin_bytes  # by this process, which looked at the job before
     assert last["cache_origin_bytes"] + here == origin.total

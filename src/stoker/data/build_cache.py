@@ -24,7 +24,7 @@ from stoker.data.token_cache import ShardWriter, TokenCache, cache_key, lock, wr
 from stoker.data.tokenise import RowSettings, TextCodec, tokenise
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.hardware.process import available_cores, end_with
-from stoker.node_cache.download import Changed
+from stoker.node_cache.download import ObjectChanged
 
 CHUNK_ROWS = 512
 CHUNK_BYTES = 4 << 20  # of rows that are long
@@ -176,7 +176,7 @@ def _build(
                     report(source.name, read, tokens, meter.share)
             writer.flush()
             write_json(folder / "complete.json", {"rows_in": read, "tokens": tokens, "format": settings.format})
-    except Changed:  # shards of bytes that no longer count
+    except ObjectChanged:  # shards of bytes that no longer count
         for path in folder.glob("shard-*"):
             path.unlink(missing_ok=True)
         raise

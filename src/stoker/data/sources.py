@@ -29,7 +29,7 @@ from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.paths import absolute, exists
 from stoker.job.schema import SourceBlock
-from stoker.node_cache.cache import node_cache
+from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.prefetch import Prefetch
 from stoker.node_cache.remote_file import DataFile, RemoteFile
 from stoker.node_cache.urls import is_url, shown, url_problem

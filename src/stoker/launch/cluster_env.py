@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker.errors import Problem, UserError
 from stoker.job.layout import Layout
-from stoker.node_cache.peers import Peers
+from stoker.node_cache.cache_peers import CachePeers
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -47,7 +47,7 @@ class RankInfo:
     node: str = ""
     address: str = LOOPBACK
     listening: socket.socket | None = None
-    peers: Peers | None = None
+    peers: CachePeers | None = None
 
     @property
     def speaks(self) -> bool:

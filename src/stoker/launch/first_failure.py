@@ -14,9 +14,9 @@ from typing import Any
 from stoker.errors import CannotRun, DiskFailed, Problem, RunFailed, UserError
 from stoker.files import replace_file
 from stoker.hardware.machine_limits import machine_problem
-from stoker.node_cache.download import Changed
+from stoker.node_cache.download import ObjectChanged
 
-TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, Changed)}
+TOLD = {kind.__name__: kind for kind in (UserError, CannotRun, RunFailed, DiskFailed, ObjectChanged)}
 # What a collective says when a process it waits for is gone, and what the store of the addresses says. The
 # process that is gone has the reason.
 PEER_IS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL", "TCPStore", "gloo")

@@ -21,7 +21,7 @@ from stoker.launch.first_failure import Failure, failure_of_exit
 from stoker.launch.forkserver import START
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry, main
-from stoker.node_cache.peers import Peers
+from stoker.node_cache.cache_peers import CachePeers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.stop_signals import PAUSE, STOPS
 
@@ -53,7 +53,7 @@ class NodeRanks:
     address: str = LOOPBACK
     devices: tuple[int, ...] | None = None
     listening: socket.socket | None = None
-    peers: Peers | None = None
+    peers: CachePeers | None = None
 
     def rank_info(self, index: int) -> RankInfo:
         """What the process of this number on the node is given."""

@@ -25,7 +25,7 @@ from stoker.launch.first_failure import failure_of
 from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
 from stoker.launch.run_spec import RunResult, RunSpec
-from stoker.node_cache import peers
+from stoker.node_cache import cache_peers
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
@@ -73,7 +73,7 @@ def main(
         else:
             bind_to_loopback()
         seal_objects(secret)
-        peers.use(rank_info.peers)
+        cache_peers.use(rank_info.peers)
         result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
         return
     except KeyboardInterrupt:

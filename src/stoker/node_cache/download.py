@@ -11,26 +11,26 @@ from typing import Any, Protocol
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import no_link
-from stoker.node_cache.counters import HERE, Counts
-from stoker.node_cache.entry import Entry
-from stoker.node_cache.locks import Lock
-from stoker.node_cache.origin import Origin
+from stoker.node_cache.cache_entry import CacheEntry
+from stoker.node_cache.cache_stats import HERE, CacheStats
+from stoker.node_cache.file_locks import HeldLock
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import shown
-from stoker.node_cache.version import Version
 
 TRIES = 6  # attempts in a row that bring no byte, before the download is given up
 WAIT = 0.2  # seconds before the second of them, and twice as long before each further one
 CHECKED_AGAIN = 2  # downloads whose bytes do not fit the checksum, before the origin is blamed
 
 
-class Changed(RunFailed):
+class ObjectChanged(RunFailed):
     """The object has another content now than when it was first asked for."""
 
 
 class Feed(Protocol):
     """Gives the bytes of an object from a position on, in order; may end early with an `OSError`."""
 
-    def __call__(self, url: str, version: Version, start: int) -> Iterator[bytes]: ...
+    def __call__(self, url: str, version: ObjectVersion, start: int) -> Iterator[bytes]: ...
 
 
 class Download:
@@ -46,14 +46,21 @@ class Download:
     """
 
     def __init__(
-        self, url: str, version: Version, entry: Entry, lock: Lock, *, peers: Feed | None, room: Callable[[int], None]
+        self,
+        url: str,
+        version: ObjectVersion,
+        entry: CacheEntry,
+        lock: HeldLock,
+        *,
+        peers: Feed | None,
+        room: Callable[[int], None],
     ) -> None:
         self._url, self._version, self._entry, self._lock = url, version, entry, lock
         self._peers, self._room = peers, room
         self._pieces: Iterator[bytes] | None = None
         self._from_peer = False
         self._failed = self._unfit = 0
-        self._origin: Origin | None = None
+        self._origin: OriginStore | None = None
         self._got = {"origin_bytes": 0, "peer_bytes": 0}
         self._file: Any = None
         self._hasher: Any = None
@@ -128,7 +135,7 @@ class Download:
             self._from_peer = True
             return self._peers(self._url, self._version, self._at)
         self._from_peer = False
-        self._origin = self._origin or Origin(self._url)
+        self._origin = self._origin or OriginStore(self._url)
         return self._origin.pieces(self._url, self._version, self._at)
 
     def _write(self, piece: bytes) -> None:
@@ -141,7 +148,7 @@ class Download:
         self._failed = 0
         kind = "peer_bytes" if self._from_peer else "origin_bytes"
         self._got[kind] += len(piece)
-        HERE.add(Counts(**{kind: len(piece)}))
+        HERE.add(CacheStats(**{kind: len(piece)}))
 
     def _retry(self, error: OSError) -> None:
         """Goes on after bytes have ended early: at once from the origin where a peer gave up, else after a while."""
@@ -160,12 +167,14 @@ class Download:
             ) from error
         time.sleep(WAIT * 2 ** (self._failed - 1))
 
-    def _check_unchanged(self) -> Version:
-        self._origin = self._origin or Origin(self._url)
+    def _check_unchanged(self) -> ObjectVersion:
+        self._origin = self._origin or OriginStore(self._url)
         now = self._origin.version(self._url)
         if not now.same_content(self._version):
             self._entry.partial.unlink(missing_ok=True)
-            raise Changed(Problem(f"{shown(self._url)} has changed while it was read", "run the same command again"))
+            raise ObjectChanged(
+                Problem(f"{shown(self._url)} has changed while it was read", "run the same command again")
+            )
         return now
 
     def _finish(self) -> bool:
@@ -185,14 +194,14 @@ class Download:
         self._file = None
         return True
 
-    def _checksum(self) -> Version:
+    def _checksum(self) -> ObjectVersion:
         """The version with its checksum, which may take a question of its own."""
         if self._version.checksum or not self._got["origin_bytes"] or self._origin is None:
             return self._version
         found = self._origin.checksum(self._url, self._version)
-        return Version(self._version.size, self._version.tag, found)
+        return ObjectVersion(self._version.size, self._version.tag, found)
 
-    def _hasher_of(self, version: Version) -> Any:
+    def _hasher_of(self, version: ObjectVersion) -> Any:
         if version.checksum == self._version.checksum:
             return self._hasher
         hasher = version.hasher()
@@ -223,7 +232,7 @@ class Download:
 class _Guard:
     """Turns errors of the cache's disk into one message."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: CacheEntry) -> None:
         self._entry = entry
 
     def __enter__(self) -> None:

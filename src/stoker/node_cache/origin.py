@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
+from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import WEB, has_magic, name_of, scheme_of, shown, url_problem
-from stoker.node_cache.version import Version
 
 PIECE = 8 * 2**20  # bytes of a request
 WINDOW = 4  # requests that are under way at once, where the library can
@@ -31,7 +31,7 @@ class Broken(OSError):
     """The bytes of an object ended before their end."""
 
 
-class Origin:
+class OriginStore:
     """The store of a URL.
 
     Raises:
@@ -44,7 +44,7 @@ class Origin:
         self.scheme, self._place = scheme_of(url), _place_of(url)
         self._system = _file_system(self.scheme, self._place)
 
-    def version(self, url: str) -> Version:
+    def version(self, url: str) -> ObjectVersion:
         """What the object is at present.
 
         Raises:
@@ -55,9 +55,9 @@ class Origin:
         if info.get("type") == "directory":
             problem = Problem(f"{shown(url)} is a folder, not an object", "name an object in it")
             raise UserError(problem) from FileNotFoundError(url)
-        return Version.of_info(info)
+        return ObjectVersion.of_info(info)
 
-    def below(self, url: str) -> dict[str, Version]:
+    def below(self, url: str) -> dict[str, ObjectVersion]:
         """The objects of a folder and the folders in it, by URL; of a pattern, those that fit. In order.
 
         Raises:
@@ -77,9 +77,9 @@ class Origin:
         files = {self._url(name): info for name, info in found.items() if info.get("type") != "directory"}
         if self.scheme in WEB:  # a page of links says nothing of what they lead to
             return {each: self.version(each) for each in sorted(files)}
-        return {each: Version.of_info(files[each]) for each in sorted(files)}
+        return {each: ObjectVersion.of_info(files[each]) for each in sorted(files)}
 
-    def checksum(self, url: str, version: Version) -> str:
+    def checksum(self, url: str, version: ObjectVersion) -> str:
         """The checksum of an object where finding it takes a request of its own; empty where there is none.
 
         An S3 store's entity tag is the MD5 of what was put in one part, unless a key encrypts it.
@@ -92,7 +92,7 @@ class Origin:
         plain = head.get("ServerSideEncryption") in (None, "AES256") and not head.get("SSECustomerAlgorithm")
         return f"md5:{tag}" if plain and str(head.get("ETag", "")).strip('"') == tag else ""
 
-    def pieces(self, url: str, version: Version, start: int) -> Iterator[bytes]:
+    def pieces(self, url: str, version: ObjectVersion, start: int) -> Iterator[bytes]:
         """The bytes from ``start`` on, in order.
 
         Raises:

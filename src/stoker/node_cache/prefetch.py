@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from stoker.errors import UserError
-from stoker.node_cache.cache import node_cache
-from stoker.node_cache.locks import Lock
+from stoker.node_cache.file_locks import HeldLock
+from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.remote_file import RemoteFile
 
 AT_ONCE = 4  # files that are fetched at a time: small ones cost a round trip each
@@ -28,7 +28,7 @@ class Prefetch:
         self._changed = threading.Condition()
         self._reading = self._next = 0
         self._over = False
-        self._pins: dict[int, Lock] = {}
+        self._pins: dict[int, HeldLock] = {}
         for number in range(min(AT_ONCE, len(files))):
             threading.Thread(target=self._fetch_all, daemon=True, name=f"stoker-prefetch-{number}").start()
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from stoker.node_cache.cache import Found, node_cache
-from stoker.node_cache.locks import Lock
-from stoker.node_cache.reader import Reader
+from stoker.node_cache.file_locks import HeldLock
+from stoker.node_cache.object_cache import RemoteObject, node_cache
+from stoker.node_cache.object_reader import ObjectReader
 from stoker.node_cache.urls import name_of, shown
 
 
@@ -16,7 +16,7 @@ from stoker.node_cache.urls import name_of, shown
 class RemoteFile:
     """An object that is read through this machine's cache. As text it is its URL, without a signature."""
 
-    found: Found
+    found: RemoteObject
 
     def __str__(self) -> str:
         return shown(self.found.url)
@@ -45,11 +45,11 @@ class RemoteFile:
         version = self.found.version
         return version.checksum or (f"{version.size} {version.tag}" if version.tag else "")
 
-    def open(self) -> Reader:
+    def open(self) -> ObjectReader:
         """Its bytes, which may still be on their way."""
-        return Reader(node_cache(), self.found)
+        return ObjectReader(node_cache(), self.found)
 
-    def fetch(self) -> tuple[Path, Lock]:
+    def fetch(self) -> tuple[Path, HeldLock]:
         """Its whole content as a file, and the lock that keeps it there."""
         return node_cache().fetch(self.found)
 

@@ -11,10 +11,10 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import Problem, UserError, reason_of
 from stoker.files import replace_file
-from stoker.node_cache.cache import Found, node_cache, pinned
-from stoker.node_cache.origin import Origin
+from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import WEB, name_of, scheme_of, shown
-from stoker.node_cache.version import Version
 
 LISTING = ".listing.json"  # in the folder: the objects that it stands for
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -45,7 +45,7 @@ def local_path(url: str) -> Path:
 
 @lru_cache(maxsize=64)
 def _local_path(url: str, root: Path) -> Path:
-    Origin(url)  # it must be of a kind that can be opened
+    OriginStore(url)  # it must be of a kind that can be opened
     if PurePosixPath(name_of(url)).suffix in WHOLE:
         found = node_cache().version(url)
         folder = _folder(root, {name_of(url): found})
@@ -92,7 +92,7 @@ def _weights(folder: Path, names: Iterable[str]) -> list[str]:
     return adapter
 
 
-def _listed(url: str) -> dict[str, Found]:
+def _listed(url: str) -> dict[str, RemoteObject]:
     """The objects right below a URL, by name."""
     if scheme_of(url) in WEB:
         found = _usual(url)
@@ -105,10 +105,10 @@ def _listed(url: str) -> dict[str, Found]:
     return found
 
 
-def _usual(url: str) -> dict[str, Found]:
+def _usual(url: str) -> dict[str, RemoteObject]:
     """The objects below a web address that have usual names, and those that an index among them names."""
     top = url.rstrip("/")
-    found: dict[str, Found] = {}
+    found: dict[str, RemoteObject] = {}
     for name in USUAL:
         _add(found, top, name)
     for index in (INDEX, PICKLED_INDEX):
@@ -122,7 +122,7 @@ def _usual(url: str) -> dict[str, Found]:
     return found
 
 
-def _add(found: dict[str, Found], top: str, name: str) -> None:
+def _add(found: dict[str, RemoteObject], top: str, name: str) -> None:
     try:
         found[name] = node_cache().version(f"{top}/{name}")
     except UserError as error:
@@ -130,14 +130,14 @@ def _add(found: dict[str, Found], top: str, name: str) -> None:
             raise
 
 
-def _folder(root: Path, files: dict[str, Found]) -> Path:
+def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     """The folder of this machine for some objects; the same for the same contents."""
     content = {name: {"url": each.url, **each.version.plain()} for name, each in sorted(files.items())}
     for name, each in files.items():
         if PurePosixPath(name).name != name or name in (".", "..", LISTING):
             raise UserError(Problem(f"{shown(each.url)} has a name that no file can have"))
     listing = json.dumps(content)
-    folder = root / "folders" / Version(None, listing).key("")
+    folder = root / "folders" / ObjectVersion(None, listing).key("")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (folder / LISTING).exists():
@@ -147,12 +147,12 @@ def _folder(root: Path, files: dict[str, Found]) -> Path:
     return folder
 
 
-def _objects(folder: Path) -> dict[str, Found]:
+def _objects(folder: Path) -> dict[str, RemoteObject]:
     content = json.loads((folder / LISTING).read_bytes())
-    return {name: Found(str(each["url"]), Version.of(each)) for name, each in content.items()}
+    return {name: RemoteObject(str(each["url"]), ObjectVersion.of(each)) for name, each in content.items()}
 
 
-def _link(folder: Path, files: dict[str, Found]) -> None:
+def _link(folder: Path, files: dict[str, RemoteObject]) -> None:
     """Fetches objects and links them into a folder, for as long as this process lives."""
     for name, found in files.items():
         data, pin = node_cache().fetch(found)

@@ -24,7 +24,6 @@ from stoker.resilience.heartbeat import UNWATCHED, Heart
 from stoker.runs.run_folder import RunFolder, StepMetrics
 from stoker.train.anomaly_policy import AnomalyPolicy, in_event
 from stoker.train.batches import Batches
-from stoker.train.cache_counts import CacheCounts
 from stoker.train.engine import Engine
 from stoker.train.evaluate import Evaluation
 from stoker.train.hooks import Hook
@@ -32,6 +31,7 @@ from stoker.train.lr_schedule import Schedule
 from stoker.train.metrics_log import MetricsLog
 from stoker.train.progress import Display
 from stoker.train.resume_check import check_none_lost
+from stoker.train.run_cache_stats import RunCacheStats
 from stoker.train.run_schedule import Progress, RunSchedule
 from stoker.train.sample_answers import Sampler
 from stoker.train.skipped_samples import Span, next_span
@@ -157,7 +157,7 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            self.metrics.cache = CacheCounts()
+            self.metrics.cache = RunCacheStats()
             if self.engine.first:
                 self.metrics.open()
             try:
@@ -177,7 +177,7 @@ class Loop:
             finally:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
-        cached = CacheCounts().measures()
+        cached = RunCacheStats().measures()
         return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
 
     def _step(self, step: int) -> StepMetrics | None:

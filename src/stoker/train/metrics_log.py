@@ -7,7 +7,7 @@ import time
 from stoker.hardware.device import Device
 from stoker.runs.goodput import Running
 from stoker.runs.run_folder import MetricsWriter, RunFolder, StepMetrics
-from stoker.train.cache_counts import CacheCounts
+from stoker.train.run_cache_stats import RunCacheStats
 from stoker.train.step import StepResult
 
 
@@ -18,7 +18,7 @@ class MetricsLog:
         self._folder, self._device = folder, device
         self._writer: MetricsWriter | None = None
         self._effective: Running | None = None
-        self.cache: CacheCounts | None = None  # from the start of the loop on
+        self.cache: RunCacheStats | None = None  # from the start of the loop on
 
     def open(self) -> None:
         """Begins to write."""

@@ -12,10 +12,10 @@ from counting_origin import CountingOrigin
 
 from stoker.launch.nodes import cache_exchange
 from stoker.launch.nodes.cache_exchange import CacheServer, NodePeers
-from stoker.launch.nodes.channel import Network, Said
-from stoker.node_cache import peers
-from stoker.node_cache.cache import NodeCache
-from stoker.node_cache.counters import HERE
+from stoker.launch.nodes.channel import PeerNetwork, Said
+from stoker.node_cache import cache_peers
+from stoker.node_cache.cache_stats import HERE
+from stoker.node_cache.object_cache import NodeCache
 
 SECRET = bytes(range(32))
 MIB = 2**20
@@ -26,7 +26,7 @@ class Lab:
 
     def __init__(self, base: Path, named: list[str]) -> None:
         self.caches = {name: NodeCache(base / name) for name in ("n1", "n2")}
-        self.networks = {name: Network((f"127.0.0.{2 + at}", 0), SECRET) for at, name in enumerate(self.caches)}
+        self.networks = {name: PeerNetwork((f"127.0.0.{2 + at}", 0), SECRET) for at, name in enumerate(self.caches)}
         self.servers = {name: CacheServer(named) for name in self.caches}
         self.nodes = tuple((name, network.address) for name, network in self.networks.items())
         self._over = threading.Event()
@@ -68,7 +68,7 @@ def lab(tmp_path: Path, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch)
     made = Lab(tmp_path, [f"{origin.url}/data/"])
     origin.objects["data/x"] = random.Random(1).randbytes(5 * MIB + 7)
     yield made
-    peers.use(None)
+    cache_peers.use(None)
     made.close()
 
 
@@ -80,7 +80,7 @@ def serve_from(lab: Lab, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read(lab: Lab, name: str, url: str, secret: bytes = SECRET) -> bytes:
     """An object as a process of a node gets it."""
-    peers.use(lab.peers(name, secret))
+    cache_peers.use(lab.peers(name, secret))
     found = lab.caches[name].version(url)
     path, pin = lab.caches[name].fetch(found)
     with pin:
@@ -109,7 +109,7 @@ def test_a_home_that_lost_its_disk_asks_its_neighbours(
     url, data = f"{origin.url}/data/x", origin.objects["data/x"]
     home = lab.home(lab.caches["n1"].version(url).key)
     other = "n2" if home == "n1" else "n1"
-    peers.use(None)
+    cache_peers.use(None)
     lab.caches[other].fetch(lab.caches[other].version(url))[1].close()  # from an earlier run
     serve_from(lab, other, monkeypatch)
     assert read(lab, home, url) == data and origin.sent == {"data/x": len(data)}

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import UserError
+from stoker.frames import PeerRefused, Seal
 from stoker.launch.nodes.channel import CACHE, Address
-from stoker.launch.nodes.frames import Refused, Seal
 from stoker.launch.nodes.group import Group
 from stoker.launch.nodes.stream import Stream
-from stoker.node_cache.cache import Found, node_cache
 from stoker.node_cache.download import Feed
 from stoker.node_cache.job_urls import is_named
-from stoker.node_cache.reader import Reader
-from stoker.node_cache.version import Version
+from stoker.node_cache.object_cache import RemoteObject, node_cache
+from stoker.node_cache.object_reader import ObjectReader
+from stoker.node_cache.object_version import ObjectVersion
 
 PIECE = 4 * 2**20  # bytes of a frame
 NEIGHBOURS = 2  # that a home asks whether they have an object already
@@ -61,7 +61,7 @@ class NodePeers:
         fetches = order[0][0] != self.name
         asked = [order[0]] if fetches else order[1 : 1 + NEIGHBOURS]
 
-        def pieces(url: str, version: Version, start: int) -> Iterator[bytes]:
+        def pieces(url: str, version: ObjectVersion, start: int) -> Iterator[bytes]:
             for _, address in asked:
                 try:
                     yield from self._pieces(address, url, version, start, fetches=fetches)
@@ -72,7 +72,9 @@ class NodePeers:
 
         return pieces
 
-    def _pieces(self, address: Address, url: str, version: Version, start: int, *, fetches: bool) -> Iterator[bytes]:
+    def _pieces(
+        self, address: Address, url: str, version: ObjectVersion, start: int, *, fetches: bool
+    ) -> Iterator[bytes]:
         hello = {"url": url, "version": version.plain(), "start": start, "fetch": fetches}
         try:
             with Stream.dial(address, self.secret, source=self.source, hello=hello, kind=CACHE) as stream:
@@ -80,7 +82,7 @@ class NodePeers:
                     raise _Lacking
                 while piece := stream.receive():
                     yield piece
-        except (Refused, ValueError) as error:
+        except (PeerRefused, ValueError) as error:
             raise ConnectionError(f"the supervisor at {address[0]}:{address[1]} does not answer") from error
 
 
@@ -116,13 +118,13 @@ class CacheServer:
             stream.close()
 
     def _serve(self, stream: Stream, hello: dict[str, Any]) -> None:
-        with suppress(OSError, Refused, UserError, ValueError, KeyError, TypeError), stream:
+        with suppress(OSError, PeerRefused, UserError, ValueError, KeyError, TypeError), stream:
             self._give(stream, hello)
         with self._guard:
             self._streams.discard(stream)
 
     def _give(self, stream: Stream, hello: dict[str, Any]) -> None:
-        found = Found(str(hello["url"]), Version.of(hello["version"]))
+        found = RemoteObject(str(hello["url"]), ObjectVersion.of(hello["version"]))
         whole = node_cache().entry(found).is_whole
         if not is_named(found.url, self._named) or not (whole or hello["fetch"]):
             stream.say({"has": False})
@@ -130,7 +132,7 @@ class CacheServer:
         stream.say({"has": True})
         if not whole:  # at this node's pace, not at that of the one who asks
             threading.Thread(target=_fetch, args=(found,), daemon=True, name="cache-fetch").start()
-        with Reader(node_cache(), found, start=int(hello["start"])) as reader:
+        with ObjectReader(node_cache(), found, start=int(hello["start"])) as reader:
             while piece := reader.read(PIECE):
                 stream.send(piece)
                 with self._guard:
@@ -138,7 +140,7 @@ class CacheServer:
         stream.send(b"")
 
 
-def _fetch(found: Found) -> None:
+def _fetch(found: RemoteObject) -> None:
     """Fetches an object from its origin; who reads it meets the error, if there is one."""
     with suppress(UserError, OSError):
         node_cache().fetch(found)[1].close()

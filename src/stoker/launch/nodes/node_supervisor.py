@@ -29,7 +29,7 @@ from stoker.launch.nodes.neighbour_copies import Keeper, Sender
 from stoker.launch.nodes.outcome import Outcome, outcome_of, plain
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.launch.worker_main import Entry
-from stoker.node_cache.counters import HERE
+from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.job_urls import urls_of
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shm_folder import CUT, SUPERVISOR, SharedFolder, on_node, shared_memory

@@ -16,9 +16,9 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.errors import RunFailed, UserError
-from stoker.node_cache.cache import NodeCache
-from stoker.node_cache.counters import HERE
-from stoker.node_cache.reader import Reader
+from stoker.node_cache.cache_stats import HERE
+from stoker.node_cache.object_cache import NodeCache
+from stoker.node_cache.object_reader import ObjectReader
 
 MIB = 2**20
 
@@ -45,7 +45,7 @@ def test_the_second_time_nothing_is_moved(origin: CountingOrigin, cache: NodeCac
 
 FETCH = """
 import sys
-from stoker.node_cache.cache import node_cache
+from stoker.node_cache.object_cache import node_cache
 path, pin = node_cache().fetch(node_cache().version(sys.argv[1]))
 import hashlib; print(hashlib.sha256(path.read_bytes()).hexdigest())
 """
@@ -168,7 +168,7 @@ def test_content_that_changes_in_the_middle_is_refused(origin: CountingOrigin, c
     origin.objects["x"] = random_bytes(2 * MIB, 1)
     found = cache.version(f"{origin.url}/x")
     origin.cut["x"] = MIB
-    reader = Reader(cache, found)
+    reader = ObjectReader(cache, found)
     assert reader.read(MIB // 2)
     origin.objects["x"] = random_bytes(2 * MIB, 2)
     with reader, pytest.raises(RunFailed, match="has changed while it was read"):
@@ -208,7 +208,7 @@ def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCa
     origin.rate = 4 * MIB
     found = cache.version(f"{origin.url}/x")
     threading.Thread(target=fetched, args=(cache, found.url), daemon=True).start()
-    with Reader(cache, found) as reader:
+    with ObjectReader(cache, found) as reader:
         first = reader.read(1000)
         assert not cache.entry(found).is_whole
         rest = bytearray(first)
@@ -219,7 +219,7 @@ def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCa
 
 def test_a_reader_downloads_no_more_than_it_reads(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects["x"] = random_bytes(64 * MIB)
-    with Reader(cache, cache.version(f"{origin.url}/x")) as reader:
+    with ObjectReader(cache, cache.version(f"{origin.url}/x")) as reader:
         assert reader.read(1000)
     time.sleep(0.2)
     assert origin.total < 24 * MIB  # what is on its way in buffers

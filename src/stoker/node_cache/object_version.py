@@ -16,7 +16,7 @@ DIGESTS = {"md5": "md5", "sha-256": "sha256", "sha-512": "sha512"}  # of the HTT
 
 
 @dataclass(frozen=True)
-class Version:
+class ObjectVersion:
     """One content of an object.
 
     Attributes:
@@ -48,7 +48,7 @@ class Version:
         """For JSON."""
         return asdict(self)
 
-    def same_content(self, other: Version) -> bool:
+    def same_content(self, other: ObjectVersion) -> bool:
         """Whether the origin has this content still. A listing may say less of an object than the object itself."""
         comparable = self.tag.partition(" ")[0] == other.tag.partition(" ")[0]
         return self.size == other.size and (self.tag == other.tag or not comparable)

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from stoker.errors import Problem
-from stoker.node_cache.cache import POLL, Found, NodeCache
-from stoker.node_cache.counters import HERE, Counts
-from stoker.node_cache.download import Changed, Download
+from stoker.node_cache.cache_stats import HERE, CacheStats
+from stoker.node_cache.download import Download, ObjectChanged
+from stoker.node_cache.object_cache import POLL, NodeCache, RemoteObject
 from stoker.node_cache.urls import shown
 
 COMPARED = 2**20  # bytes compared at a time
 
 
-class Reader(io.RawIOBase):
+class ObjectReader(io.RawIOBase):
     """The bytes of an object, from its first one, or from ``start``, to its last one.
 
     Nobody waits for the whole: bytes are given as soon as they are here. Where no other process downloads the object,
     this one does, as far as it is read. It stays in the cache until the reader is closed.
 
     Raises:
-        RunFailed: it cannot be downloaded; or has changed, so that what was read of it no longer counts (`Changed`).
+        RunFailed: it cannot be downloaded; `ObjectChanged` where what was read of it no longer counts.
     """
 
-    def __init__(self, cache: NodeCache, found: Found, *, start: int = 0) -> None:
+    def __init__(self, cache: NodeCache, found: RemoteObject, *, start: int = 0) -> None:
         super().__init__()
         self._cache, self._found, self._entry = cache, found, cache.entry(found)
         self._pin = self._entry.pin()
@@ -76,7 +76,7 @@ class Reader(io.RawIOBase):
                     self._download.close()
                     self._download = None
         finally:
-            HERE.add(Counts(wait_seconds=time.monotonic() - began))
+            HERE.add(CacheStats(wait_seconds=time.monotonic() - began))
 
     def _open(self) -> None:
         """Opens the file that counts now. Bytes that were read from one that no longer counts must be in it."""
@@ -94,7 +94,7 @@ class Reader(io.RawIOBase):
             if not _same(self._descriptor, descriptor, self._at):
                 os.close(descriptor)
                 message = f"{shown(self._found.url)}: bytes that were read before they were checked were damaged"
-                raise Changed(Problem(message, "run the same command again"))
+                raise ObjectChanged(Problem(message, "run the same command again"))
             os.close(self._descriptor)
         self._descriptor = descriptor
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from stoker.node_cache.version import Version
+from stoker.node_cache.object_version import ObjectVersion
 
 MD5 = hashlib.md5(b"x")
 B64 = base64.b64encode(MD5.digest()).decode()
@@ -27,7 +27,7 @@ B64 = base64.b64encode(MD5.digest()).decode()
     ],
 )
 def test_tags(info: dict[str, object], tag: str) -> None:
-    assert Version.of_info(info).tag in (tag, f"tag {tag}")
+    assert ObjectVersion.of_info(info).tag in (tag, f"tag {tag}")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_tags(info: dict[str, object], tag: str) -> None:
     ],
 )
 def test_checksums(info: dict[str, object], checksum: str) -> None:
-    version = Version.of_info(info)
+    version = ObjectVersion.of_info(info)
     assert version.checksum == checksum
     if checksum.startswith("md5"):
         right, wrong = version.hasher(), version.hasher()
@@ -52,9 +52,9 @@ def test_checksums(info: dict[str, object], checksum: str) -> None:
 
 
 def test_what_is_the_same_content() -> None:
-    one = Version(5, "tag a")
-    assert one.same_content(Version(5, "tag a", "md5:00")) and not one.same_content(Version(5, "tag b"))
-    assert not one.same_content(Version(6, "tag a"))
-    assert one.same_content(Version(5, "time 1"))  # of a listing that gives no tags
-    assert one.key("u") != Version(5, "tag b").key("u") != one.key("v")
-    assert Version.of(one.plain()) == one
+    one = ObjectVersion(5, "tag a")
+    assert one.same_content(ObjectVersion(5, "tag a", "md5:00")) and not one.same_content(ObjectVersion(5, "tag b"))
+    assert not one.same_content(ObjectVersion(6, "tag a"))
+    assert one.same_content(ObjectVersion(5, "time 1"))  # of a listing that gives no tags
+    assert one.key("u") != ObjectVersion(5, "tag b").key("u") != one.key("v")
+    assert ObjectVersion.of(one.plain()) == one

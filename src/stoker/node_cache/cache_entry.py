@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from stoker.files import replace_file
-from stoker.node_cache.locks import Lock, take
+from stoker.node_cache.file_locks import HeldLock, take
+from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import shown
-from stoker.node_cache.version import Version
 
 ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """The folder of an object's content; it need not exist."""
 
     folder: Path
@@ -44,7 +44,7 @@ class Entry:
         """Whether all bytes are here, checked."""
         return self.data.exists()
 
-    def pin(self) -> Lock:
+    def pin(self) -> HeldLock:
         """Keeps the entry from being removed until the lock is closed, and makes it the last one used."""
         while True:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class Entry:
                     os.utime(self.folder / "use")
                 return pinned
 
-    def lock(self) -> Lock | None:
+    def lock(self) -> HeldLock | None:
         """The right to download; None where another process or thread has it. The entry is pinned."""
         return take(self.folder / "lock", wait=False)
 
@@ -67,7 +67,7 @@ class Entry:
             return {}
         return values if isinstance(values, dict) else {}
 
-    def note(self, url: str, version: Version, **values: Any) -> None:
+    def note(self, url: str, version: ObjectVersion, **values: Any) -> None:
         """Writes down what is known. Signatures and passwords of a URL are not kept."""
         about = {**self.about(), "url": shown(url), **version.plain(), **values}
         replace_file(self.folder / ABOUT, json.dumps(about))
@@ -105,8 +105,8 @@ class Entry:
         return True
 
 
-def entries(root: Path) -> Iterator[Entry]:
+def entries(root: Path) -> Iterator[CacheEntry]:
     """All entries below a folder."""
     with suppress(FileNotFoundError), os.scandir(root) as found:
         for each in found:
-            yield Entry(root / each.name)
+            yield CacheEntry(root / each.name)

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from stoker.node_cache.download import Feed
 
 
-class Peers(Protocol):
+class CachePeers(Protocol):
     """The other nodes."""
 
     def feed(self, key: str) -> Feed | None:
         """What gives the object of a key; None where this node is the one that fetches it from the origin."""
 
 
-_PEERS: list[Peers] = []  # one process takes part in one run
+_PEERS: list[CachePeers] = []  # one process takes part in one run
 
 
-def use(peers: Peers | None) -> None:
+def use(peers: CachePeers | None) -> None:
     """Has this process ask other nodes from now on."""
     _PEERS[:] = [] if peers is None else [peers]
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 
-class Lock:
+class HeldLock:
     """A lock that is held until it is closed."""
 
     def __init__(self, descriptor: int) -> None:
@@ -30,7 +30,7 @@ class Lock:
         self.close()
 
 
-def take(path: Path, *, shared: bool = False, wait: bool = True) -> Lock | None:
+def take(path: Path, *, shared: bool = False, wait: bool = True) -> HeldLock | None:
     """Locks a file, which is made where it is missing; None where somebody else holds it and ``wait`` is false.
 
     Raises:
@@ -43,7 +43,7 @@ def take(path: Path, *, shared: bool = False, wait: bool = True) -> Lock | None:
         try:
             fcntl.flock(descriptor, how)
             if os.fstat(descriptor).st_nlink:  # else it was deleted meanwhile, and another one counts
-                return Lock(descriptor)
+                return HeldLock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
             return None

@@ -17,14 +17,14 @@ from pathlib import Path
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import replace_file
 from stoker.hardware.cache_folder import ADVICE, cache_folder
-from stoker.node_cache import peers
-from stoker.node_cache.counters import HERE, Counts
+from stoker.node_cache import cache_peers
+from stoker.node_cache.cache_entry import CacheEntry, entries
+from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.download import Download, Feed
-from stoker.node_cache.entry import Entry, entries
-from stoker.node_cache.locks import Lock, take
-from stoker.node_cache.origin import Origin
+from stoker.node_cache.file_locks import HeldLock, take
+from stoker.node_cache.object_version import ObjectVersion
+from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import expanded, has_magic, shown
-from stoker.node_cache.version import Version
 
 SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
 FRESH = 2.0  # seconds for which what one process has found at an origin holds for the others
@@ -34,11 +34,11 @@ ASKED_AT_ONCE = 16  # objects of a list
 
 
 @dataclass(frozen=True)
-class Found:
+class RemoteObject:
     """An object at a URL with the content that it has at present."""
 
     url: str
-    version: Version
+    version: ObjectVersion
 
     @property
     def key(self) -> str:
@@ -53,14 +53,14 @@ class NodeCache:
         feed: what gives the object of a key before its origin is asked.
     """
 
-    def __init__(self, root: Path, feed: Callable[[str], Feed | None] = peers.feed) -> None:
+    def __init__(self, root: Path, feed: Callable[[str], Feed | None] = cache_peers.feed) -> None:
         self.root, self._feed = root, feed
         self._counting = threading.Lock()
         self._size, self._counted = 0, 0.0
 
     # -- what there is at the origin -------------------------------------------------------------------------
 
-    def find(self, pattern: str) -> list[Found]:
+    def find(self, pattern: str) -> list[RemoteObject]:
         """The objects that a URL means, in the order of their URLs: one, those of a folder, or those of a pattern.
 
         Processes that ask within `FRESH` seconds share one answer.
@@ -71,28 +71,28 @@ class NodeCache:
         """
         return list(self._shared(f"find {pattern}", pattern, lambda: _found(pattern)))
 
-    def version(self, url: str) -> Found:
+    def version(self, url: str) -> RemoteObject:
         """The object at a URL.
 
         Raises:
             UserError: there is none, or it may not be read.
             RunFailed: the origin cannot be reached.
         """
-        return self._shared(f"one {url}", url, lambda: [Found(url, Origin(url).version(url))])[0]
+        return self._shared(f"one {url}", url, lambda: [RemoteObject(url, OriginStore(url).version(url))])[0]
 
-    def _shared(self, name: str, url: str, ask: Callable[[], list[Found]]) -> list[Found]:
+    def _shared(self, name: str, url: str, ask: Callable[[], list[RemoteObject]]) -> list[RemoteObject]:
         """An answer that another process has got in the meantime, or a new one."""
         if url.startswith("memory:"):  # every process has objects of its own there
             return ask()
         asked = time.time()
-        memo = self._folder("answers") / Version(None, name).key("")
+        memo = self._folder("answers") / ObjectVersion(None, name).key("")
         lock = take(memo.with_suffix(".lock"))
         assert lock is not None
         with lock:
             if memo.exists() and memo.stat().st_mtime > asked - FRESH:
                 with suppress(OSError, ValueError, KeyError, TypeError):
                     known = json.loads(memo.read_bytes())
-                    return [Found(_with_query(each["url"], url), Version.of(each)) for each in known]
+                    return [RemoteObject(_with_query(each["url"], url), ObjectVersion.of(each)) for each in known]
             began = time.time()
             answer = ask()
             replace_file(memo, json.dumps([{"url": shown(each.url), **each.version.plain()} for each in answer]))
@@ -101,11 +101,11 @@ class NodeCache:
 
     # -- objects ---------------------------------------------------------------------------------------------
 
-    def entry(self, found: Found) -> Entry:
+    def entry(self, found: RemoteObject) -> CacheEntry:
         """Where an object is kept."""
-        return Entry(self._folder("objects") / found.key)
+        return CacheEntry(self._folder("objects") / found.key)
 
-    def begin(self, found: Found, entry: Entry) -> Download | None:
+    def begin(self, found: RemoteObject, entry: CacheEntry) -> Download | None:
         """The right to download an object; None where somebody else does, or it is whole. The entry is pinned."""
         lock = entry.lock()
         if lock is None:
@@ -120,7 +120,9 @@ class NodeCache:
             lock.close()
             raise
 
-    def fetch(self, found: Found, *, stop: Callable[[], bool] = lambda: False, waits: bool = True) -> tuple[Path, Lock]:
+    def fetch(
+        self, found: RemoteObject, *, stop: Callable[[], bool] = lambda: False, waits: bool = True
+    ) -> tuple[Path, HeldLock]:
         """An object's file, whole, and the lock that keeps it there.
 
         Args:
@@ -147,7 +149,7 @@ class NodeCache:
                 finally:
                     download.close()
             if waits:
-                HERE.add(Counts(wait_seconds=time.monotonic() - began))
+                HERE.add(CacheStats(wait_seconds=time.monotonic() - began))
         except BaseException:
             pin.close()
             raise
@@ -178,7 +180,7 @@ class NodeCache:
                 self._counted = time.monotonic()
             return self._size
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[CacheEntry]:
         """All entries, in no order."""
         return entries(self.root / "objects")
 
@@ -207,7 +209,7 @@ class NodeCache:
         lock = take(self._folder("objects").parent / "shrink.lock")
         assert lock is not None
         with lock:
-            order = sorted(self.entries(), key=Entry.used)
+            order = sorted(self.entries(), key=CacheEntry.used)
             sizes = {entry: entry.here() for entry in order}
             total = before = sum(sizes.values())
             for entry in order:
@@ -228,28 +230,28 @@ class NodeCache:
         return folder
 
 
-def _found(pattern: str) -> list[Found]:
+def _found(pattern: str) -> list[RemoteObject]:
     """The objects that a URL means, as its origin says now."""
     try:
         urls = list(expanded(pattern))
     except ValueError as error:
         raise UserError(Problem(f"{shown(pattern)}: {error}", "write {000000..000099}")) from error
-    origin = Origin(pattern)
+    origin = OriginStore(pattern)
     if has_magic(pattern) or pattern.endswith("/"):
         found = {url: version for each in urls for url, version in origin.below(each).items()}
         if not found:
             what = "no object fits" if has_magic(pattern) else "there is no object in"
             raise UserError(Problem(f"{what} {shown(pattern)}", "look at its spelling"))
-        return [Found(url, version) for url, version in found.items()]
+        return [RemoteObject(url, version) for url, version in found.items()]
     if len(urls) > 1:
         with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-            return [Found(*pair) for pair in zip(urls, pool.map(origin.version, urls), strict=True)]
+            return [RemoteObject(*pair) for pair in zip(urls, pool.map(origin.version, urls), strict=True)]
     try:
-        return [Found(pattern, origin.version(pattern))]
+        return [RemoteObject(pattern, origin.version(pattern))]
     except UserError as error:
         # A folder may be written without its slash.
         if isinstance(error.__cause__, FileNotFoundError) and (below := origin.below(f"{pattern}/")):
-            return [Found(url, version) for url, version in below.items()]
+            return [RemoteObject(url, version) for url, version in below.items()]
         raise
 
 
@@ -268,9 +270,9 @@ def node_cache() -> NodeCache:
     return _cache_in(cache_folder() / "remote")
 
 
-def pinned(pins: Sequence[Lock]) -> None:
+def pinned(pins: Sequence[HeldLock]) -> None:
     """Keeps entries until this process ends."""
     _PINNED.extend(pins)
 
 
-_PINNED: list[Lock] = []
+_PINNED: list[HeldLock] = []

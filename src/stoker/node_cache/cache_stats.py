@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
-class Counts:
+class CacheStats:
     """Since the process began.
 
     Attributes:
@@ -24,21 +24,21 @@ class Counts:
     peer_bytes: int = 0
     wait_seconds: float = 0.0
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def __add__(self, other: CacheStats) -> CacheStats:
+        return CacheStats(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+    def __sub__(self, other: CacheStats) -> CacheStats:
+        return CacheStats(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
 
 
-class Counter:
+class StatsCounter:
     """Adds counts up, in any thread."""
 
     def __init__(self) -> None:
-        self._lock, self._counts = threading.Lock(), Counts()
+        self._lock, self._counts = threading.Lock(), CacheStats()
         self._asked: set[str] = set()
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: CacheStats) -> None:
         """Counts something."""
         with self._lock:
             self._counts += counts
@@ -48,12 +48,12 @@ class Counter:
         with self._lock:
             if key not in self._asked:
                 self._asked.add(key)
-                self._counts += Counts(hits=int(whole), misses=int(not whole))
+                self._counts += CacheStats(hits=int(whole), misses=int(not whole))
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> CacheStats:
         """All so far."""
         return self._counts
 
 
-HERE = Counter()
+HERE = StatsCounter()
