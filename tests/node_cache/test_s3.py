@@ -87,7 +87,7 @@ def test_the_md5_of_an_object_in_one_part_is_checked(bucket: Any, cache: NodeCac
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == b"x" * MIB
-    origin = origins.Origin("s3://bucket/x")
+    origin = origins.OriginStore("s3://bucket/x")
     assert origin.checksum("s3://bucket/x", found.version).startswith("md5:")
     assert origin.checksum("s3://bucket/x", ObjectVersion(MIB, f"tag {'0' * 32}-2")) == ""
 
