@@ -98,7 +98,7 @@ def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> Engin
                 empty = {f"f{j}": JaggedIds(nothing, nothing) for j in range(len(sizes))}
                 model(empty | {f"f{i}": features(part[None])["f0"]})
     model.discard()
-    memory = sum(fused.shard.store.bytes + fused.shard.index.bytes for fused in model._fused)
+    memory = sum(shard.store.bytes + shard.index.bytes for shard in (fused.source.shard for fused in model._fused))
     print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index", file=sys.stderr)
     coming = (lambda ids: model.prefetch(features(ids))) if prefetch else ignore
     return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming

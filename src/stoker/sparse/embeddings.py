@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.state import SparseState
@@ -62,16 +64,15 @@ class SparseEmbeddings(nn.Module):
         group = None if group is None or dist.get_world_size(group) == 1 else _over_host_memory(group)
         wide = any(table.dtype == "float64" for table in tables)
         dtype = dtype or (torch.float64 if wide else torch.float32)
-        self._features, self._group = dict(features), group
+        self._features = dict(features)
         layouts: dict[tuple[object, ...], list[TableSettings]] = {}
         for table in tables:
             layouts.setdefault(table.layout, []).append(table)
         self._fused = [
             FusedTables(
                 some,
-                {name: f for name, f in features.items() if f.table in {table.name for table in some}},
-                seed=seed,
-                group=group,
+                features,
+                ExchangedRows(some, seed=seed, group=group),
                 device=torch.device(device),
                 dtype=dtype,
             )
@@ -81,17 +82,12 @@ class SparseEmbeddings(nn.Module):
     @property
     def version(self) -> int:
         """Steps that have ended."""
-        return self._fused[0].shard.step
+        return self._fused[0].source.step
 
     @property
     def rows(self) -> dict[str, int]:
         """Rows that this process holds of each table."""
-        found = {}
-        for fused in self._fused:
-            index = fused.shard.index
-            for number, table in enumerate(fused.shard.tables):
-                found[table.name] = int((index.tables[: index.top] == number).sum())
-        return found
+        return {name: count for fused in self._fused for name, count in fused.source.counts().items()}
 
     def forward(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
         """Rows of each feature's ids, pooled. A collective.
@@ -120,12 +116,9 @@ class SparseEmbeddings(nn.Module):
         for fused in self._fused:
             fused.prefetch(ids)
 
-    def gradient_norm(self) -> Tensor:
-        """The Euclidean norm of this step's gradients, over all rows of all processes. float64 []. A collective."""
-        square = torch.stack([fused.gradients().double().square().sum() for fused in self._fused]).sum()
-        if self._group is not None:
-            dist.all_reduce(square, group=self._group)
-        return square.sqrt()
+    def gradient_norm(self) -> float:
+        """The Euclidean norm of this step's gradients, over all rows of all processes. A collective."""
+        return math.sqrt(sum(fused.source.squared_norm() for fused in self._fused))
 
     def apply_gradients(self, *, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Updates the rows that were looked up since the last call, each once, and ends the step. A collective.
@@ -135,12 +128,12 @@ class SparseEmbeddings(nn.Module):
             lr_factor: factor of each table's learning rate, such as that of a schedule.
         """
         for fused in self._fused:
-            fused.apply(scale=scale, lr_factor=lr_factor)
+            fused.source.apply(scale=scale, lr_factor=lr_factor)
 
     def discard(self) -> None:
         """Ends the step without an update."""
         for fused in self._fused:
-            fused.discard()
+            fused.source.discard()
 
     def state(self, since: int | None = None) -> SparseState:
         """What this process holds, by id: a copy.
@@ -148,7 +141,7 @@ class SparseEmbeddings(nn.Module):
         Args:
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
         """
-        tables = {name: table for fused in self._fused for name, table in fused.shard.state(since)}
+        tables = {name: table for fused in self._fused for name, table in fused.source.state(since)}
         return SparseState(self.version, since, tables)
 
     def parts(self, since: int | None = None, *, rows: int = 2**20) -> Iterator[SparseState]:
@@ -158,7 +151,7 @@ class SparseEmbeddings(nn.Module):
             rows: of one table in a part, at most.
         """
         for fused in self._fused:
-            for name, table in fused.shard.state(since, rows=rows):
+            for name, table in fused.source.state(since, rows=rows):
                 yield SparseState(self.version, since, {name: table})
 
     def load(self, parts: Iterable[SparseState]) -> None:
@@ -171,12 +164,12 @@ class SparseEmbeddings(nn.Module):
         Raises:
             ValueError: rows do not fit their table, or a table is not one of these.
         """
-        shards = {table.name: fused.shard for fused in self._fused for table in fused.shard.tables}
+        sources = {table.name: fused.source for fused in self._fused for table in fused.tables}
         for part in parts:
-            if unknown := part.tables.keys() - shards.keys():
-                raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(shards)}")
+            if unknown := part.tables.keys() - sources.keys():
+                raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(sources)}")
             for name, table in part.tables.items():
-                shards[name].load(name, table, step=part.step)
+                sources[name].load(name, table, step=part.step)
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:

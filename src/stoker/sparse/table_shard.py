@@ -98,6 +98,16 @@ class TableShard:
         """Finds rows for evaluation: nothing changes."""
         return self._unique(self.index.find(keys.ids, keys.tables, keys.hashes))
 
+    def preview(self, keys: Keys) -> Tensor:
+        """Values [n, width] that `look_up` would give, while nothing changes."""
+        rows = self.index.find(keys.ids, keys.tables, keys.hashes)
+        values = self.values(rows)
+        new = np.flatnonzero((rows == 0) & self._admits_all[keys.tables])
+        if len(new):
+            first = self._first(keys.ids[new], keys.tables[new])
+            values[torch.from_numpy(new)] = self.format.decode(self.format.encode(first))
+        return values
+
     def values(self, rows: np.ndarray) -> Tensor:
         """Values [n, width] of rows, in the type of arithmetic; those of the default row are 0."""
         return self.format.decode(self.store.values(rows))
@@ -166,12 +176,15 @@ class TableShard:
         rows = self._give_rows(keys)
         new = self._unique(rows).unique
         if len(new):
-            scales = self._scales[self.index.tables[new]][:, None]
-            first = (uniform(self._hashes(new, self._value_salts), self._settings.width) * 2 - 1) * scales
-            values = torch.from_numpy(first).to(self.format.compute)
+            values = self._first(self.index.ids[new], self.index.tables[new])
             self._last[new], self._seen[new] = self.step, 0
             self.store.write(new, self.format.encode(values), self._optimizer.first(values, self._settings))
         return rows
+
+    def _first(self, ids: np.ndarray, tables: np.ndarray) -> Tensor:
+        """First values. [n, width]."""
+        draws = uniform(hashes_of(ids, self._value_salts[tables]), self._settings.width)
+        return torch.from_numpy((draws * 2 - 1) * self._scales[tables][:, None]).to(self.format.compute)
 
     def _give_rows(self, keys: Keys) -> np.ndarray:
         rows = self.index.insert(keys.ids, keys.tables, keys.hashes)
@@ -259,6 +272,11 @@ class TableShard:
         if since is not None:
             found += [keys.ids[keys.tables == number] for step, keys in self._removed if step >= since]
         return torch.from_numpy(np.unique(np.concatenate(found)))
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        tables = self.index.tables[: self.index.top]
+        return {table.name: int((tables == number).sum()) for number, table in enumerate(self.tables)}
 
     def forget_removed(self, before: int) -> None:
         """Drops the record of rows that were evicted before a step: no incremental state will reach further back."""

@@ -1,0 +1,136 @@
+"""Rows that are spread over the processes that train: each owns those of some ids, and exchanges them by all-to-all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.sparse.exchange import Route, send_keys
+from stoker.sparse.keys import Keys
+from stoker.sparse.row_source import deduplicated
+from stoker.sparse.state import TableState
+from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_shard import TableShard
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    """A lookup whose gradients are wanted.
+
+    Attributes:
+        leaf: [n, width], this process' unique rows, which collect the gradient.
+        owned: int64 [m], row numbers of the keys that this process has received.
+        route: None where one process has all rows.
+    """
+
+    leaf: Tensor
+    owned: np.ndarray
+    route: Route | None
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """Gradients of a step by row.
+
+    Attributes:
+        rows: int64 [n], each once.
+        grads: [n, width].
+        values: [n, width], where they are at hand.
+    """
+
+    rows: np.ndarray
+    grads: Tensor
+    values: Tensor | None
+
+
+class ExchangedRows:
+    """A `RowSource` in which each process has a `TableShard`."""
+
+    def __init__(self, tables: Sequence[TableSettings], *, seed: int, group: dist.ProcessGroup | None) -> None:
+        rank, world = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self.shard = TableShard(tables, seed=seed, rank=rank, world=world)
+        self.salts, self._group = self.shard.salts, group
+        self._lookups: list[_Lookup] = []
+        self._summed: _Summed | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps that have ended."""
+        return self.shard.step
+
+    def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
+        """Unique rows, and the place of each key's among them."""
+        shard = self.shard
+        if self._group is None:
+            found = shard.look_up(keys) if training else shard.peek(keys)
+            leaf = shard.values(found.unique)
+            owned, inverse, route = found.unique, found.inverse, None
+        else:
+            inverse, counts, keys = deduplicated(keys, self.salts)
+            route, received, occurrences = send_keys(keys, counts, self.salts, self._group)
+            found = shard.look_up(received, occurrences) if training else shard.peek(received)
+            owned = found.unique[found.inverse]
+            leaf = route.rows_back(shard.values(owned))
+        if training and torch.is_grad_enabled():
+            self._lookups.append(_Lookup(leaf.requires_grad_(), owned, route))
+        return leaf, inverse
+
+    def prefetch(self, keys: Keys) -> None:
+        """Begins to bring rows that lie in a file."""
+        if self._group is not None:
+            _, counts, keys = deduplicated(keys, self.salts)
+            _, keys, _ = send_keys(keys, counts, self.salts, self._group)
+        self.shard.prefetch(keys)
+
+    def squared_norm(self) -> float:
+        """Of the gradients of the step, over all rows of all processes."""
+        square = self._gradients().grads.double().square().sum()
+        if self._group is not None:
+            dist.all_reduce(square, group=self._group)
+        return float(square)
+
+    def apply(self, *, scale: float, lr_factor: float) -> None:
+        """Updates this process' rows and ends the step."""
+        summed = self._gradients()
+        grads = summed.grads if scale == 1 else summed.grads * scale
+        self.shard.update(summed.rows, grads, lr_factor=lr_factor, values=summed.values)
+        self.discard()
+
+    def discard(self) -> None:
+        """Ends the step without an update."""
+        self._lookups.clear()
+        self._summed = None
+        self.shard.end_step()
+
+    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+        """The rows that this process owns."""
+        return self.shard.state(since, rows=rows)
+
+    def load(self, name: str, state: TableState, *, step: int) -> None:
+        """Takes over what this process owns."""
+        self.shard.load(name, state, step=step)
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table that this process owns."""
+        return self.shard.counts()
+
+    def _gradients(self) -> _Summed:
+        """The gradients of this process' rows, of all lookups and processes."""
+        if self._summed is None:
+            width, dtype = self.shard.tables[0].width, self.shard.format.compute
+            rows, grads = [np.empty(0, np.int64)], [torch.empty(0, width, dtype=dtype)]
+            for lookup in self._lookups:
+                found = torch.zeros_like(lookup.leaf) if lookup.leaf.grad is None else lookup.leaf.grad
+                grads.append(lookup.route.to_owners(found) if lookup.route else found)
+                rows.append(lookup.owned)
+            if len(self._lookups) == 1 and self._group is None:
+                self._summed = _Summed(rows[1], grads[1], self._lookups[0].leaf.detach())
+            else:
+                self._summed = _Summed(*self.shard.sum_by_row(np.concatenate(rows), torch.cat(grads)), None)
+            self._lookups.clear()
+        return self._summed

@@ -1,0 +1,63 @@
+"""Where a model's rows are: with the processes that train, or with servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from stoker.sparse.id_index import IdIndex
+from stoker.sparse.keys import Keys
+from stoker.sparse.state import TableState
+
+
+class RowSource(Protocol):
+    """Rows of tables with one layout, spread by id. Every method is a collective of the processes that train.
+
+    Attributes:
+        salts: uint64 [tables], for the hashes of keys.
+    """
+
+    salts: np.ndarray
+
+    @property
+    def step(self) -> int:
+        """Steps that have ended."""
+
+    def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
+        """Rows [unique, width] of keys, and int64 [n] the place of each key's among them.
+
+        In training, with gradients enabled, the rows are leaves whose gradients belong to the step.
+        """
+
+    def prefetch(self, keys: Keys) -> None:
+        """Begins to bring rows that lie in a file."""
+
+    def squared_norm(self) -> float:
+        """Of the gradients of the step, over all rows."""
+
+    def apply(self, *, scale: float, lr_factor: float) -> None:
+        """Updates rows and ends the step."""
+
+    def discard(self) -> None:
+        """Ends the step without an update."""
+
+    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+        """This process' part of all rows, as `TableShard.state`."""
+
+    def load(self, name: str, state: TableState, *, step: int) -> None:
+        """Takes over what of a state belongs to this process' part."""
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table in this process' part."""
+
+
+def deduplicated(keys: Keys, salts: np.ndarray) -> tuple[np.ndarray, np.ndarray, Keys]:
+    """The place of each key among the unique ones, how often each of these occurs, and themselves."""
+    inverse = IdIndex(salts).insert(keys.ids, keys.tables, keys.hashes) - 1
+    counts = np.bincount(inverse)
+    last = np.empty(len(counts), np.int64)
+    last[inverse] = np.arange(len(keys))
+    return inverse, counts, keys[last]
