@@ -22,6 +22,7 @@ VERBS = {
     "verify": "prove that a layout computes what one process computes",
     "train": "train, or resume an earlier run of the same job",
     "node": "take part in a run of several nodes, with a supervisor on each",
+    "table-server": "hold rows of embedding tables for processes that train",
     "chaos": "rehearse faults: train while they happen, and compare the end with an undisturbed run",
     "submit": "start a job over ssh, by Slurm, on Ray or by Kubernetes",
     "runs": "list the runs, and what their time went into",
@@ -37,7 +38,7 @@ VERBS = {
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }
-MODULES = {"import": "import_"}  # where the verb is a word of Python
+MODULES = {"import": "import_", "table-server": "table_server"}  # where the verb is no name in Python
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 
 

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.state import SparseState
+from stoker.sparse.row_source import RowSource
+from stoker.sparse.servers.served_rows import RowServers, served_rows
+from stoker.sparse.state import SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 
 __all__ = ["Feature", "SparseEmbeddings"]
@@ -39,9 +41,11 @@ class SparseEmbeddings(nn.Module):
         group: processes that own the rows together and each have their own samples; None for one process.
         device: of what forward passes give; rows are in host memory.
         dtype: of what forward passes give; by default float64 where a table is, else float32.
+        servers: processes that own the rows instead.
 
     Raises:
         ValueError: a feature names no table, or names repeat.
+        RunFailed: a server cannot be reached.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class SparseEmbeddings(nn.Module):
         group: dist.ProcessGroup | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
+        servers: RowServers | None = None,
     ) -> None:
         super().__init__()
         names = [table.name for table in tables]
@@ -68,15 +73,13 @@ class SparseEmbeddings(nn.Module):
         layouts: dict[tuple[object, ...], list[TableSettings]] = {}
         for table in tables:
             layouts.setdefault(table.layout, []).append(table)
+        if servers is None:
+            sources: list[RowSource] = [ExchangedRows(some, seed=seed, group=group) for some in layouts.values()]
+        else:
+            sources = [*served_rows(list(layouts.values()), servers, seed=seed, group=group)]
         self._fused = [
-            FusedTables(
-                some,
-                features,
-                ExchangedRows(some, seed=seed, group=group),
-                device=torch.device(device),
-                dtype=dtype,
-            )
-            for some in layouts.values()
+            FusedTables(some, features, source, device=torch.device(device), dtype=dtype)
+            for some, source in zip(layouts.values(), sources, strict=True)
         ]
 
     @property
@@ -141,8 +144,11 @@ class SparseEmbeddings(nn.Module):
         Args:
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
         """
-        tables = {name: table for fused in self._fused for name, table in fused.source.state(since)}
-        return SparseState(self.version, since, tables)
+        parts: dict[str, list[TableState]] = {}
+        for fused in self._fused:
+            for name, table in fused.source.state(since):
+                parts.setdefault(name, []).append(table)
+        return SparseState(self.version, since, {name: TableState.joined(some) for name, some in parts.items()})
 
     def parts(self, since: int | None = None, *, rows: int = 2**20) -> Iterator[SparseState]:
         """The same as `state`, in parts of limited size, for tables that are larger than memory.
@@ -170,6 +176,8 @@ class SparseEmbeddings(nn.Module):
                 raise ValueError(f"there are no tables {sorted(unknown)}; there are {sorted(sources)}")
             for name, table in part.tables.items():
                 sources[name].load(name, table, step=part.step)
+        for fused in self._fused:
+            fused.source.end_load()
 
 
 def _over_host_memory(group: dist.ProcessGroup) -> dist.ProcessGroup:

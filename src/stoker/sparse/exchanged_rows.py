@@ -89,7 +89,8 @@ class ExchangedRows:
 
     def squared_norm(self) -> float:
         """Of the gradients of the step, over all rows of all processes."""
-        square = self._gradients().grads.double().square().sum()
+        summed = self._gradients()
+        square = summed.grads[torch.from_numpy(summed.rows > 0)].double().square().sum()
         if self._group is not None:
             dist.all_reduce(square, group=self._group)
         return float(square)
@@ -114,6 +115,9 @@ class ExchangedRows:
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what this process owns."""
         self.shard.load(name, state, step=step)
+
+    def end_load(self) -> None:
+        """Nothing: each process has its own rows."""
 
     def counts(self) -> dict[str, int]:
         """Rows of each table that this process owns."""

@@ -50,6 +50,9 @@ class RowSource(Protocol):
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over what of a state belongs to this process' part."""
 
+    def end_load(self) -> None:
+        """Waits until what was loaded can be looked up."""
+
     def counts(self) -> dict[str, int]:
         """Rows of each table in this process' part."""
 

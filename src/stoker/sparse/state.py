@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -31,6 +31,16 @@ class TableState:
     removed: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     buckets: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     sketch: Tensor = field(default_factory=lambda: torch.empty(0, 0, 0, dtype=torch.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[TableState]) -> TableState:
+        """The rows of several, in the order of their ids."""
+        if len(parts) == 1:
+            return parts[0]
+        columns = {part.name: torch.cat([getattr(some, part.name) for some in parts]) for part in fields(cls)}
+        order = columns["ids"].argsort()
+        by_row = {name: columns[name][order] for name in ("ids", "values", "optimizer", "seen", "last")}
+        return cls(**{**columns, **by_row})
 
 
 @dataclass(frozen=True)

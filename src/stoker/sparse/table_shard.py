@@ -98,6 +98,10 @@ class TableShard:
         """Finds rows for evaluation: nothing changes."""
         return self._unique(self.index.find(keys.ids, keys.tables, keys.hashes))
 
+    def has_rows(self, keys: Keys) -> np.ndarray:
+        """Which keys have rows of their own, or get them when they are looked up. bool [n]."""
+        return self._admits_all[keys.tables] | (self.index.find(keys.ids, keys.tables, keys.hashes) > 0)
+
     def preview(self, keys: Keys) -> Tensor:
         """Values [n, width] that `look_up` would give, while nothing changes."""
         rows = self.index.find(keys.ids, keys.tables, keys.hashes)

@@ -1,0 +1,62 @@
+"""Hold rows of embedding tables for processes that train on other hosts, until it is ended."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from pathlib import Path
+
+from stoker.errors import CannotRun, Problem, UserError
+
+LAST_PORT = 65535
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker table-server``."""
+    parser.add_argument(
+        "--listen", required=True, metavar="HOST:PORT", help="address to bind to; port 0 takes a free one"
+    )
+    parser.add_argument(
+        "--secret",
+        required=True,
+        metavar="FILE",
+        help="a file that only its owner can read, the same on every host: 32 bytes or more, or their hexadecimal text",
+    )
+    parser.add_argument(
+        "--folder",
+        required=True,
+        metavar="DIR",
+        help="where the server keeps its snapshot and its log, from which it goes on after it was killed",
+    )
+    parser.add_argument(
+        "--snapshot-every",
+        type=int,
+        default=1000,
+        metavar="STEPS",
+        help="steps between snapshots, which bound the log and the time of a restart (default: %(default)s)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; a killed server started again with the same folder goes on."""
+    from stoker.launch.nodes.addresses import resolved
+    from stoker.launch.nodes.shared_secret import read_secret
+    from stoker.sparse.servers.row_server import RowServer
+
+    host, colon, port = arguments.listen.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > LAST_PORT:
+        raise UserError(Problem(f"--listen {arguments.listen}: this is no HOST:PORT", "write it as 10.0.0.1:29500"))
+    if arguments.snapshot_every < 1:
+        raise UserError(
+            Problem(f"--snapshot-every {arguments.snapshot_every} is no number of steps", "write 1 or more")
+        )
+    address = (resolved(host.strip("[]")), int(port))
+    secret = read_secret(Path(arguments.secret))
+    try:
+        server = RowServer(address, secret, Path(arguments.folder), snapshot_every=arguments.snapshot_every)
+    except OSError as error:
+        raise CannotRun(f"--listen {arguments.listen}: it cannot be served there: {error.strerror}") from error
+    signal.signal(signal.SIGTERM, lambda *_: server.close())
+    print("rows are served at {}:{}".format(*server.address), flush=True)
+    server.serve()
+    return 0

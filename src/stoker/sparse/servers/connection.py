@@ -1,0 +1,124 @@
+"""Messages with arrays over an authenticated connection that blocks. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+import numpy as np
+
+from stoker.frames import LARGEST, LENGTH, Greeting, PeerRefused, Seal
+
+Address = tuple[str, int]
+Message = dict[str, Any]
+DTYPES = ("<i8", "<i4", "<f8", "<f4", "<f2", "|i1")
+GREETING = 10.0  # seconds for the proof of the secret
+MOST = 2**36  # bytes of the arrays of a message
+MOST_ARRAYS = 1024
+
+
+class Connection:
+    """One side of a connection: JSON messages, each followed by arrays.
+
+    Args:
+        connection: connected.
+        secret: what both sides have.
+        dialled: whether this side made the connection.
+
+    Raises:
+        OSError: the other side has gone.
+        PeerRefused: it does not have the secret.
+    """
+
+    def __init__(self, connection: socket.socket, secret: bytes, *, dialled: bool) -> None:
+        self._connection = connection
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(GREETING)
+        greeting = Greeting(secret, dialled=dialled)
+        connection.sendall(greeting.first)
+        while greeting.seal is None:
+            connection.sendall(greeting.answer(bytes(self._read(greeting.wants))))
+        self._seal: Seal = greeting.seal
+        connection.settimeout(None)
+
+    @classmethod
+    def dial(cls, address: Address, secret: bytes) -> Self:
+        """Connects to a server.
+
+        Raises:
+            OSError, PeerRefused: it is not there, or does not have the secret.
+        """
+        connection = socket.create_connection(address, timeout=GREETING)
+        try:
+            return cls(connection, secret, dialled=True)
+        except BaseException:
+            connection.close()
+            raise
+
+    def send(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Sends a message and its arrays."""
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        forms = [[array.dtype.str, array.shape] for array in arrays]
+        self._connection.sendall(self._seal.frame(json.dumps({**message, "arrays": forms}).encode()))
+        for array in arrays:
+            data = array.reshape(-1).view(np.uint8).data
+            for at in range(0, len(data), LARGEST):
+                self._connection.sendall(self._seal.frame(bytes(data[at : at + LARGEST])))
+
+    def receive(self) -> tuple[Message, list[np.ndarray]]:
+        """The next message and its arrays.
+
+        Raises:
+            OSError: the other side has gone.
+            PeerRefused: what came is not a message of its.
+        """
+        try:
+            message = json.loads(self._frame())
+            forms = message.pop("arrays")
+            sizes = [math.prod(map(_whole, shape)) * np.dtype(dtype).itemsize for dtype, shape in forms]
+            known = all(dtype in DTYPES for dtype, _ in forms)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PeerRefused from error
+        if not known or len(forms) > MOST_ARRAYS or sum(sizes) > MOST:
+            raise PeerRefused
+        return message, [self._array(dtype, shape, size) for (dtype, shape), size in zip(forms, sizes, strict=True)]
+
+    def close(self) -> None:
+        """Ends the connection; who waits for it gets an `OSError`."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+    def _array(self, dtype: str, shape: list[int], size: int) -> np.ndarray:
+        data, at = bytearray(size), 0
+        while at < size:
+            part = self._frame()
+            if not part or at + len(part) > size:
+                raise PeerRefused
+            data[at : at + len(part)] = part
+            at += len(part)
+        return np.frombuffer(data, dtype).reshape(shape)
+
+    def _frame(self) -> bytes:
+        head = bytes(self._read(LENGTH.size))
+        return self._seal.payload(head, bytes(self._read(Seal.length(head))))
+
+    def _read(self, size: int) -> bytearray:
+        data, at = bytearray(size), 0
+        view = memoryview(data)
+        while at < size:
+            count = self._connection.recv_into(view[at:])
+            if not count:
+                raise ConnectionResetError("the other side has gone")
+            at += count
+        return data
+
+
+def _whole(size: object) -> int:
+    if not isinstance(size, int) or size < 0:
+        raise ValueError
+    return size

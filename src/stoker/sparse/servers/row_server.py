@@ -1,0 +1,203 @@
+"""A server of rows: a process that holds the rows of some ids for the processes that train."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.errors import Problem, UserError, reason_of
+from stoker.files import replace_file
+from stoker.frames import PeerRefused
+from stoker.sparse.servers.connection import Address, Connection, Message
+from stoker.sparse.servers.served_shard import Commit, ServedShard
+from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
+
+STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch")
+_BACKLOG = 128
+
+
+class RowServer:
+    """Serves one run at a time. A run that begins takes the place of the one before, whose rows are forgotten.
+
+    Args:
+        listen: address; port 0 takes a free one.
+        secret: what trainers prove that they have.
+        folder: of snapshots and logs, and of rows that do not fit in memory. What is there is restored, so that a
+            server that was killed goes on where it ended.
+        snapshot_every: steps between snapshots, which bound the size of the log and the time of a restart.
+
+    Attributes:
+        address: where it listens.
+
+    Raises:
+        OSError: it cannot listen there.
+        UserError: the folder cannot be written.
+    """
+
+    def __init__(self, listen: Address, secret: bytes, folder: Path, *, snapshot_every: int = 1000) -> None:
+        self._secret, self._folder, self._every = secret, folder, snapshot_every
+        family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
+        self._listening = socket.create_server(listen, family=family, backlog=_BACKLOG)
+        self.address: Address = self._listening.getsockname()[:2]
+        self._lock = threading.Lock()
+        self._run: Message = {}
+        self._shards: list[ServedShard] = []
+        self._connected: set[socket.socket] = set()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(Problem(f"rows cannot be kept in {folder}: {reason_of(error)}")) from error
+        if (folder / "run.json").exists():
+            self._begin(json.loads((folder / "run.json").read_text()))
+
+    def serve(self) -> None:
+        """Answers trainers until `close`."""
+        while True:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def close(self) -> None:
+        """Ends serving; what is on disk stays."""
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        for connected in [*self._connected]:
+            with suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+        for shard in self._shards:
+            shard.close(forget=False)
+
+    # -- one trainer --------------------------------------------------------------------------------------------------
+
+    def _answer(self, connected: socket.socket) -> None:
+        self._connected.add(connected)
+        try:
+            connection = Connection(connected, self._secret, dialled=False)
+            hello, _ = connection.receive()
+            self._begin(hello["run"])
+            shards, trainer = self._shards, int(hello["trainer"])
+            connection.send({"steps": [shard.step for shard in shards]})
+            while True:
+                message, arrays = connection.receive()
+                _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
+        except (OSError, PeerRefused):
+            pass
+        finally:
+            self._connected.discard(connected)
+            connected.close()
+
+    def _begin(self, run: Message) -> None:
+        """Takes up a run: the one that is there, or a new one."""
+        with self._lock:
+            if run == self._run:
+                return
+            for shard in self._shards:
+                shard.close(forget=True)
+            if self._run:
+                shutil.rmtree(self._folder)
+                self._folder.mkdir()
+            self._shards = [
+                ServedShard(
+                    [self._settings(table) for table in tables],
+                    self._folder / f"layout-{number}",
+                    seed=run["seed"],
+                    number=run["number"],
+                    servers=run["servers"],
+                    trainers=run["trainers"],
+                    snapshot_every=self._every,
+                )
+                for number, tables in enumerate(run["layouts"])
+            ]
+            replace_file(self._folder / "run.json", json.dumps(run))
+            self._run = run
+
+    def _settings(self, table: Message) -> TableSettings:
+        settings = settings_of(table)
+        return replace(settings, disk=settings.disk and replace(settings.disk, folder=self._folder / "rows"))
+
+
+def dict_of(table: TableSettings) -> Message:
+    """A table's settings as JSON."""
+    return json.loads(json.dumps(asdict(table), default=str))
+
+
+def settings_of(table: Message) -> TableSettings:
+    """The settings that `dict_of` wrote."""
+    parts: dict[str, Any] = {"admission": Admission, "eviction": Eviction, "disk": DiskTier}
+    made = {name: kind(**table[name]) for name, kind in parts.items() if table[name]}
+    return TableSettings(**{**table, "betas": tuple(table["betas"]), **made})
+
+
+def part_of(step: int, since: int | None, name: str, arrays: Sequence[np.ndarray]) -> SparseState:
+    """A part of a state, from its arrays in the order of ``STATE``."""
+    tensors = {column: torch.from_numpy(np.array(array)) for column, array in zip(STATE, arrays, strict=True)}
+    return SparseState(step, since, {name: TableState(**tensors)})
+
+
+def arrays_of(table: TableState) -> list[np.ndarray]:
+    """Its arrays, in the order of ``STATE``."""
+    return [getattr(table, column).numpy() for column in STATE]
+
+
+def _values(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    ids, tables = arrays
+    values = shard.values(ids, tables, least=message["least"], training=message["training"])
+    connection.send({"step": shard.step}, [values.numpy()])
+
+
+def _push(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    shard.push(trainer, message["step"], arrays)
+
+
+def _commit(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"]))
+
+
+def _norm(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    connection.send({"step": shard.step, "square": shard.squared_norm(message["step"])})
+
+
+def _state(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    for name, table in shard.state(message["since"], message["rows"], message["least"]):
+        connection.send({"name": name}, arrays_of(table))
+    connection.send({"name": None})
+
+
+def _load(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    shard.load(part_of(message["step"], None, message["name"], arrays))
+    connection.send({})
+
+
+def _snapshot(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    shard.snapshot()
+    connection.send({})
+
+
+def _counts(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+    connection.send({"counts": shard.counts()})
+
+
+_ANSWERS = {
+    "values": _values,
+    "push": _push,
+    "commit": _commit,
+    "norm": _norm,
+    "state": _state,
+    "load": _load,
+    "snapshot": _snapshot,
+    "counts": _counts,
+}

@@ -1,0 +1,208 @@
+"""Rows that servers hold, as a process that trains sees them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stoker.errors import RunFailed
+from stoker.frames import PeerRefused
+from stoker.sparse.hashing import owners_of, salt_of
+from stoker.sparse.keys import Keys
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.row_source import deduplicated
+from stoker.sparse.servers.connection import Address, Message
+from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
+from stoker.sparse.servers.server_link import ServerLink
+from stoker.sparse.state import TableState
+from stoker.sparse.table_settings import TableSettings
+
+
+@dataclass(frozen=True)
+class RowServers:
+    """Where rows are served.
+
+    Attributes:
+        addresses: of all servers, in an order that all processes share.
+        secret: what both sides have.
+        staleness: steps at most by which the rows of a lookup may be behind. 0: each lookup has all steps before it,
+            as if the trainers held the rows themselves. 1 and more: trainers do not wait for each other's last steps.
+        patience: seconds that a lost server gets to return.
+    """
+
+    addresses: tuple[Address, ...]
+    secret: bytes
+    staleness: int = 0
+    patience: float = 300.0
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    leaf: Tensor
+    keys: Keys
+    counts: np.ndarray
+
+
+class ServedRows:
+    """A `RowSource` whose rows are held by servers.
+
+    Args:
+        links: to all servers.
+        layout: number of these tables' layout.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSettings],
+        servers: RowServers,
+        links: Sequence[ServerLink],
+        *,
+        layout: int,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self.salts = np.array([salt_of("index", table.name) for table in tables])
+        self._tables, self._servers, self._links, self._layout = tuple(tables), servers, links, layout
+        self._compute, self._width = RowFormat(tables[0].dtype, tables[0].width).compute, tables[0].width
+        self._rank, self._trainers = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+        self._group = group
+        self._lookups: list[_Lookup] = []
+        self._is_pushed = False
+        self.step = 0
+
+    def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
+        """Unique rows, and the place of each key's among them."""
+        inverse, counts, keys = deduplicated(keys, self.salts)
+        least = max(0, self.step - self._servers.staleness) if training else self.step
+        owners = owners_of(keys.hashes, len(self._links))
+        places = [np.flatnonzero(owners == number) for number in range(len(self._links))]
+        for link, mine in zip(self._links, places, strict=True):
+            link.ask(self._about("values", least=least, training=training), [keys.ids[mine], keys.tables[mine]])
+        leaf = torch.empty(len(keys), self._width, dtype=self._compute)
+        for link, mine in zip(self._links, places, strict=True):
+            leaf[torch.from_numpy(mine)] = torch.from_numpy(link.answer()[1][0])
+        if training and torch.is_grad_enabled():
+            self._lookups.append(_Lookup(leaf.requires_grad_(), keys, counts))
+        return leaf, inverse
+
+    def prefetch(self, keys: Keys) -> None:
+        """Nothing: servers read their files when they are asked."""
+
+    def squared_norm(self) -> float:
+        """Of the gradients of the step, over all servers."""
+        self._push()
+        for link in self._links:
+            link.ask(self._about("norm", step=self.step))
+        return float(sum(link.answer()[0]["square"] for link in self._links))
+
+    def apply(self, *, scale: float, lr_factor: float) -> None:
+        """Has the servers update rows, and ends the step."""
+        self._commit(scale, lr_factor)
+
+    def discard(self) -> None:
+        """Ends the step without an update."""
+        self._commit(None, 1.0)
+
+    def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+        """The rows of the servers that this process saves for."""
+        for link in self._own_links():
+            message = self._about("state", since=since, rows=rows or 2**40, least=self.step)
+            try:
+                link.connection.send(message)
+                while (answer := link.connection.receive())[0]["name"] is not None:
+                    found = part_of(self.step, since, answer[0]["name"], answer[1])
+                    yield from found.tables.items()
+            except (OSError, PeerRefused) as error:
+                raise RunFailed("a server of rows was lost while its rows were being saved") from error
+
+    def load(self, name: str, state: TableState, *, step: int) -> None:
+        """Gives rows to the servers that this process loads for."""
+        self.step = step
+        for link in self._own_links():
+            link.ask(self._about("load", name=name, step=step), arrays_of(state))
+            link.answer()
+
+    def end_load(self) -> None:
+        """Waits until every process has loaded its part."""
+        for link in self._own_links():
+            link.ask(self._about("snapshot"))
+            link.answer()
+        if self._group is not None:
+            dist.barrier(self._group)
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table on the servers that this process saves for."""
+        total = {table.name: 0 for table in self._tables}
+        for link in self._own_links():
+            link.ask(self._about("counts"))
+            for name, count in link.answer()[0]["counts"].items():
+                total[name] += count
+        return total
+
+    def _own_links(self) -> list[ServerLink]:
+        return list(self._links[self._rank :: self._trainers])
+
+    def _about(self, kind: str, **more: object) -> Message:
+        return {"kind": kind, "layout": self._layout, **more}
+
+    def _push(self) -> None:
+        """Sends this step's gradients."""
+        if self._is_pushed:
+            return
+        grads = [torch.zeros_like(some.leaf) if some.leaf.grad is None else some.leaf.grad for some in self._lookups]
+        if len(self._lookups) == 1:
+            keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
+        elif grads:
+            inverse, _, keys = deduplicated(Keys.concatenated([some.keys for some in self._lookups]), self.salts)
+            counts = np.bincount(inverse, np.concatenate([some.counts for some in self._lookups])).astype(np.int64)
+            total = torch.zeros(len(keys), self._width, dtype=self._compute)
+            total.index_add_(0, torch.from_numpy(inverse), torch.cat(grads))
+        else:
+            nothing = np.empty(0, np.int64)
+            keys, counts = Keys.of(nothing, nothing, self.salts), nothing
+            total = torch.empty(0, self._width, dtype=self._compute)
+        owners = owners_of(keys.hashes, len(self._links))
+        for number, link in enumerate(self._links):
+            mine = np.flatnonzero(owners == number)
+            arrays = [keys.ids[mine], keys.tables[mine], counts[mine], total[torch.from_numpy(mine)].numpy()]
+            link.tell(self._about("push", step=self.step), arrays)
+        self._lookups.clear()
+        self._is_pushed = True
+
+    def _commit(self, scale: float | None, lr_factor: float) -> None:
+        self._push()
+        for link in self._links:
+            link.tell(self._about("commit", step=self.step, scale=scale, lr_factor=lr_factor))
+        self._is_pushed = False
+        self.step += 1
+
+
+def served_rows(
+    layouts: Sequence[Sequence[TableSettings]], servers: RowServers, *, seed: int, group: dist.ProcessGroup | None
+) -> list[ServedRows]:
+    """Begins a run on the servers, and gives its rows, layout by layout. A collective.
+
+    Raises:
+        RunFailed: a server cannot be reached.
+    """
+    rank, trainers = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
+    token = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8)
+    if group is not None:
+        dist.broadcast(token, group=group, group_src=0)
+    run = {
+        "name": token.numpy().tobytes().hex(),
+        "seed": seed,
+        "servers": len(servers.addresses),
+        "trainers": trainers,
+        "layouts": [[dict_of(table) for table in tables] for tables in layouts],
+    }
+    links = [
+        ServerLink(address, servers.secret, {"run": {**run, "number": number}, "trainer": rank}, servers.patience)
+        for number, address in enumerate(servers.addresses)
+    ]
+    return [ServedRows(tables, servers, links, layout=n, group=group) for n, tables in enumerate(layouts)]

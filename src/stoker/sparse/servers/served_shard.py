@@ -1,0 +1,204 @@
+"""The rows of one layout that one server holds, and the steps that trainers make on them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.sparse.keys import Keys
+from stoker.sparse.servers.step_log import StepLog
+from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.table_settings import TableSettings
+from stoker.sparse.table_shard import TableShard
+
+
+@dataclass(frozen=True)
+class Push:
+    """What a trainer has for a step.
+
+    Attributes:
+        keys: each once.
+        counts: int64 [n], occurrences.
+        grads: [n, width], sums over occurrences.
+    """
+
+    keys: Keys
+    counts: np.ndarray
+    grads: Tensor
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How a step ends: with an update, or without one where ``scale`` is None."""
+
+    scale: float | None
+    lr_factor: float
+
+
+@dataclass
+class _Step:
+    pushes: dict[int, Push] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)
+
+
+class ServedShard:
+    """A `TableShard` whose steps are made by several trainers, and logged before they count.
+
+    A step is made once every trainer has pushed its gradients and committed it. Lookups change nothing, so that
+    trainers can repeat everything that a server which was killed had not logged.
+
+    Args:
+        folder: of the log and its snapshots; what is there is restored.
+        number, servers: this server's place.
+        trainers: processes.
+        snapshot_every: steps.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSettings],
+        folder: Path,
+        *,
+        seed: int,
+        number: int,
+        servers: int,
+        trainers: int,
+        snapshot_every: int,
+    ) -> None:
+        self.shard, self._log = TableShard(tables, seed=seed, rank=number, world=servers), StepLog(folder)
+        self._closed = False
+        self._trainers, self._every = trainers, snapshot_every
+        self._steps: dict[int, _Step] = {}
+        self._changed = threading.Condition()
+        for part in self._log.snapshot():
+            self._load(part)
+        for header, arrays in self._log.steps():
+            pushes = [self._push_of(*arrays[at : at + 4]) for at in range(0, len(arrays), 4)]
+            self._make_step(pushes, Commit(header["scale"], header["lr_factor"]))
+
+    @property
+    def step(self) -> int:
+        """Steps that have been made."""
+        return self.shard.step
+
+    def values(self, ids: np.ndarray, tables: np.ndarray, *, least: int, training: bool) -> Tensor:
+        """Values [n, width] of keys, once ``least`` steps have been made."""
+        with self._changed:
+            self._wait_for(lambda: self.step >= least)
+            keys = Keys.of(ids, tables, self.shard.salts)
+            if training:
+                return self.shard.preview(keys)
+            return self.shard.values(self.shard.index.find(keys.ids, keys.tables, keys.hashes))
+
+    def push(self, trainer: int, step: int, arrays: Sequence[np.ndarray]) -> None:
+        """Takes a trainer's gradients; those of a step that has been made are a repetition."""
+        with self._changed:
+            if step >= self.step:
+                self._steps.setdefault(step, _Step()).pushes[trainer] = self._push_of(*arrays)
+                self._advance()
+
+    def commit(self, trainer: int, step: int, commit: Commit) -> None:
+        """Takes a trainer's decision on a step."""
+        with self._changed:
+            if step >= self.step:
+                self._steps.setdefault(step, _Step()).commits[trainer] = commit
+                self._advance()
+
+    def squared_norm(self, step: int) -> float:
+        """Of a step's gradients, once every trainer has pushed its own."""
+        with self._changed:
+            self._wait_for(lambda: self.step == step and self._is_pushed(step))
+            pushes = [push for _, push in sorted(self._steps[step].pushes.items())]
+            grads, keys = torch.cat([push.grads for push in pushes]), Keys.concatenated([push.keys for push in pushes])
+            trained = self.shard.has_rows(keys)
+            places, grads = _places(keys[trained]), grads[torch.from_numpy(trained)]
+            sums = grads.new_zeros(int(places.max(initial=-1)) + 1, grads.shape[1])
+            return float(sums.index_add_(0, torch.from_numpy(places), grads).double().square().sum())
+
+    def state(self, since: int | None, rows: int, least: int) -> Iterator[tuple[str, TableState]]:
+        """Parts of the rows, once ``least`` steps have been made; no step is made until they are taken."""
+        with self._changed:
+            self._wait_for(lambda: self.step >= least)
+            yield from self.shard.state(since, rows=rows)
+
+    def close(self, *, forget: bool) -> None:
+        """Ends it, with an error for those who wait for it.
+
+        Args:
+            forget: whether the folder is emptied.
+        """
+        with self._changed:
+            self._closed = True
+            if forget:
+                self._log.clear()
+            self._log.close()
+            self._changed.notify_all()
+
+    def load(self, part: SparseState) -> None:
+        """Takes over rows of a state; `snapshot` makes them last."""
+        with self._changed:
+            self._load(part)
+
+    def snapshot(self) -> None:
+        """Writes all rows, so that the steps before are not needed any more."""
+        with self._changed:
+            parts = self.shard.state(rows=2**20)
+            self._log.begin(SparseState(self.step, None, {name: table}) for name, table in parts)
+            self._changed.notify_all()
+
+    def counts(self) -> dict[str, int]:
+        """Rows of each table."""
+        with self._changed:
+            return self.shard.counts()
+
+    def _load(self, part: SparseState) -> None:
+        for name, table in part.tables.items():
+            self.shard.load(name, table, step=part.step)
+
+    def _wait_for(self, holds: Callable[[], bool]) -> None:
+        self._changed.wait_for(lambda: self._closed or holds())
+        if self._closed:
+            raise ConnectionAbortedError("another run has begun")
+
+    def _is_pushed(self, step: int) -> bool:
+        return step in self._steps and len(self._steps[step].pushes) == self._trainers
+
+    def _advance(self) -> None:
+        """Makes the steps that are complete."""
+        if self._closed:
+            raise ConnectionAbortedError("another run has begun")
+        self._changed.notify_all()
+        while self._is_pushed(self.step) and len(self._steps[self.step].commits) == self._trainers:
+            step = self._steps[self.step]
+            pushes = [step.pushes[trainer] for trainer in range(self._trainers)]
+            commit = step.commits[0]
+            arrays = [a for p in pushes for a in (p.keys.ids, p.keys.tables, p.counts, p.grads.numpy())]
+            self._log.append({"scale": commit.scale, "lr_factor": commit.lr_factor}, arrays)
+            del self._steps[self.step]
+            self._make_step(pushes, commit)
+            if self.step % self._every == 0:
+                self.snapshot()
+            self._changed.notify_all()
+
+    def _make_step(self, pushes: Sequence[Push], commit: Commit) -> None:
+        found = [self.shard.look_up(push.keys, push.counts) for push in pushes]
+        if commit.scale is not None:
+            rows = np.concatenate([some.unique[some.inverse] for some in found])
+            unique, grads = self.shard.sum_by_row(rows, torch.cat([push.grads for push in pushes]))
+            self.shard.update(unique, grads * commit.scale if commit.scale != 1 else grads, lr_factor=commit.lr_factor)
+        self.shard.end_step()
+
+    def _push_of(self, ids: np.ndarray, tables: np.ndarray, counts: np.ndarray, grads: np.ndarray) -> Push:
+        return Push(Keys.of(ids, tables, self.shard.salts), counts, torch.from_numpy(np.array(grads)))
+
+
+def _places(keys: Keys) -> np.ndarray:
+    """The same number for the same key. int64 [n]."""
+    pairs = np.stack([keys.tables, keys.ids], axis=1)
+    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)

@@ -1,0 +1,101 @@
+"""A trainer's connection to one server, which outlives the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from stoker.errors import RunFailed
+from stoker.frames import PeerRefused
+from stoker.sparse.servers.connection import Address, Connection, Message
+
+_AGAIN = 0.1  # seconds between two attempts to reach a server
+
+
+class ServerLink:
+    """Asks a server, and repeats after it was lost what it may not have heard.
+
+    Args:
+        hello: the run, and who asks.
+        patience: seconds that a lost server gets to return.
+
+    Attributes:
+        connection: the present one.
+
+    Raises:
+        RunFailed: the server cannot be reached.
+    """
+
+    def __init__(self, address: Address, secret: bytes, hello: Message, patience: float) -> None:
+        self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
+        self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
+        self._asked: tuple[Message, list[np.ndarray]] | None = None
+        self.connection: Connection
+        self._connect()
+
+    def tell(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Says something about a step that has no answer."""
+        self._unmade.append((message, list(arrays)))
+        try:
+            self.connection.send(*self._unmade[-1])
+        except OSError:
+            self._connect()
+
+    def ask(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
+        """Asks; `answer` waits for what is said."""
+        self._asked = (message, list(arrays))
+        try:
+            self.connection.send(*self._asked)
+        except OSError:
+            self._connect()
+
+    def answer(self) -> tuple[Message, list[np.ndarray]]:
+        """The answer to what was asked."""
+        assert self._asked is not None
+        while True:
+            try:
+                answer = self.connection.receive()
+            except (OSError, PeerRefused):
+                self._connect()
+                continue
+            if "step" in answer[0]:
+                self._made(self._asked[0]["layout"], answer[0]["step"])
+            self._asked = None
+            return answer
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self.connection.close()
+
+    def _connect(self) -> None:
+        """Connects, and says again what was not made, and what was asked."""
+        end = time.monotonic() + self._patience
+        while True:
+            try:
+                self.connection = Connection.dial(self._address, self._secret)
+                self.connection.send(self._hello)
+                for layout, step in enumerate(self.connection.receive()[0]["steps"]):
+                    self._made(layout, step)
+                for message, arrays in [*self._unmade, *([self._asked] if self._asked else [])]:
+                    self.connection.send(message, arrays)
+                return
+            except PeerRefused as error:
+                raise RunFailed(f"the server of rows at {self._name} does not have this run's secret") from error
+            except OSError as error:
+                if time.monotonic() > end:
+                    raise RunFailed(f"the server of rows at {self._name} cannot be reached: {error}") from error
+                time.sleep(_AGAIN)
+
+    def _made(self, layout: int, step: int) -> None:
+        """Steps below this one are not said again."""
+        self._unmade = [
+            (message, arrays)
+            for message, arrays in self._unmade
+            if message["layout"] != layout or message["step"] >= step
+        ]
+
+    @property
+    def _name(self) -> str:
+        return "{}:{}".format(*self._address)

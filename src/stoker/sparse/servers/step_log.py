@@ -1,0 +1,127 @@
+"""What a server needs to start again where it ended: a snapshot of its rows, and every step after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+
+from stoker.errors import DiskFailed, reason_of
+from stoker.sparse.servers.connection import DTYPES
+from stoker.sparse.state import SparseState
+
+_HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, bytes of the arrays
+
+
+class StepLog:
+    """Snapshots and steps in a folder.
+
+    A record that was being written when the process or the machine ended is cut off: its step did not happen. Steps
+    are in the
+    page cache when they count, and snapshots on the disk: a killed process loses nothing, a machine that loses power
+    may lose steps that were not yet written back.
+
+    Raises:
+        DiskFailed: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = self._steps_file().open("ab")
+
+    def snapshot(self) -> Iterator[SparseState]:
+        """The parts of the newest snapshot; none where there is no snapshot."""
+        for path in sorted((self._folder / f"snapshot-{self._newest()}").glob("*.safetensors")):
+            yield SparseState.from_tensors(load_file(path))
+
+    def steps(self) -> Iterator[tuple[dict[str, Any], list[np.ndarray]]]:
+        """The steps after the snapshot. What follows the last whole record is cut off."""
+        path, end = Path(self._file.name), 0
+        data = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.empty(0, np.uint8)
+        while (record := _record_at(data, end)) is not None:
+            header, arrays, end = record
+            yield header, arrays
+        del data
+        os.truncate(path, end)
+
+    def append(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
+        """Writes a step."""
+        arrays = [np.ascontiguousarray(array) for array in arrays]
+        text = json.dumps({**header, "arrays": [[array.dtype.str, array.shape] for array in arrays]}).encode()
+        parts: list[bytes | memoryview] = [text, *(array.reshape(-1).view(np.uint8).data for array in arrays)]
+        checksum = 0
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+        try:
+            self._file.write(_HEAD.pack(checksum, len(text), sum(map(len, parts[1:]))))
+            for part in parts:
+                self._file.write(part)
+            self._file.flush()
+        except OSError as error:
+            raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
+
+    def begin(self, parts: Iterable[SparseState]) -> None:
+        """Writes a snapshot, after which the steps before are not needed."""
+        try:
+            partial = self._folder / "partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            for number, part in enumerate(parts):
+                path = partial / f"{number:06}.safetensors"
+                save_file({name: tensor.contiguous() for name, tensor in part.tensors().items()}, path)
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+            target = self._folder / f"snapshot-{self._newest() + 1}"
+            partial.rename(target)
+        except OSError as error:
+            raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
+        self._file.close()
+        for path in self._folder.iterdir():
+            if path != target:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self._file = self._steps_file().open("ab")
+
+    def clear(self) -> None:
+        """Forgets everything."""
+        self._file.close()
+        shutil.rmtree(self._folder)
+        self._folder.mkdir()
+        self._file = self._steps_file().open("ab")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def _steps_file(self) -> Path:
+        return self._folder / f"steps-{self._newest()}"
+
+    def _newest(self) -> int:
+        found = [int(path.name.partition("-")[2]) for path in self._folder.glob("snapshot-*")]
+        return max(found, default=0)
+
+
+def _record_at(data: np.ndarray, at: int) -> tuple[dict[str, Any], list[np.ndarray], int] | None:
+    """A record and its end, or None where there is no whole one."""
+    if at + _HEAD.size > len(data):
+        return None
+    checksum, text, size = _HEAD.unpack(data[at : at + _HEAD.size].tobytes())
+    begin, end = at + _HEAD.size, at + _HEAD.size + text + size
+    if end > len(data) or zlib.crc32(data[begin:end].data) != checksum:
+        return None
+    header = json.loads(data[begin : begin + text].tobytes())
+    arrays, at = [], begin + text
+    for dtype, shape in header.pop("arrays"):
+        assert dtype in DTYPES
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays.append(np.frombuffer(data[at : at + count].tobytes(), dtype).reshape(shape))
+        at += count
+    return header, arrays, end

@@ -1,0 +1,280 @@
+"""Rows on servers against rows that the trainers hold; servers that are killed, and what they find when they return."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from stoker.errors import RunFailed
+from stoker.launch.process_pool import Pool
+from stoker.sparse import Admission, DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
+from stoker.sparse.servers import RowServers
+from stoker.sparse.servers.connection import Connection
+from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
+from stoker.sparse.state import SparseState
+
+SECRET, STEPS, BATCH = bytes(range(32)), 8, 12
+ADMISSION = Admission(count=2, probability=0.9, cells=2**14)
+USERS = TableSettings("users", 4, optimizer="adam", dtype="float64", init_scale=1.0, eviction=Eviction(age=2, every=3))
+ITEMS = replace(USERS, name="items", admission=ADMISSION)
+WORDS = TableSettings("words", 3, optimizer="sgd", lr=0.1, dtype="float64", init_scale=1.0)
+FEATURES = {"user": Feature("users"), "items": Feature("items", pooling="mean"), "words": Feature("words")}
+
+
+def batch_of(step: int, rank: int = 0, world: int = 1) -> dict[str, JaggedIds]:
+    generator = np.random.default_rng(step)
+    found = {}
+    for name in FEATURES:
+        ids = torch.from_numpy(generator.integers(0, 40, (BATCH, 2)))[rank::world]
+        found[name] = JaggedIds(ids.reshape(-1), torch.full((len(ids),), 2))
+    return found
+
+
+def trained(
+    servers: RowServers | None,
+    steps: range,
+    parts: list[SparseState],
+    *,
+    group: dist.ProcessGroup | None = None,
+    pause: float = 0.0,
+    clip: bool = False,
+) -> tuple[list[float], SparseState]:
+    rank, world = (dist.get_rank(), dist.get_world_size()) if group else (0, 1)
+    tables = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, group=group, servers=servers)
+    if parts:
+        tables.load(parts)
+    losses = []
+    for step in steps:
+        pooled = tables(batch_of(step, rank, world))
+        loss = torch.cat([pooled[name].flatten(1) for name in FEATURES], dim=1).sum(1).sin().sum()
+        loss.backward()
+        if step % 4 == 3:
+            tables.discard()
+        else:
+            scale = 1 / (1 + tables.gradient_norm()) if clip else 0.5
+            tables.apply_gradients(scale=scale, lr_factor=1 / (1 + step))
+        losses.append(loss.item())
+        time.sleep(pause)
+    return losses, tables.state()
+
+
+def on_a_rank(servers: RowServers | None, steps: range, parts: list[SparseState]) -> tuple[list[float], SparseState]:
+    return trained(servers, steps, parts, group=dist.group.WORLD, clip=True)
+
+
+@contextmanager
+def serving(
+    *folders: Path, ports: tuple[int, ...] = (), every: int = 3
+) -> Iterator[tuple[RowServers, list[RowServer]]]:
+    """Servers in threads of this process."""
+    listen = ports or (0,) * len(folders)
+    servers = [
+        RowServer(("127.0.0.1", port), SECRET, folder, snapshot_every=every)
+        for folder, port in zip(folders, listen, strict=True)
+    ]
+    for server in servers:
+        threading.Thread(target=server.serve, daemon=True).start()
+    try:
+        yield RowServers(tuple(server.address for server in servers), SECRET, patience=20), servers
+    finally:
+        for server in servers:
+            server.close()
+
+
+def rows_of(parts: list[SparseState]) -> dict[str, list[torch.Tensor]]:
+    found = {}
+    for name in ("users", "items", "words"):
+        tables = [part.tables[name] for part in parts if name in part.tables]
+        order = torch.cat([table.ids for table in tables]).argsort()
+        columns = ("ids", "values", "optimizer", "seen", "last")
+        found[name] = [torch.cat([getattr(table, column) for table in tables])[order] for column in columns]
+    return found
+
+
+def same(found: list[SparseState], expected: list[SparseState], tolerance: float = 0.0) -> None:
+    for name, columns in rows_of(expected).items():
+        assert len(columns[0])
+        torch.testing.assert_close(rows_of(found)[name], columns, rtol=tolerance, atol=tolerance)
+
+
+def test_one_trainer_gets_the_same_rows_to_the_bit(tmp_path: Path) -> None:
+    losses, state = trained(None, range(STEPS), [])
+    with serving(tmp_path / "a") as (servers, _):
+        served, part = trained(servers, range(STEPS), [])
+    assert served == losses
+    same([part], [state])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_many_trainers_get_the_same_rows(world: int, pool: Pool, tmp_path: Path) -> None:
+    losses, state = trained(None, range(STEPS), [], clip=True)
+    with serving(tmp_path / "a", tmp_path / "b") as (servers, _):
+        ranks = pool.run(on_a_rank, servers, range(STEPS), [], world=world)
+    assert [sum(parts) for parts in zip(*(losses for losses, _ in ranks), strict=True)] == pytest.approx(
+        losses, rel=1e-12
+    )
+    same([part for _, part in ranks], [state], 1e-11)
+
+
+def test_states_of_trainers_and_of_servers_are_the_same_kind(pool: Pool, tmp_path: Path) -> None:
+    losses, _ = trained(None, range(STEPS), [], clip=True)
+    _, half = trained(None, range(4), [], clip=True)
+    with serving(tmp_path / "a", tmp_path / "b", tmp_path / "c") as (servers, _):
+        ranks = pool.run(on_a_rank, servers, range(4, 6), [half], world=2)
+    rest, _ = trained(None, range(6, STEPS), [part for _, part in ranks], clip=True)
+    assert rest == pytest.approx(losses[6:], rel=1e-12)
+
+
+def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> None:
+    losses, state = trained(None, range(STEPS), [])
+    with serving(tmp_path / "a", tmp_path / "b") as (servers, running):
+        results: list[tuple[list[float], SparseState]] = []
+        thread = threading.Thread(target=lambda: results.append(trained(servers, range(STEPS), [], pause=0.1)))
+        thread.start()
+        for _ in range(3):
+            time.sleep(0.15)
+            running[1].close()
+            time.sleep(0.05)
+            running[1] = RowServer(servers.addresses[1], SECRET, tmp_path / "b", snapshot_every=3)
+            threading.Thread(target=running[1].serve, daemon=True).start()
+        thread.join()
+    [(served, part)] = results
+    assert served == losses
+    same([part], [state])
+
+
+SERVER = """
+import sys
+from pathlib import Path
+from stoker.sparse.servers.row_server import RowServer
+RowServer(("127.0.0.1", int(sys.argv[1])), bytes(range(32)), Path(sys.argv[2]), snapshot_every=3).serve()
+"""
+
+
+@pytest.mark.slow  # processes import torch several times
+def test_a_killed_server_goes_on_from_its_folder(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def started() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(tmp_path / "a")])
+
+    losses, state = trained(None, range(STEPS), [])
+    process, results = started(), list[tuple[list[float], SparseState]]()
+    servers = RowServers((("127.0.0.1", port),), SECRET, patience=60)
+    thread = threading.Thread(target=lambda: results.append(trained(servers, range(STEPS), [], pause=0.3)))
+    thread.start()
+    draws = random.Random(0)
+    kills = 0
+    while thread.is_alive():
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            time.sleep(0.5 + draws.random())
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+            process = started()
+        time.sleep(0.1)
+    process.kill(), process.wait()
+    [(served, part)] = results
+    assert kills > 1
+    assert served == losses
+    same([part], [state])
+
+
+def push(link: Connection, step: int) -> None:
+    """A trainer's part of a step: a gradient of 1 for the row of id 7."""
+    arrays = [np.array([7]), np.array([0]), np.array([1]), np.ones((1, 3))]
+    link.send({"kind": "push", "layout": 0, "step": step}, arrays)
+    link.send({"kind": "commit", "layout": 0, "step": step, "scale": 1.0, "lr_factor": 1.0})
+
+
+@pytest.mark.parametrize(("least", "waits"), [(1, True), (0, False)])
+def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool, tmp_path: Path) -> None:
+    """A trainer that is ahead waits for the other's steps, but for as many as the bound allows."""
+    run = {"name": "r", "seed": 0, "servers": 1, "trainers": 2, "number": 0, "layouts": [[dict_of(WORDS)]]}
+    with serving(tmp_path / "a") as (servers, _):
+        links = [Connection.dial(servers.addresses[0], SECRET) for _ in range(2)]
+        for trainer, link in enumerate(links):
+            link.send({"run": run, "trainer": trainer})
+            link.receive()
+        push(links[0], 0)
+        answers: list[np.ndarray] = []
+        thread = threading.Thread(target=lambda: answers.extend(links[0].receive()[1]))
+        message = {"kind": "values", "layout": 0, "least": least, "training": True}
+        links[0].send(message, [np.array([7]), np.array([0])])
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive() == waits
+        push(links[1], 0)
+        thread.join(20)
+        links[0].send({**message, "least": 1}, [np.array([7]), np.array([0])])
+        [after], [before] = links[0].receive()[1], answers
+        assert np.allclose(before - after, 0 if waits else 0.2)
+        for link in links:
+            link.close()
+
+
+def trained_with_staleness(servers: RowServers) -> float:
+    """Two trainers, the second of which is slow; how long the first one took for all but its last lookup."""
+    tables = SparseEmbeddings([WORDS], {"words": Feature("words")}, group=dist.group.WORLD, servers=servers)
+    began = time.monotonic()
+    for _ in range(4):
+        took = time.monotonic() - began
+        tables({"words": JaggedIds.single(torch.tensor([7]))})["words"].sum().backward()
+        time.sleep(0.15 * dist.get_rank())
+        tables.apply_gradients()
+    tables.state()
+    return took
+
+
+def test_trainers_wait_for_each_other_as_far_as_the_bound_says(pool: Pool, tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _):
+        took = [
+            pool.run(trained_with_staleness, replace(servers, staleness=staleness), world=2)[0] for staleness in (0, 9)
+        ]
+    assert took[0] > 0.28
+    assert took[1] < 0.28
+
+
+def test_a_stale_run_learns_as_well(tmp_path: Path) -> None:
+    """One trainer never waits for itself: with any bound its lookups have all of its own steps."""
+    losses, _ = trained(None, range(STEPS), [])
+    with serving(tmp_path / "a") as (servers, _):
+        stale, _ = trained(replace(servers, staleness=2), range(STEPS), [])
+    assert stale == pytest.approx(losses, rel=1e-12)
+
+
+def test_without_the_secret_nothing_is_served(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, _), pytest.raises(RunFailed, match="the server of rows at"):
+        trained(replace(servers, secret=bytes(32), patience=0.5), range(1), [])
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    with pytest.raises(RunFailed, match=f":{address[1]} cannot"):
+        trained(RowServers((address,), SECRET, patience=0.3), range(1), [])
+
+
+def test_settings_survive_the_way() -> None:
+    table = replace(ITEMS, disk=DiskTier(Path("x"), 5))
+    found = settings_of(dict_of(table))
+    assert replace(found, disk=None) == replace(table, disk=None)
+    assert found.disk is not None
+    assert found.disk.rows == 5
