@@ -126,7 +126,7 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file(tmp_path: Path) 
 def test_a_missing_task_stands_at_the_file_and_does_not_hide_the_rest(tmp_path: Path) -> None:
     found = problems_of(tmp_path, "model: x\ntrain: {lr: 99}\n")
     assert [(p.line, p.column, p.key) for p in found] == [(1, 1, "task"), (2, 13, "train.lr")]
-    assert "| pretrain | reward | sft | module`" in found[0].suggestion
+    assert "| pretrain | reward | sft | ranking | module`" in found[0].suggestion
 
 
 def test_a_misspelt_block_is_not_also_called_missing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.errors import UserError
 from stoker.job import load_job
-from stoker.job.key_paths import describe, field_at, schema_paths
+from stoker.job.key_paths import KeyPath, block_of, describe, field_at, schema_paths
 from stoker.job.recipes import recipe_description, recipe_names, write_recipe
 from stoker.job.stages import has_stages, read_stages
 from stoker.job.tune_keys import KEYS
@@ -21,7 +21,7 @@ SWITCHED_OFF = re.compile(r"^#((?:  )*(?:- )?[a-z_0-9]+:)", re.MULTILINE)
 def test_the_default_comes_first_and_all_are_there() -> None:
     assert recipe_names() == [
         "sft-lora", "classify-prompt", "continue-vocabulary", "dpo", "grpo-arithmetic", "module-digits", "pretrain-10m",
-        "reward", "rlhf", "sft-full", "sft-qlora",
+        "ranking-movielens", "reward", "rlhf", "sft-full", "sft-qlora",
     ]  # fmt: skip
 
 
@@ -41,7 +41,8 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
         "module.loss", "module.data", "module.evaluate", "evaluate.every", "model.tokenizer", "tune.new_rows_first",
         "data[0].split", "data[0].weight", "data[1].path", "data[1].weight", "train.seq_len", "evaluate.data[0].path",
         "evaluate.data[0].split", "checkpoint.every", "evaluate.fraction", "grpo.rewards", "grpo.loss", "grpo.prompts",
-        "grpo.answers", "grpo.max_tokens", "grpo.kl", "grpo.temperature",
+        "ranking.label", "ranking.positive", "ranking.model", "grpo.answers", "grpo.max_tokens", "grpo.kl",
+        "grpo.temperature",
     }  # fmt: skip
 
 
@@ -68,15 +69,26 @@ def test_every_key_of_the_schema_is_written_with_its_type_and_meaning(name: str)
     whole = parse_document(SWITCHED_OFF.sub(r"\1", text), "job.yaml").data
     flat = " ".join(line.strip().removeprefix("#").strip() for line in text.splitlines())
     for path in schema_paths():
-        indexed = path if path[0] != "data" or len(path) == 1 else ("data", 0, *path[1:])
+        indexed = _indexed(path)
         value = whole
         for part in indexed:
             value = value[part]
         field, _ = field_at(indexed)
         assert field is not None
         assert " ".join(str(field.description).split()) in flat, path
-        if not isinstance(value, dict) and path not in (("data",), ("evaluate", "data")):
+        if not isinstance(value, dict) and not block_of(field.annotation)[1]:
             assert f"{field.description} [{describe(field)}; " in flat, path
+
+
+def _indexed(path: KeyPath) -> KeyPath:
+    """A path through lists of blocks, with the number of each list's first block."""
+    found: KeyPath = ()
+    for part in path:
+        found = (*found, part)
+        field, _ = field_at(found)
+        if field is not None and block_of(field.annotation)[1] and len(found) - found.count(0) < len(path):
+            found = (*found, 0)
+    return found
 
 
 def test_each_switched_off_line_can_be_switched_on(tmp_path: Path) -> None:

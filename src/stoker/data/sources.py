@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from stoker.data import offline_corpora
 from stoker.data.file_digests import file_digest
@@ -28,12 +28,13 @@ from stoker.data.splits import ALL_ROWS, Slice, choose, parse_split, patterns, r
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
 from stoker.job.paths import absolute, exists
-from stoker.job.schema import SourceBlock
+from stoker.job.schema import LogFormat, SourceBlock
 from stoker.node_cache.object_cache import node_cache
 from stoker.node_cache.prefetch import Prefetch
 from stoker.node_cache.remote_file import DataFile, RemoteFile
 from stoker.node_cache.urls import is_url, shown, url_problem
 
+LOG_FORMATS = get_args(LogFormat)
 # Files beside data that are none.
 _NOT_DATA = re.compile(
     r"(readme|licen[cs]e).*|(notice|changelog|citation|requirements|dataset_infos?|state)\.\w+", re.I
@@ -69,11 +70,11 @@ class Source:
         Raises:
             UserError: a file as a whole cannot be read.
         """
-        total = sum(1 for _ in self._all_rows()) if self.part.needs_total else 0
+        total = sum(1 for _ in self.all_rows()) if self.part.needs_total else 0
         start, stop = self.part.bounds(total)
-        yield from itertools.islice(self._all_rows(), start, stop)
+        yield from itertools.islice(self.all_rows(), start, stop)
 
-    def _all_rows(self) -> Iterator[Raw | Rejected]:
+    def all_rows(self) -> Iterator[Raw | Rejected]:
         here = [file for file in self.files if isinstance(file, Path)]
         if self.corpus:
             return offline_corpora.rows(self.corpus, here)
@@ -131,7 +132,7 @@ def source_problem(block: SourceBlock, base: Path) -> tuple[str, str] | None:
     if kind == "url":
         return url_problem(block.path)
     if kind == "file":
-        return _file_problem(block.path, base, split)
+        return _file_problem(block.path, base, split, named=block.format in LOG_FORMATS)
     if kind == "catalogue" and split not in ("", "train"):
         return f"no split {split!r} in {block.path}", "the catalogue has no splits; take a slice: [90%:]"
     return offline_corpora.problem(block.path) if kind == "catalogue" else None
@@ -157,7 +158,7 @@ def open_source(block: SourceBlock, base: Path, *, download: Callable[..., str] 
         return Source(shown(name), tuple(away), sum(file.size for file in away), place, part)
     if kind == "file":
         path = absolute(block.path, base)
-        files = _data_files(_candidates(block.path, base), path)
+        files = _data_files(_candidates(block.path, base), path, named=block.format in LOG_FORMATS)
         root = _root(path, files)
         files = choose(files, root, split)
     elif kind == "catalogue":
@@ -200,13 +201,13 @@ def _remote_files(url: str, split: str) -> tuple[list[RemoteFile], str]:
     return files, root
 
 
-def _file_problem(name: str, base: Path, split: str) -> tuple[str, str] | None:
+def _file_problem(name: str, base: Path, split: str, *, named: bool) -> tuple[str, str] | None:
     path = absolute(name, base)
     found = _candidates(name, base)
     if not exists(path) and not found:
         what = "no file fits" if glob.has_magic(name) else "no such file or folder:"
         return f"{what} {name}", _nearest(path, base)
-    files = _data_files(found, path)
+    files = _data_files(found, path, named=named)
     if not files:
         what = "unknown kind of file" if path.is_file() else f"no data file among {len(found)} files"
         return f"{what}: {name}", f"known are {' '.join(SUFFIXES)}, each also with .gz or .zst"
@@ -255,8 +256,14 @@ def _folders(folder: Path, above: frozenset[tuple[int, int]]) -> Iterator[Path]:
         yield from _folders(path, above | {here})
 
 
-def _data_files(found: list[Path], path: Path) -> list[Path]:
-    """Those that can be read; a file that is named itself is taken even if it is called README.md."""
+def _data_files(found: list[Path], path: Path, *, named: bool = False) -> list[Path]:
+    """Those that can be read; a file that is named itself is taken even if it is called README.md.
+
+    Args:
+        named: whether the job names their format, so that they need no suffix.
+    """
+    if named:
+        return [p for p in found if path.is_file() or not _NOT_DATA.fullmatch(p.name)]
     if path.is_file():
         return [p for p in found if data_suffix(p)]
     return [p for p in found if data_suffix(p) and not _NOT_DATA.fullmatch(p.name)]

@@ -13,12 +13,13 @@ from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
 from stoker.job.schema import Job
 from stoker.job.targets import KINDS, TargetBlock, chosen_block
 from stoker.job.task_spec import TASKS
-from stoker.job.text_conflicts import TEXT_CHECKS
+from stoker.job.text_conflicts import OF_TEXT, TEXT_CHECKS
 from stoker.job.tune_conflicts import TUNE_CHECKS
 from stoker.job.tune_keys import VIRTUAL, keys_of
 
 LANGUAGE = ("train.seq_len", "train.pack", "train.router_aux_loss")
-WITHOUT_TEXT = ("model", "data", *LANGUAGE, "evaluate.data", "evaluate.samples")
+WITHOUT_TEXT = ("model", *LANGUAGE, "evaluate.samples", "tune", "mix")
+WITHOUT_SOURCES = ("data", "evaluate.data")
 
 
 def conflicts(view: View) -> list[Problem]:
@@ -46,7 +47,7 @@ def _needs_model(view: View) -> Iterator[Problem]:
 
 def _needs_data(view: View) -> Iterator[Problem]:
     task = view.task
-    if task.text and not view.value("data"):
+    if (task.text or task.sources) and not view.value("data"):
         yield view.document.problem(("data",), f"`task: {task.name}` needs data", "write `data: my.jsonl`")
 
 
@@ -70,7 +71,7 @@ def _task_blocks(view: View) -> Iterator[Problem]:
 
 def _without_text(view: View) -> Iterator[Problem]:
     task = view.task
-    for key in () if task.text else (*WITHOUT_TEXT, "tune", "mix"):
+    for key in (*(() if task.text else WITHOUT_TEXT), *(() if task.text or task.sources else WITHOUT_SOURCES)):
         if view.given(key) and view.document.at(parse_key(key)) not in ({}, []):
             message = f"`{key}` has no effect in `task: {task.name}`"
             yield from view.at_each([key], message, task.instead.get(key, "remove it"))
@@ -175,8 +176,12 @@ def has_effect(job: Job, path: KeyPath) -> bool:
     """Whether a key changes anything in this job: an adapter's keys do nothing in full tuning, and so on."""
     if path[0] == "parallel":
         return not _idle_in_layout(job, str(path[-1]))
-    if not TASKS[job.task].text:
-        return dotted(path) not in WITHOUT_TEXT and path[0] not in ("tune", "mix")
+    task = TASKS[job.task]
+    if not task.text:
+        without = WITHOUT_TEXT if task.sources else (*WITHOUT_TEXT, *WITHOUT_SOURCES)
+        if path[0] in ("data", "evaluate") and any(part in OF_TEXT for part in path):
+            return False
+        return dotted(path) not in without and path[0] not in ("tune", "mix")
     if path[0] == "tune" and len(path) > 1 and path[1] != "method":
         return str(path[1]) in keys_of(job.tune.method, deep=job.tune.deep)
     others = [name for name, task in TASKS.items() if task.block and name != job.task]

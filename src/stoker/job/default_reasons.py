@@ -94,6 +94,7 @@ OF_TARGET = "the target's own default"  # of every key of a target's block
 UNDECIDED = {
     "tune.width": "the model's own width, when the model is built",
     "train.router_aux_loss": "the model's router_aux_loss_coef where routers are trained, when the model is built",
+    "ranking.features.kind": "found from the first rows when the data is read",
     "train.precision": "decided by the device when training begins: bf16 where it is fast, else fp32",
     "data.format": "found from the first rows when the data is read",
     "data.template": "the tokenizer's chat template, when the tokenizer is loaded",

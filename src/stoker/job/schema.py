@@ -18,6 +18,12 @@ from stoker.job.task_spec import TASKS
 
 SCHEMA_VERSION = 1
 
+TextFormat = Literal[
+    "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"
+]
+LogFormat = Literal["criteo", "libsvm", "libffm"]
+"""Files of task ranking that neither their suffix nor a header describes."""
+
 LONGEST = 1e7  # seconds, a third of a year: no timer of the operating system takes what is far beyond
 
 
@@ -81,9 +87,9 @@ class SourceBlock(Block):
         description="a file, glob, folder, URL (s3://, https:// ...), hub data set id, or catalogue name; "
         ".jsonl .json .csv .parquet .txt .tar, also .gz .zst",
     )
-    format: Literal[
-        "auto", "instruction", "messages", "sharegpt", "prompt", "question", "text", "preference", "ranked", "judged"
-    ] = Field(default="auto", description="what the columns mean; found from the first rows unless given")
+    format: TextFormat | LogFormat = Field(
+        default="auto", description="what the columns mean; found from the first rows unless given"
+    )
     columns: dict[str, str] = Field(
         default_factory=dict, description="names of your columns, as {instruction: question, output: answer}"
     )

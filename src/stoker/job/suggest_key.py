@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stoker.job.key_paths import KeyPath, block_at, dotted, parents_of_keys, parse_key
 from stoker.job.targets import KINDS
+from stoker.job.task_spec import TASKS
 
 # Names that other trainers give to the same value, so that it can be moved as it is.
 SAME_VALUE = {
@@ -183,6 +184,8 @@ def suggest_key(parent: KeyPath, key: str) -> Suggestion:
     if name in HINTS or stages:  # `stages` is no key of a job, but of a file of several
         return Suggestion("write `stages`" if stages else HINTS[name])
     homes = [home for home in parents_of_keys().get(name, ()) if home != level]
+    shared = [home for home in homes if len(home) < 2 or home[0] not in TASKS]  # not deep inside of one task's block
+    homes = shared or homes
     if len(homes) == 1:
         under = f"belongs under `{dotted(homes[0])}:`" if homes[0] else "belongs at the top level"
         return Suggestion(f"`{name}` {under}", (*homes[0], name), certain=homes[0][:1] not in (("data",), ("target",)))

@@ -20,6 +20,7 @@ from stoker.job.block import Block
 if TYPE_CHECKING:  # of rooms above too; see the import contract
     from pathlib import Path
 
+    from stoker.data.ranking.log_audit import LogAudit
     from stoker.data.sequences import Document
     from stoker.errors import Problem
     from stoker.hardware.device import Device
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.train.engine import Engine
     from stoker.train.language_task import LanguageTask
     from stoker.train.prepare import Prepared
+    from stoker.train.ranking.figures import RankingFigures
 
 B = TypeVar("B", bound=Block)
 
@@ -74,9 +76,10 @@ class TaskSpec:
         block_hint: what to write where the block is missing; empty where it may be, and its defaults then hold.
         reasons, examples: why a key of the block has its default, and a value that it can have; by key.
         checks: find what is wrong in the block and beside it; they are called where the block is there.
-        text: whether a language model is trained on rows of ``data``. Other tasks bring model and data themselves.
+        text: whether a language model is trained on rows of ``data``. Other tasks bring their model themselves.
+        sources: of other tasks, whether they read rows of ``data``; else they bring their data, too.
         instead: of other tasks, what to write instead of a key that has no effect.
-        runs_code: whether the job names code to import.
+        runs_code: whether a job names code to import.
         chat: whether rows are conversations, so that a chat template writes them and asks the trained model.
         prompts: whether rows ask only, as the model's own answers are what it learns from. An answer in a row is what
             rewards may expect.
@@ -93,7 +96,13 @@ class TaskSpec:
         perplexity: whether exp(loss) is one.
         dropout: whether the dropout of the model's configuration is active in training.
         details: what `stoker eval` adds, of (task, engine, documents, names of their sources).
-        prepare: makes model, data and samples, where `stoker.train.prepare` does not.
+        prepare: makes model, data and samples, where `stoker.train.prepare` does not; the path is where relative ones
+            begin.
+        gate: of other tasks with sources, raises what is wrong with the data; called once, before processes start.
+        audit: of such tasks, what `stoker data` shows.
+        measure: what `stoker eval` gives for a run, where it is not a language model's loss: called with the run, the
+            data (None for what is held out), its format, the checkpoint, the keys that may run code, and the path where
+            relative ones begin.
         toy: (the block of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows.
         toy_keys: keys of the block that the small copy has other values of, where data is rows.
         resident: copies of the model held frozen beside the trained one, for the planner.
@@ -114,8 +123,9 @@ class TaskSpec:
     examples: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Callable[[View], Iterator[Problem]], ...] = ()
     text: bool = True
+    sources: bool = False
     instead: Mapping[str, str] = field(default_factory=dict)
-    runs_code: bool = False
+    runs_code: Callable[[Job], bool] = lambda _: False
     chat: bool = True
     prompts: bool = False
     rows: Callable[[Job], Rows] = lambda _: "answers"
@@ -130,7 +140,10 @@ class TaskSpec:
     perplexity: bool = True
     dropout: bool = True
     details: Callable[[LanguageTask, Engine, Sequence[Document], Sequence[str]], dict[str, Any]] | None = None
-    prepare: Callable[[LoadedJob, Device, Mesh | None], Prepared] | None = None
+    prepare: Callable[[LoadedJob, Device, Mesh | None, Path], Prepared] | None = None
+    gate: Callable[[LoadedJob, Path], None] | None = None
+    audit: Callable[[LoadedJob, Path], LogAudit] | None = None
+    measure: Callable[[str, str | None, str, str, Sequence[str], Path], RankingFigures] | None = None
     toy: Callable[[LoadedJob], tuple[dict[str, Any], int]] | None = None
     toy_keys: Callable[[Job], dict[str, Any]] = lambda _: {}
     resident: Callable[[Job], int] = lambda _: 0
@@ -143,7 +156,7 @@ class TaskSpec:
 def _tasks() -> dict[str, TaskSpec]:
     package = import_module("stoker.train.tasks")
     found = [import_module(f"{package.__name__}.{m.name}").TASK for m in iter_modules(package.__path__)]
-    return {task.name: task for task in sorted(found, key=lambda task: (not task.text, task.name))}
+    return {task.name: task for task in sorted(found, key=lambda task: (not task.text, not task.sources, task.name))}
 
 
 def task_of(job: Job) -> TaskSpec:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from stoker.errors import Problem
 from stoker.job.conflict_view import View
 from stoker.job.key_paths import parse_key
-from stoker.job.schema import SourceBlock, TemplateBlock
+from stoker.job.schema import LogFormat, SourceBlock, TemplateBlock
 from stoker.job.template import BadTemplate, pieces_of
 
 
@@ -59,6 +60,25 @@ def _rows_whole(view: View) -> Iterator[Problem]:
             yield from view.at_each([f"{key}.stream"], message, "write `stream: false`")
 
 
+def _of_logs(view: View) -> Iterator[Problem]:
+    """Formats of click logs are read by tasks that rank, and what concerns text has no effect there."""
+    logs = get_args(LogFormat)
+    for key, source in _sources(view):
+        if view.task.text and source.format in logs:
+            message = f"`format: {source.format}` is of click logs, and `task: {view.task.name}` trains on text"
+            yield from view.at_each([f"{key}.format", "task"], message, "write `task: ranking`, or another format")
+        if view.task.text or not view.task.sources:
+            continue
+        if source.format not in ("auto", *logs):
+            message = f"`format: {source.format}` is of text, and `task: {view.task.name}` reads click logs"
+            yield from view.at_each([f"{key}.format", "task"], message, f"write auto, {', '.join(logs)}")
+        for name in OF_TEXT:
+            if view.given(f"{key}.{name}"):
+                message = f"`{key}.{name}` has no effect in `task: {view.task.name}`"
+                yield from view.at_each([f"{key}.{name}"], message, "remove it")
+
+
+OF_TEXT = ("columns", "weight", "template", "template_arguments", "train_on", "special_tokens", "too_long", "stream")
 WHOLE = {"pairs": "pairs", "judged": "answers with a label"}
 WITHOUT_ARGUMENTS = ("chatml", "plain", "none")
-TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _rows_whole)
+TEXT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_end_tokens, _templates, _rows_whole, _of_logs)

@@ -19,7 +19,7 @@ def code_problems(loaded: LoadedJob, how: Callable[[str], str]) -> list[Problem]
     """
     job = loaded.job
     given = {
-        f"task={job.task}": task_of(job).runs_code,
+        f"task={job.task}": task_of(job).runs_code(job),
         "model.trust_remote_code=true": job.model is not None and job.model.trust_remote_code,
         "model.allow_pickle=true": job.model is not None and job.model.allow_pickle,
     }

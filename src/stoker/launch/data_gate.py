@@ -17,7 +17,10 @@ def check_data(spec: RunSpec, report: Report | None = None) -> None:
     Raises:
         UserError: the tokenizer cannot be loaded, or the data does not pass the audit.
     """
-    if not task_of(spec.loaded.job).text:
+    task = task_of(spec.loaded.job)
+    if task.gate is not None:
+        task.gate(spec.loaded, spec.base)
+    if not task.text:
         return
     text = open_text_side(spec.loaded, spec.base)
     job = spec.loaded.job

@@ -177,7 +177,7 @@ class Rehearsal:
         if job.model is not None and (weights := base / job.model.name).is_dir():
             found = ((path.name, path.stat()) for path in sorted(weights.iterdir()))
             seen += [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found]
-        if task_of(job).runs_code:  # which may have changed: never the same
+        if task_of(job).runs_code(job):  # which may have changed: never the same
             seen.append(str(time.time_ns()))
         text = json.dumps([job.model_dump(mode="json", exclude=left_out), seen])  # type: ignore[arg-type]
         return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -18,9 +18,12 @@ class Hook:
         before_passes: takes the step, once its samples are there. Its time counts as this process' own.
         after_passes: takes the step and the summed loss of this process; returns the loss to go on with. Gradients
             are not clipped yet.
+        after_optimizer: takes the learning rate, and whether the optimizer took the step; it leaves out one whose
+            numbers are not finite.
         after_step: takes what was measured.
     """
 
     before_passes: Callable[[int], None] = lambda _step: None
     after_passes: Callable[[int, Tensor], Tensor] = lambda _step, loss: loss
+    after_optimizer: Callable[[float, bool], None] = lambda _lr, _taken: None
     after_step: Callable[[StepMetrics], None] = lambda _metrics: None

@@ -38,7 +38,7 @@ from stoker.train.skipped_samples import Span, next_span
 from stoker.train.step import Stepper, StepResult
 from stoker.train.stop_request import StopRequest
 from stoker.train.task import Task
-from stoker.train.training_state import TrainingState
+from stoker.train.training_state import FurtherState, TrainingState
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
 Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
@@ -79,6 +79,7 @@ class Loop:
         sampler: Sampler | None = None,
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
+        further: FurtherState | None = None,
         hooks: Sequence[Hook] = (),
         heart: Heart = UNWATCHED,
     ) -> None:
@@ -89,7 +90,7 @@ class Loop:
         self.progress = Progress()
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
-        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases)
+        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further)
         # A run that ends with a step that is not finite need not put its buffers back.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)

@@ -46,9 +46,11 @@ from stoker.parallel.plain_module import spread_module
 from stoker.parallel.recompute import recompute_blocks
 from stoker.parallel.shard_spec import Piece
 from stoker.train.engine import Distributed, Engine, SingleProcess
+from stoker.train.hooks import Hook
 from stoker.train.language_task import LanguageTask
 from stoker.train.module_task import ModuleTask, fingerprint_of
 from stoker.train.task import Task
+from stoker.train.training_state import FurtherState
 
 _CHUNKED = "chunked, trained positions only"
 
@@ -71,6 +73,8 @@ class Prepared:
         pieces, aliases: this process' part of the parameters; see `stoker.parallel.parallelize.ParallelModel`.
         audit: of a language task's data.
         new_rows: of tokens that the model did not have.
+        further: what checkpoints hold beside weights and moments.
+        hooks: what the task does within a step.
     """
 
     job: ResolvedJob
@@ -85,6 +89,8 @@ class Prepared:
     corpus: Corpus | None = None
     text: TextSide | None = None
     new_rows: NewRows | None = None
+    further: FurtherState | None = None
+    hooks: tuple[Hook, ...] = ()
 
 
 def prepare(
@@ -108,7 +114,7 @@ def prepare(
     device = device_for(job, mesh.device if mesh else None)
     with arithmetic_of(device):
         if task.prepare is not None:
-            return task.prepare(loaded, device, mesh)
+            return task.prepare(loaded, device, mesh, base)
         objective = objective or (task.objective(job) if task.objective else next_token)
         return _prepare_language(loaded, device, base, report, mesh, objective)
 
@@ -172,7 +178,7 @@ def _prepare_language(
         facts["new tokens"] = _describe_new_rows(job, len(text.tokenizer) - built.new_rows.first)
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
-    engine = _engine_of(task, device, mesh, spread_out)
+    engine = engine_of(task, device, mesh, spread_out)
     return Prepared(
         job, task, device, facts, fingerprints, engine, pieces, aliases, checked, corpus, text, built.new_rows
     )
@@ -224,7 +230,8 @@ def _describe_new_rows(job: ResolvedJob, tokens: int) -> str:
     return f"{words}; for {first} steps only they are trained" if first else words
 
 
-def _engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
+def engine_of(task: Task, device: Device, mesh: Mesh | None, parts: ParallelModel | None) -> Engine:
+    """How the passes of a task are carried out: alone, or with the processes of a mesh."""
     if mesh is None or parts is None:
         return SingleProcess(task, device, list(trainable(task.model).values()))
     return Distributed(task, device, mesh, root=parts.root, pipeline=parts.pipeline, gradients=parts.gradients)
@@ -249,7 +256,7 @@ def prepare_module(
         assert parts.root is not None
         task.root = parts.root
     fingerprints = {"data": fingerprint_of(task.data)}
-    return Prepared(job, task, device, facts, fingerprints, _engine_of(task, device, mesh, parts))
+    return Prepared(job, task, device, facts, fingerprints, engine_of(task, device, mesh, parts))
 
 
 def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:

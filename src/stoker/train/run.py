@@ -85,7 +85,13 @@ def start(
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
-        hooks=[*_own_hooks(prepared, optimizer), Hook(chaos.before_passes, chaos.after_passes), *hooks],
+        further=prepared.further,
+        hooks=[
+            *_own_hooks(prepared, optimizer),
+            *prepared.hooks,
+            Hook(chaos.before_passes, chaos.after_passes),
+            *hooks,
+        ],
         heart=heart,
     )
     heart.beat("restore")

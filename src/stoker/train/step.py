@@ -118,6 +118,8 @@ class Stepper:
         measures = self._task.measures
         sums = measures.take(total) if measures is not None else None
         found = self._guard.step(total, norm, sums, asked=asked())
+        for hook in self._hooks:
+            hook.after_optimizer(lr, found.taken)
         return StepResult(
             step,
             span,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -56,7 +57,7 @@ def _held_out(view: View) -> Iterator[Problem]:
         yield from two_evaluations(view, "module.evaluate")
 
 
-def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None) -> Prepared:
+def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, _: Path) -> Prepared:
     import torch
     from torch import nn
 
@@ -104,7 +105,7 @@ TASK = TaskSpec(
         "data": "name the callable in `module.data`",
         "evaluate.data": "name the callable in `module.evaluate`",
     },
-    runs_code=True,
+    runs_code=lambda _: True,
     chat=False,
     target="sample",
     prepare=_prepare,

@@ -1,0 +1,49 @@
+"""Prints the metrics of a ranking model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from stoker.terminal import visible
+from stoker.train.ranking.figures import Figure, RankingFigures
+
+SHOWN = 20  # values of a slice, the most frequent ones of which are not known here: the first
+
+
+def print_ranking(found: RankingFigures) -> None:
+    """A table of the metrics by label, and one for each slice."""
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    for name in (*(["label"] if len(found.labels) > 1 else []), "metric"):
+        table.add_column(name)
+    for name in ("value", "95 % interval"):
+        table.add_column(name, justify="right")
+    for label, figures in found.labels.items():
+        for name, figure in figures.items():
+            table.add_row(*([label] if len(found.labels) > 1 else []), name, f"{figure.value:.4f}", _interval(figure))
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for column, values in found.slices.items():
+        console.print(_slices(column, values))
+    print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
+
+
+def _slices(column: str, values: Mapping[str, Mapping[str, Figure]]) -> object:
+    from rich.table import Table
+
+    table = Table(box=None, header_style="bold")
+    table.add_column(visible(column))
+    names = ("auc", "log_loss", "calibration", "positive_rate")
+    for name in names:
+        table.add_column(name, justify="right")
+    for value, figures in list(values.items())[:SHOWN]:
+        table.add_row(visible(value), *(f"{figures[n].value:.4f}" if n in figures else "-" for n in names))
+    return table
+
+
+def _interval(figure: Figure) -> str:
+    values = figure.as_json()
+    return f"{values['low']:.4f} to {values['high']:.4f}" if "low" in values else "-"

@@ -1,0 +1,58 @@
+"""Prints the audit of a click log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from stoker.data.ranking.log_audit import COUNTS, LogAudit, lines
+from stoker.data.token_cache import reason_kind
+from stoker.terminal import visible
+
+PLACES = 20  # rows named for each reason
+
+
+def print_log_audit(audit: LogAudit) -> None:
+    """Counts, features, ids, periods, what tells of the future, and the rows that were dropped."""
+    for label, value in lines(audit):
+        print(f"{label:<20} {value}")
+    _print_table(("feature", "kind", "found by", "as"), audit.columns)
+    rows = [
+        (
+            name,
+            f"{found.ids:,}",
+            f"{found.lookups:,}",
+            f"{found.once:.1%}",
+            "-" if found.new_a_period is None else f"{found.new_a_period:,.1f}",
+            "-" if found.unseen is None else f"{found.unseen:.1%}",
+            *(f"{ids:.0%} / {lookups:.1%}" for ids, lookups in (found.covered[least] for least in COUNTS[1:])),
+        )
+        for name, found in audit.ids.items()
+    ]
+    counts = (f"seen {least}+: ids / lookups" for least in COUNTS[1:])
+    _print_table(("ids of", "different", "lookups", "seen once", "new a period", "held out unseen", *counts), rows)
+    labels = [f"positive {name}" for name in audit.labels]
+    periods = [(p.name, f"{p.rows:,}", *(f"{rate:.2%}" for rate in p.rates)) for p in audit.periods]
+    _print_table(("period", "rows", *labels), periods)
+    for name, share in audit.missing.items():
+        if share:
+            print(f"{name} is missing in {share:.1%} of the rows")
+    for leak in audit.leaks:
+        print(f"leakage: {visible(leak)}")
+    for name, count in audit.unknown.items():
+        print(f"not read: {visible(name)}, in {count:,} rows, as none of the first rows has it")
+    for reason, count in audit.reasons.items():
+        print(f"\ndropped: {visible(reason)} ({count:,})")
+        for row in [row for row in audit.dropped if reason_kind(row.reason) == reason][:PLACES]:
+            detail = row.reason.removeprefix(reason).removeprefix(":").strip()
+            print(f"  {row.source}:{row.row}" + (f"  {visible(detail)}" if detail else ""))
+
+
+def _print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = [head, *(tuple(map(visible, row)) for row in rows)]
+    if len(table) == 1:
+        return
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    print()
+    for row in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    print()

@@ -1,0 +1,169 @@
+"""A click log opened for training: which rows are trained on, which are held out, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from stoker.data.ranking.column_store import ColumnStore, open_store
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.find_features import SAMPLE, find_features
+from stoker.data.ranking.fit_features import fit_features
+from stoker.data.ranking.log_rows import log_rows
+from stoker.data.ranking.row_batch import RowBatch, read_batch
+from stoker.data.ranking.settings import LogSettings
+from stoker.data.ranking.times import days_of
+from stoker.data.rows import Raw
+from stoker.data.sources import Source, open_source
+from stoker.errors import Problem, UserError
+from stoker.job.schema import SourceBlock
+
+PERIODS = 10  # that rows without a time, of one file, are divided into
+
+
+@dataclass(frozen=True)
+class RowSet:
+    """Rows of a store in the order of time.
+
+    Attributes:
+        rows: their numbers within the store, int64.
+    """
+
+    store: ColumnStore
+    features: Features
+    rows: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, positions: np.ndarray) -> RowBatch:
+        """The rows at these positions."""
+        return read_batch(self.store, self.features, self.rows[positions])
+
+    def column(self, name: str) -> np.ndarray:
+        """A column of one number a row: ``time``, ``group``, ``slice<n>``."""
+        return self.store.array(name)[self.rows]
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Shape (rows, labels)."""
+        return self.store.array("labels")[self.rows]
+
+    def places(self, positions: np.ndarray) -> list[str]:
+        """``file:row`` of rows."""
+        files = self.store.summary.files
+        return [f"{files[file]}:{row}" for file, row in self.store.array("place")[self.rows[positions]]]
+
+    def periods(self) -> np.ndarray:
+        """The period of each row, numbers that do not fall: its day, or its file, or a tenth of all rows; int64."""
+        if self.features.time is not None:
+            days = days_of(self.column("time"))
+            if days is not None:
+                return days
+        files = self.store.array("place")[self.rows][:, 0]
+        if self.features.time is None and len(self.store.summary.files) > 1:
+            return files
+        return np.arange(len(self)) * PERIODS // max(1, len(self))
+
+    def part(self, start: int, stop: int) -> RowSet:
+        """The rows from one position to another."""
+        return replace(self, rows=self.rows[start:stop])
+
+
+@dataclass(frozen=True)
+class ClickLog:
+    """What is trained on and what is held out."""
+
+    features: Features
+    training: RowSet
+    held_out: RowSet | None
+    fingerprints: dict[str, str]
+
+    @property
+    def stores(self) -> tuple[ColumnStore, ...]:
+        """The stores of all rows, each once."""
+        both = (self.training.store, *([self.held_out.store] if self.held_out else []))
+        return both if len(both) == 2 and both[0] is not both[1] else both[:1]
+
+
+def open_log(
+    data: Sequence[SourceBlock], settings: LogSettings, base: Path, *, held_out: Sequence[SourceBlock], fraction: float
+) -> ClickLog:
+    """Opens a log; finds its features, and splits it by time.
+
+    Args:
+        held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
+
+    Raises:
+        UserError: a source cannot be read, a column is missing, or all rows are bad.
+    """
+    sources = _opened(data, base)
+    features = features_of(sources, settings)
+    store = open_store(sources, features, settings.ignore)
+    _check_some(store, settings)
+    rows = _by_time(store)
+    others = _opened(held_out, base)
+    kept = len(rows) if others else len(rows) - round(fraction * len(rows))
+    if kept == 0:
+        raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
+    fitted = fit_features(store, rows[:kept])
+    training = RowSet(store, fitted, rows[:kept])
+    evaluated: RowSet | None = None
+    if others:
+        other = open_store(others, features, settings.ignore)
+        _check_some(other, settings)
+        evaluated = RowSet(other, fitted, _by_time(other))
+    elif kept < len(rows):
+        evaluated = RowSet(store, fitted, rows[kept:])
+    prints = {source.name: source.fingerprint() for source, _ in (*sources, *others)}
+    return ClickLog(fitted, training, evaluated, prints)
+
+
+def open_rows(data: Sequence[SourceBlock], features: Features, base: Path, ignored: Sequence[str] = ()) -> RowSet:
+    """The rows of sources under features that a run has already.
+
+    Raises:
+        UserError: a source cannot be read, or all rows are bad.
+    """
+    store = open_store(_opened(data, base), features, ignored)
+    _check_some(store, LogSettings(labels=features.labels, positive=features.positive))
+    return RowSet(store, features, _by_time(store))
+
+
+def features_of(sources: Sequence[tuple[Source, str]], settings: LogSettings) -> Features:
+    """The features of sources, found from their first rows."""
+    rows = (row for source, form in sources for row in log_rows(source, form))
+    first = [raw.value for raw in islice(rows, SAMPLE) if isinstance(raw, Raw) and isinstance(raw.value, dict)]
+    if not first:
+        raise UserError(Problem(f"{sources[0][0].name}: none of the first {SAMPLE:,} rows can be read"))
+    return find_features(first, settings)
+
+
+def _opened(blocks: Sequence[SourceBlock], base: Path) -> list[tuple[Source, str]]:
+    return [(open_source(block, base), block.format) for block in blocks]
+
+
+def _by_time(store: ColumnStore) -> np.ndarray:
+    if store.features.time is None:
+        return np.arange(len(store), dtype=np.int64)
+    return np.argsort(store.array("time"), kind="stable")
+
+
+def _check_some(store: ColumnStore, settings: LogSettings) -> None:
+    summary = store.summary
+    if summary.rows:
+        return
+    kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
+    first = (
+        f" {summary.rejected[0].source}:{summary.rejected[0].row}: {summary.rejected[0].reason}"
+        if summary.rejected
+        else ""
+    )
+    hint = ""
+    if settings.positive is None and any(kind.startswith("unknown label") for kind in summary.reasons):
+        hint = "write `ranking.positive: 4` to take labels of 4 and more as positive"
+    raise UserError(Problem(f"all {summary.rows_in:,} rows are dropped: {kinds};{first}", hint))

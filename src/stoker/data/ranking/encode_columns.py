@@ -1,0 +1,256 @@
+"""Rows as arrays, column by column; rows that cannot be used are left out, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from stoker.data.ranking.features import NUMBERS, Column, Features
+from stoker.data.ranking.ids import IdsOfValues, is_missing
+from stoker.data.ranking.times import time_of
+from stoker.data.rows import Raw, Rejected
+
+SLICES = 1000  # values of a column that metrics are given by; all others are one
+OTHER = "(others)"
+_LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
+_SHOWN = 40  # characters of a value in a reason
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class EncodedRows:
+    """Rows as arrays.
+
+    Attributes:
+        arrays: by the name of their file, first dimension rows (of ids: values); see `ColumnEncoder`.
+        rows: how many there are.
+        rejected: those that are not among them.
+        unknown: fields of rows that are no column, and how many rows have them.
+    """
+
+    arrays: Arrays
+    rows: int
+    rejected: list[Rejected]
+    unknown: dict[str, int] = field(default_factory=dict)
+
+
+class _BadRowsError(Exception):
+    """Rows that a column cannot be read from: their numbers, and why."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        self.reasons = reasons
+
+
+class ColumnEncoder:
+    """Turns batches of rows into arrays.
+
+    ``labels`` [rows, labels] float32, ``time`` float64, ``weight`` float32, ``group`` int64, ``place`` [rows, 2] int64
+    (file and row), ``slice<n>`` int32; of the n-th feature ``column<n>``: float32 of a number, NaN where it is
+    missing; otherwise int64, the ids of all rows one after another, with ``lengths<n>`` int32 and, if they have
+    weights, ``weights<n>`` float32.
+    """
+
+    def __init__(self, features: Features, known: Iterable[str] = ()) -> None:
+        """
+        Args:
+            known: columns that are ignored on purpose.
+        """
+        self.features = features
+        self.files: dict[str, int] = {}
+        self.slices: list[dict[str, int]] = [{} for _ in features.slices]
+        self._ids = {column.name: IdsOfValues() for column in features.columns}
+        self._group_ids = IdsOfValues()
+        self._known = {*known, *features.labels, *features.slices, features.time, features.group, features.weight}
+        self._known |= {column.name for column in features.columns}
+
+    def encode(self, rows: Sequence[Raw | Rejected]) -> EncodedRows:
+        """The arrays of a batch of rows."""
+        rejected = [row for row in rows if isinstance(row, Rejected)]
+        good = [row for row in rows if isinstance(row, Raw)]
+        while True:
+            values = [row.value for row in good if isinstance(row.value, dict)]
+            try:
+                arrays = self._arrays(values)
+                break
+            except _BadRowsError as error:
+                rejected += [Rejected(good[i].source, good[i].row, why) for i, why in error.reasons.items()]
+                good = [row for number, row in enumerate(good) if number not in error.reasons]
+        places = [(self.files.setdefault(row.source, len(self.files)), row.row) for row in good]
+        arrays["place"] = np.array(places, dtype=np.int64).reshape(-1, 2)
+        unknown: dict[str, int] = {}
+        for value in values:
+            for name in value.keys() - self._known:
+                unknown[name] = unknown.get(name, 0) + 1
+        return EncodedRows(arrays, len(good), rejected, unknown)
+
+    def _arrays(self, rows: Sequence[dict[str, Any]]) -> Arrays:
+        features = self.features
+
+        def cells(name: str) -> list[Any]:
+            return [row.get(name) for row in rows]
+
+        labels = [
+            _each(cells(name), partial(_label, positive=features.positive, name=name)) for name in features.labels
+        ]
+        arrays = {"labels": np.array(labels, dtype=np.float32).T.reshape(len(rows), len(features.labels))}
+        if features.time is not None:
+            arrays["time"] = np.array(_each(cells(features.time), lambda v: _time(v, features.time)), dtype=np.float64)
+        if features.weight is not None:
+            arrays["weight"] = np.array(_each(cells(features.weight), _row_weight), dtype=np.float32)
+        if features.group is not None:
+            arrays["group"] = np.array(_each(cells(features.group), self._group), dtype=np.int64)
+        for number, name in enumerate(features.slices):
+            codes = self.slices[number]
+            arrays[f"slice{number}"] = np.array([_code(codes, value) for value in cells(name)], dtype=np.int32)
+        for number, column in enumerate(features.columns):
+            if column.kind in NUMBERS:
+                arrays[f"column{number}"] = _numbers(cells(column.name), column.name)
+            elif column.stored:
+                arrays |= self._lists(number, column, cells(column.name))
+        return arrays
+
+    def _group(self, value: Any) -> int:
+        return 0 if is_missing(value) else _id(self._group_ids, value, str(self.features.group))
+
+    def _lists(self, number: int, column: Column, cells: list[Any]) -> Arrays:
+        """The ids of a feature, of all rows one after another."""
+        ids_of = self._ids[column.name]
+        if column.kind == "id":
+            present = [value for value in cells if not is_missing(value)]
+            lengths = np.array([not is_missing(value) for value in cells], dtype=np.int32)
+            try:
+                return {f"column{number}": _int64([ids_of[v] for v in present]), f"lengths{number}": lengths}
+            except (ValueError, TypeError):
+                _each(cells, lambda v: None if is_missing(v) else _id(ids_of, v, column.name))
+                raise
+        items = _each(cells, lambda value: _items(value, column))
+        pairs = _each(items, lambda row: [(_id(ids_of, item, column.name), weight) for item, weight in row])
+        arrays = {
+            f"column{number}": _int64([found for row in pairs for found, _ in row]),
+            f"lengths{number}": np.array([len(row) for row in pairs], dtype=np.int32),
+        }
+        if column.weighted:
+            arrays[f"weights{number}"] = np.array([weight for row in pairs for _, weight in row], dtype=np.float32)
+        return arrays
+
+
+def _each(values: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The values changed one by one; those that cannot be are raised together."""
+    out, reasons = [], {}
+    for number, value in enumerate(values):
+        try:
+            out.append(change(value))
+        except ValueError as error:
+            reasons[number] = str(error)
+    if reasons:
+        raise _BadRowsError(reasons)
+    return out
+
+
+def _int64(values: list[int]) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def _label(value: Any, positive: float | None, name: str) -> float:
+    if is_missing(value):
+        raise ValueError(f"no label: {name}")
+    if positive is None:
+        found = _LABELS.get(str(value).strip().lower())
+        if found is None and isinstance(value, (int, float, str)):
+            found = {0.0: 0.0, 1.0: 1.0, -1.0: 0.0}.get(_float(value))
+        if found is None:
+            raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, and labels are 0 and 1")
+        return found
+    number = _float(value)
+    if not np.isfinite(number):
+        raise ValueError(f"unknown label: {name} is {str(value)[:_SHOWN]!r}, which is no number")
+    return float(number >= positive)
+
+
+def _float(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError, OverflowError):
+        return float("nan")
+
+
+def _time(value: Any, name: str | None) -> float:
+    if is_missing(value):
+        raise ValueError(f"no time: {name}")
+    try:
+        return time_of(value)
+    except ValueError as error:
+        raise ValueError(f"{error} in {name}") from None
+
+
+def _row_weight(value: Any) -> float:
+    weight = _float(value)
+    if not (np.isfinite(weight) and weight >= 0):
+        raise ValueError(f"not a weight: {str(value)[:_SHOWN]!r}")
+    return weight
+
+
+def _code(codes: dict[str, int], value: Any) -> int:
+    text = "" if is_missing(value) else str(value)
+    if text in codes:
+        return codes[text]
+    return codes.setdefault(text if len(codes) < SLICES else OTHER, len(codes))
+
+
+def _numbers(cells: list[Any], name: str) -> np.ndarray:
+    nan = float("nan")
+    try:
+        found = np.array([nan if cell is None or cell == "" else cell for cell in cells], dtype=np.float64)
+    except (ValueError, TypeError, OverflowError):
+        found = np.array([np.inf])
+    if found.shape != (len(cells),) or np.isinf(found).any():
+        found = np.array(_each(cells, lambda cell: _number(cell, name)), dtype=np.float64)
+    return found.astype(np.float32)
+
+
+def _number(cell: Any, name: str) -> float:
+    if is_missing(cell):
+        return float("nan")
+    number = _float(cell)
+    if not np.isfinite(number):
+        raise ValueError(f"not a number: {name} is {str(cell)[:_SHOWN]!r}")
+    return number
+
+
+def _id(ids_of: IdsOfValues, value: Any, name: str) -> int:
+    try:
+        return ids_of[value]
+    except TypeError:  # a list is no key
+        raise ValueError(f"not an id: a value of type {type(value).__name__} in {name}") from None
+    except ValueError as error:
+        raise ValueError(f"{error} in {name}") from None
+
+
+def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
+    """(value, weight) of each item of a cell."""
+    if isinstance(value, dict):
+        pairs = list(value.items())
+    elif isinstance(value, (list, tuple)):
+        pairs = [tuple(item) if column.weighted and isinstance(item, list) else (item, 1.0) for item in value]
+    elif is_missing(value):
+        return []
+    else:
+        texts = [text for text in str(value).split(column.separator) if text]
+        pairs = [_weighted(text) if column.weighted else (text, 1.0) for text in texts]
+    out = []
+    for pair in pairs:
+        if len(pair) != 2 or not np.isfinite(weight := _float(pair[1])):
+            raise ValueError(f"not an id with its weight: {str(pair)[:_SHOWN]} in {column.name}")
+        if not is_missing(pair[0]):
+            out.append((pair[0], weight))
+    return out
+
+
+def _weighted(text: str) -> tuple[str, str]:
+    name, colon, weight = text.rpartition(":")
+    return (name, weight) if colon else (text, "1")

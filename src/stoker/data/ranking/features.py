@@ -1,0 +1,117 @@
+"""What the columns of a click log are: labels, time, and features with how each is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self
+
+Kind = Literal["dense", "buckets", "id", "ids", "sequence", "cross"]
+"""What a feature is: a number, a number by its quantile, one id, a bag of ids, ids in order, or the pair of two ids."""
+
+NUMBERS = ("dense", "buckets")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A feature.
+
+    Attributes:
+        name: of the feature, which is its column's unless it is a cross.
+        why: how its kind was found, for people.
+        separator: between the values of a cell; empty where a cell is one value, or a list.
+        weighted: whether each id comes with a weight, as ``{"id": 0.5}``, ``[["id", 0.5]]`` or ``id:0.5``.
+        table: name of its table of embeddings; features with one table share rows.
+        longest: newest ids of a sequence that are kept.
+        buckets: how many, of a number by its quantile.
+        crossed: the two features of a cross.
+        log: whether a number x is first sign(x) log(1 + |x|).
+        mean, scale: of the training part: a number enters the model as (x - mean) / scale.
+        boundaries: between buckets, quantiles of the training part.
+    """
+
+    name: str
+    kind: Kind
+    why: str = ""
+    separator: str = ""
+    weighted: bool = False
+    table: str = ""
+    longest: int = 0
+    buckets: int = 0
+    crossed: tuple[str, ...] = ()
+    log: bool = False
+    mean: float = 0.0
+    scale: float = 1.0
+    boundaries: tuple[float, ...] = ()
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether it is looked up in a table."""
+        return self.kind != "dense"
+
+    @property
+    def stored(self) -> bool:
+        """Whether it is read from the rows, and not made of other features."""
+        return self.kind != "cross"
+
+
+@dataclass(frozen=True)
+class Features:
+    """What a model gets of each row.
+
+    Attributes:
+        labels: columns of labels.
+        positive: value from which on a label is positive; None where labels are 0 and 1.
+        time: column of the time; None where the rows are in its order.
+        group: column by which the grouped AUC and rankings are computed, such as the user.
+        weight: column of the rows' weights in the loss.
+        slices: columns by whose values the metrics are given too.
+        columns: the features, in the order of the data.
+    """
+
+    labels: tuple[str, ...]
+    columns: tuple[Column, ...]
+    positive: float | None = None
+    time: str | None = None
+    group: str | None = None
+    weight: str | None = None
+    slices: tuple[str, ...] = field(default=())
+
+    @property
+    def dense(self) -> tuple[Column, ...]:
+        """Numbers that enter the model as they are."""
+        return tuple(column for column in self.columns if column.kind == "dense")
+
+    @property
+    def ids(self) -> tuple[Column, ...]:
+        """Features that are looked up in tables."""
+        return tuple(column for column in self.columns if column.has_ids)
+
+    def __getitem__(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    def with_columns(self, columns: dict[str, Column]) -> Features:
+        """The same with some of the features replaced."""
+        return replace(self, columns=tuple(columns.get(column.name, column) for column in self.columns))
+
+    @property
+    def unfitted(self) -> Features:
+        """The same without what depends on the training part, and without reasons."""
+        plain = {c.name: replace(c, mean=0.0, scale=1.0, boundaries=(), why="", table="") for c in self.columns}
+        return self.with_columns(plain)
+
+    def as_json(self) -> dict[str, Any]:
+        """The values for a file of JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """What `as_json` gave."""
+
+        def tuples(entries: dict[str, Any]) -> dict[str, Any]:
+            return {name: tuple(value) if isinstance(value, list) else value for name, value in entries.items()}
+
+        return cls(**{**tuples(values), "columns": tuple(Column(**tuples(entry)) for entry in values["columns"])})

@@ -1,0 +1,189 @@
+"""Finds the features of a click log from its first rows, by rules that the audit shows beside each."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from stoker.data.ranking.features import Column, Features, Kind
+from stoker.data.ranking.ids import is_missing
+from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
+from stoker.data.ranking.settings import LogSettings
+from stoker.errors import Problem, UserError
+
+SAMPLE = 10_000  # rows that the features are found from
+BUCKETS = 16
+MOSTLY = 0.95  # share of numbers among the values of a number's column; the others are bad cells
+TIME_NAMES = ("timestamp", "time", "ts", "datetime", "event_time", "unix_timestamp", "created_at", "click_time", "date")
+GROUP_NAMES = ("user_id", "userid", "user", "uid", "qid", "query_id", "session_id")
+SEPARATOR = "|"
+LARGEST_COUNT = 2**31  # integers from here on are taken for ids
+_ID_NAME = re.compile(r"(^|_)(ids?|uuid|uid|code|zip|zipcode|zip_code|sku|hash|key)$", re.I)
+_CAMEL_ID = re.compile(r"[a-z]I[dD]s?$")
+_SEQUENCE_NAME = re.compile(r"(^|_)(hist|history|seq|sequence|recent|past)(_|$)", re.I)
+
+Row = Mapping[str, Any]
+
+
+def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
+    """The features of a log.
+
+    Args:
+        rows: the first ones, at most `SAMPLE`.
+
+    Raises:
+        UserError: a column that the job names is not there; the keys of its problems are those of ``ranking``.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if problems := [*_unknown(names, settings), *_bad_crosses(names, settings)]:
+        raise UserError(*problems)
+    time = settings.time or _first_of(TIME_NAMES, names, settings.ignore)
+    group = settings.group or _first_of(GROUP_NAMES, names, ())
+    others = {*settings.labels, *settings.ignore, time, settings.weight}
+    stated = {feature.name for feature in settings.features}
+    others |= {"qid"} - stated  # a number of a query says nothing of another one
+    columns = [_column(name, rows, settings) for name in names if name not in others]
+    if not columns:
+        raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
+    columns = [_with_table(column, columns) for column in columns]
+    for pair in settings.crosses:
+        name = " x ".join(pair)
+        columns.append(Column(name, "cross", "ranking.crosses", crossed=pair, table=name))
+    return Features(settings.labels, tuple(columns), settings.positive, time, group, settings.weight, settings.slices)
+
+
+def _first_of(wanted: Iterable[str], names: Sequence[str], without: Iterable[str]) -> str | None:
+    low = {name.lower(): name for name in names if name not in without}
+    return next((low[name] for name in wanted if name in low), None)
+
+
+def _unknown(names: Sequence[str], settings: LogSettings) -> list[Problem]:
+    problems = []
+    for key, name in settings.named:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"the columns are {', '.join(names[:40])}"
+            problems.append(Problem(f"the rows have no column {name!r}", hint, key=f"ranking.{key}"))
+    return problems
+
+
+def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
+    problems: list[Problem] = []
+    for index, pair in enumerate(settings.crosses):
+        key = f"ranking.crosses[{index}]"
+        if len(pair) != 2 or pair[0] == pair[1]:
+            problems.append(Problem("a cross is of two features", "write it as [user_id, genre]", key=key))
+        problems += [
+            Problem(f"the rows have no column {name!r}", f"the columns are {', '.join(names[:40])}", key=key)
+            for name in pair
+            if name not in names
+        ]
+    return problems
+
+
+def _column(name: str, rows: Sequence[Row], settings: LogSettings) -> Column:
+    values = [row[name] for row in rows if name in row and not is_missing(row[name])]
+    found = _found(name, values, is_criteo=CRITEO[-1] in rows[0] and len(rows[0]) == len(CRITEO))
+    stated = settings.stated(name)
+    kind, why = (stated.kind, "stated") if stated.kind is not None else (found.kind, found.why)
+    if stated.kind is None and stated.separator and found.kind not in ("ids", "sequence"):
+        kind, why = "ids", "a separator is stated"
+    lists = kind in ("ids", "sequence")
+    return Column(
+        name,
+        kind,
+        why,
+        separator=(stated.separator or found.separator or SEPARATOR) if lists else "",
+        weighted=found.weighted and lists,
+        table=stated.table or (name if kind != "dense" else ""),
+        longest=(stated.longest or settings.longest) if kind == "sequence" else 0,
+        buckets=(stated.buckets or len(stated.boundaries) + 1 if stated.boundaries else stated.buckets or BUCKETS)
+        if kind == "buckets"
+        else 0,
+        boundaries=stated.boundaries if kind == "buckets" else (),
+        log=stated.log if stated.log is not None else kind == "dense" and _is_skewed(values),
+    )
+
+
+def _found(name: str, values: Sequence[Any], *, is_criteo: bool) -> Column:
+    if is_criteo:
+        return Column(name, "id" if name in CRITEO_TEXTS else "dense", "a column of Criteo's")
+    if not values:
+        return Column(name, "id", f"empty in the first {SAMPLE:,} rows")
+    if any(isinstance(value, (list, dict)) for value in values):
+        return _list_column(name, values)
+    numbers = [value for value in values if _is_number(value)]
+    if len(numbers) >= MOSTLY * len(values):
+        return _number_column(name, numbers)
+    if sum(SEPARATOR in str(value) for value in values) * 100 >= len(values):
+        return Column(name, _list_kind(name), f"texts with {SEPARATOR!r} between values", separator=SEPARATOR)
+    return Column(name, "id", "texts")
+
+
+def _list_column(name: str, values: Sequence[Any]) -> Column:
+    weighted = all(_is_weighted(value) for value in values if value)
+    why = "lists under a name of a history" if _list_kind(name) == "sequence" else "lists"
+    return Column(name, _list_kind(name), f"{why}, with weights" if weighted else why, weighted=weighted)
+
+
+def _list_kind(name: str) -> Kind:
+    return "sequence" if _SEQUENCE_NAME.search(name) else "ids"
+
+
+def _number_column(name: str, values: Sequence[Any]) -> Column:
+    if all(isinstance(value, bool) for value in values):
+        return Column(name, "dense", "true or false")
+    if any(isinstance(v, str) and len(v) > 1 and v[0] == "0" and v.isdigit() for v in values):
+        return Column(name, "id", "digits that begin with 0")
+    if not all(isinstance(value, int) or float(value).is_integer() for value in values):
+        return Column(name, "dense", "numbers")
+    if _ID_NAME.search(name) or _CAMEL_ID.search(name):
+        return Column(name, "id", "integers under a name of ids")
+    if any(abs(int(value) if isinstance(value, int) else float(value)) >= LARGEST_COUNT for value in values):
+        return Column(name, "id", "integers too large for counts")
+    return Column(name, "dense", "integers; write `kind: id` if they are codes")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return isinstance(value, int)  # of more than 1,024 bits
+
+
+def _is_weighted(value: Any) -> bool:
+    """Whether a list has a weight with each id: a dict of numbers, or pairs of an id and a number."""
+    if isinstance(value, dict):
+        return True
+    return isinstance(value, list) and all(
+        isinstance(item, list) and len(item) == 2 and isinstance(item[1], (int, float)) for item in value
+    )
+
+
+def _is_skewed(values: Sequence[Any]) -> bool:
+    """Whether the mean size of numbers is ten times the median one, or the largest a thousand times."""
+    sizes = sorted(abs(float(value)) for value in values if _is_number(value))
+    if not sizes:
+        return False
+    return sum(sizes) / len(sizes) > 10 * sizes[len(sizes) // 2] + 1 or sizes[-1] > 1000 * (sizes[len(sizes) // 2] + 1)
+
+
+def _with_table(column: Column, columns: Sequence[Column]) -> Column:
+    """A sequence shares the table of the feature that its items are of, by name: ``history_item_id``, ``item_seq``."""
+    if column.kind != "sequence" or column.table != column.name:
+        return column
+    core = _SEQUENCE_NAME.sub("_", column.name).strip("_").lower()
+    for other in columns:
+        if other.kind == "id" and other.name.lower() in (
+            core,
+            f"{core}_id",
+            core.removesuffix("s"),
+            f"{core.removesuffix('s')}_id",
+        ):
+            return Column(
+                **{**vars(column), "table": other.table, "why": f"{column.why}; its items are of {other.name}"}
+            )
+    return column

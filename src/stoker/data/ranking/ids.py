@@ -1,0 +1,81 @@
+"""64-bit ids of values, without a vocabulary.
+
+An integer, or a text that is written as one (``17``, not ``017`` or ``+17``), is that integer, so CSV and JSON of the
+same log give the same ids; from 2^63 to 2^64 it is the signed integer of the same 64 bits. Any other text is the first
+63 bits of its BLAKE2b digest of 8 bytes, little-endian, over UTF-8: of n texts of a feature, two have the same id with
+a probability below n^2 / 2^64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+
+from stoker.data.order import mix64
+
+LOWEST, HIGHEST = -(2**63), 2**64 - 1
+_POSITIVE = 2**63 - 1
+_SHOWN = 40  # characters of a value in a reason
+_REMEMBERED = 1 << 20  # values of a feature whose ids are kept at hand
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+class NoIdError(ValueError):
+    """A value that is no id; the message says why, a short stable phrase first."""
+
+
+def id_of(value: Any) -> int:
+    """The id of a value of a row.
+
+    Raises:
+        NoIdError: it is an integer beyond 64 bits, or neither an integer nor a text.
+    """
+    if isinstance(value, str):
+        digits = value.removeprefix("-")
+        is_integer = digits.isascii() and digits.isdigit() and (digits[0] != "0" or value == "0")
+        return _within(value) if is_integer else hashed(value)
+    if isinstance(value, int):
+        return _within(str(int(value)))
+    if isinstance(value, float) and value.is_integer():
+        return _within(str(int(value)))
+    kind = f"the fraction {value}" if isinstance(value, float) else f"a value of type {type(value).__name__}"
+    raise NoIdError(f"not an id: {kind}")
+
+
+def hashed(text: str) -> int:
+    """The id of a text that is no integer: 63 bits."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _POSITIVE
+
+
+def _within(digits: str) -> int:
+    number = int(digits) if len(digits) <= _SHOWN else HIGHEST + 1
+    if not LOWEST <= number <= HIGHEST:
+        raise NoIdError(f"id out of range: {digits[:_SHOWN]} has more than 64 bits")
+    return number if number <= _POSITIVE else number - 2**64
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a row has no value: null, an empty cell, NaN."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+class IdsOfValues(dict[Any, int]):
+    """`id_of`, with what was looked up before at hand. A dict takes 1, 1.0 and True for the same, as `id_of` does."""
+
+    def __missing__(self, value: Any) -> int:
+        found = id_of(value)
+        if len(self) >= _REMEMBERED:
+            self.clear()
+        self[value] = found
+        return found
+
+
+def crossed(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """The ids of pairs, which depend on the order within the pair; int64 like the ids themselves."""
+    with np.errstate(over="ignore"):
+        once = mix64(first.astype(np.int64).view(np.uint64) * _GOLDEN + _GOLDEN)
+        return (mix64((once ^ second.astype(np.int64).view(np.uint64)) * _GOLDEN + _GOLDEN)).view(np.int64)

@@ -1,0 +1,268 @@
+"""The audit of a click log: its columns, how many ids there are and come anew, and what tells of the future."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from stoker.data.order import mix64
+from stoker.data.ranking.click_log import ClickLog, RowSet
+from stoker.data.ranking.features import NUMBERS, Column
+from stoker.data.ranking.times import seconds_per_unit
+from stoker.data.rows import Rejected
+from stoker.errors import Problem
+
+COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decided
+PERIODS_SHOWN = 14
+TELLING = 0.95  # an AUC of one number alone from which on it is said to tell the label
+SAMPLE = 200_000  # rows by which that is judged
+
+
+@dataclass(frozen=True)
+class IdAudit:
+    """The ids of a feature.
+
+    Attributes:
+        ids: different ones in the training part.
+        lookups: ids of all its rows.
+        empty: rows without an id.
+        once: share of the ids that occur once.
+        covered: by a number of sightings, (share of the ids, share of the lookups) of ids with as many or more.
+        new_a_period: different ids whose first row is in each period after the first, on average.
+        unseen: share of the held-out lookups whose id is not in the training part.
+    """
+
+    ids: int
+    lookups: int
+    empty: int
+    once: float
+    covered: dict[int, tuple[float, float]]
+    new_a_period: float | None
+    unseen: float | None
+
+
+@dataclass(frozen=True)
+class Period:
+    """Rows of a day, of a file, or of a tenth of the log.
+
+    Attributes:
+        rates: share of positive rows, by label.
+    """
+
+    name: str
+    rows: int
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class LogAudit:
+    """What `stoker data` says of a click log.
+
+    Attributes:
+        columns: of the features, (name, kind, why, details).
+        ids: by feature with ids.
+        missing: by feature of numbers, the share of rows without one.
+        leaks: what tells of the future, for people.
+        problems: why it must not be trained on as it is.
+    """
+
+    rows_in: int
+    rows_used: int
+    training: int
+    held_out: int
+    labels: dict[str, float]
+    time: str | None
+    group: str | None
+    columns: tuple[tuple[str, str, str, str], ...]
+    ids: dict[str, IdAudit]
+    missing: dict[str, float]
+    periods: tuple[Period, ...]
+    leaks: tuple[str, ...]
+    reasons: dict[str, int]
+    dropped: tuple[Rejected, ...]
+    unknown: dict[str, int]
+    problems: tuple[Problem, ...] = field(default=())
+
+    def as_json(self) -> dict[str, Any]:
+        """The values for ``--json``."""
+        found = asdict(self)
+        found["columns"] = [dict(zip(("name", "kind", "why", "details"), c, strict=True)) for c in self.columns]
+        found["dropped"] = [asdict(row) for row in self.dropped]
+        return {"ok": not self.problems, **found}
+
+
+def audit_log(log: ClickLog, problems: Sequence[Problem] = ()) -> LogAudit:
+    """The audit of an opened log; reads every column once.
+
+    Args:
+        problems: those of `stoker.data.ranking.log_gate`.
+    """
+    store, features, training = log.training.store, log.features, log.training
+    summaries = [other.summary for other in log.stores]
+    reasons: dict[str, int] = {}
+    unknown: dict[str, int] = {}
+    for summary in summaries:
+        for total, part in ((reasons, summary.reasons), (unknown, summary.unknown)):
+            for name, count in part.items():
+                total[name] = total.get(name, 0) + count
+    rates = training.labels.mean(0) if len(training) else []
+    numbers = {column.name: number for number, column in enumerate(features.columns)}
+    ids = {c.name: _ids(log, numbers[c.name], c) for c in features.ids if c.stored and c.kind != "buckets"}
+    missing = {
+        c.name: float(np.isnan(store.array(f"column{numbers[c.name]}")[training.rows]).mean())
+        for c in features.columns
+        if c.kind in NUMBERS
+    }
+    return LogAudit(
+        sum(summary.rows_in for summary in summaries),
+        sum(summary.rows for summary in summaries),
+        len(training),
+        len(log.held_out) if log.held_out else 0,
+        {name: float(rate) for name, rate in zip(features.labels, rates, strict=True)},
+        features.time,
+        features.group,
+        tuple((c.name, c.kind, c.why, _details(c)) for c in features.columns),
+        ids,
+        missing,
+        tuple(_periods(training)),
+        tuple(_leaks(log)),
+        reasons,
+        tuple(row for summary in summaries for row in summary.rejected),
+        unknown,
+        tuple(problems),
+    )
+
+
+def _details(column: Column) -> str:
+    if column.kind == "dense":
+        return f"{'log, ' if column.log else ''}mean {column.mean:.4g}, scale {column.scale:.4g}"
+    if column.kind == "buckets":
+        return f"{len(column.boundaries) + 1} buckets"
+    words = [f"table {column.table}"] if column.table != column.name else []
+    words += [f"separated by {column.separator!r}"] if column.separator else []
+    words += ["with weights"] if column.weighted else []
+    words += [f"the newest {column.longest}"] if column.longest else []
+    return ", ".join(words)
+
+
+def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of rows, and which row each is of."""
+    offsets = rows.store.offsets(number)
+    begin, lengths = offsets[rows.rows], offsets[rows.rows + 1] - offsets[rows.rows]
+    at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    return rows.store.array(f"column{number}")[at], np.repeat(np.arange(len(rows)), lengths)
+
+
+def _ids(log: ClickLog, number: int, column: Column) -> IdAudit:
+    ids, row = _lookups(log.training, number)
+    found, first, counts = np.unique(ids, return_index=True, return_counts=True)
+    total = max(1, len(ids))
+    covered = {
+        least: (float((counts >= least).mean()) if len(counts) else 0.0, float(counts[counts >= least].sum()) / total)
+        for least in COUNTS
+    }
+    new: float | None = None
+    periods = log.training.periods()
+    if len(found) and len(different := np.unique(periods)) > 1:
+        of_first = periods[row[first]]  # rows are in the order of time, so an id's first place is its first sighting
+        new = float((of_first > different[0]).sum()) / (len(different) - 1)
+    unseen: float | None = None
+    if log.held_out is not None:
+        later, _ = _lookups(log.held_out, number)
+        unseen = float((~np.isin(later, found)).mean()) if len(later) else None
+    empty = len(log.training) - len(np.unique(row))
+    once = float((counts == 1).mean()) if len(counts) else 0.0
+    return IdAudit(len(found), len(ids), empty, once, covered, new, unseen)
+
+
+def _periods(training: RowSet) -> Iterator[Period]:
+    labels, periods = training.labels, training.periods()
+    is_days = _are_days(training)
+    files = training.store.summary.files
+    for number in np.unique(periods)[-PERIODS_SHOWN:]:
+        chosen = periods == number
+        name = f"part {number + 1}"
+        if is_days:
+            name = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=int(number))).date().isoformat()
+        elif training.features.time is None and len(files) > 1:
+            name = files[number]
+        yield Period(name, int(chosen.sum()), tuple(float(rate) for rate in labels[chosen].mean(0)))
+
+
+def _are_days(rows: RowSet) -> bool:
+    return rows.features.time is not None and seconds_per_unit(rows.column("time")) is not None
+
+
+def _leaks(log: ClickLog) -> Iterator[str]:
+    """What a model would know in training and not when it is used."""
+    training, held_out = log.training, log.held_out
+    if held_out is not None and log.features.time is not None and len(held_out) and len(training):
+        begins = held_out.column("time").min()
+        late = int((training.column("time") > begins).sum())
+        if late:
+            yield f"{late:,} training rows are later than the first held-out one"
+    if held_out is not None and log.features.time is None:
+        yield "no column of time: the last rows are held out, and nothing says that they are the latest"
+    spaced = training.rows[:: max(1, -(-len(training) // SAMPLE))]
+    labels = training.store.array("labels")[spaced][:, 0]
+    for number, column in enumerate(log.features.columns):
+        if column.kind in NUMBERS:
+            found = _auc(training.store.array(f"column{number}")[spaced], labels)
+            if found is not None and max(found, 1 - found) >= TELLING:
+                yield f"{column.name} alone tells {log.features.labels[0]} (AUC {found:.3f}): is it known beforehand?"
+    if held_out is not None and (again := _repeated(training, held_out)):
+        yield f"{again:,} held-out rows are in the training part too, with all their features and labels"
+
+
+def _auc(values: np.ndarray, labels: np.ndarray) -> float | None:
+    there = ~np.isnan(values)
+    values, positive = values[there], labels[there] > 0
+    many, few = int(positive.sum()), int((~positive).sum())
+    if not many or not few:
+        return None
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return float((ranks[positive].sum() - many * (many + 1) / 2) / many / few)
+
+
+def _repeated(training: RowSet, held_out: RowSet) -> int:
+    return int(np.isin(_digests(held_out), _digests(training)).sum())
+
+
+def _digests(rows: RowSet) -> np.ndarray:
+    """A number for each row that is the same where labels and single features are."""
+    total = np.zeros(len(rows), dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        for number, column in enumerate(rows.features.columns):
+            if column.kind == "id":
+                ids, row = _lookups(rows, number)
+                values = np.zeros(len(rows), dtype=np.uint64)
+                values[row] = mix64(ids.view(np.uint64) + np.uint64(1))
+            elif column.kind in NUMBERS:
+                values = rows.store.array(f"column{number}")[rows.rows].astype(np.float64).view(np.uint64)
+            else:
+                continue
+            total = mix64(total * np.uint64(0x9E3779B97F4A7C15) + values)
+        for label in rows.labels.T:
+            total = mix64(total * np.uint64(0x9E3779B97F4A7C15) + label.astype(np.uint64))
+    return total
+
+
+def lines(audit: LogAudit) -> Sequence[tuple[str, str]]:
+    """The head of the audit: what, how many."""
+    dropped = audit.rows_in - audit.rows_used
+    share = dropped / audit.rows_in if audit.rows_in else 0.0
+    found = [
+        ("rows in", f"{audit.rows_in:,}"),
+        ("rows used", f"{audit.rows_used:,}"),
+        ("rows dropped", f"{dropped:,} ({share:.1%})"),
+        ("training rows", f"{audit.training:,}"),
+        ("held out", f"{audit.held_out:,}, the latest" if audit.time else f"{audit.held_out:,}"),
+        ("time", audit.time or "none: the order of the rows"),
+        ("groups", audit.group or "none"),
+    ]
+    return [*found, *((f"label {name}", f"{rate:.2%} positive") for name, rate in audit.labels.items())]

@@ -1,0 +1,35 @@
+"""Which click logs must not be trained on as they are, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from stoker.data.ranking.click_log import ClickLog
+from stoker.errors import Problem
+from stoker.job.schema import SourceBlock
+
+NAMED = 3  # dropped rows that a problem names
+
+
+def log_problems(log: ClickLog, data: Sequence[SourceBlock], held_out: Sequence[SourceBlock]) -> list[Problem]:
+    """The problems of a log: too many rows dropped, or a label that is always the same."""
+    problems = []
+    for store, blocks, key in zip(log.stores, (data, held_out), ("data", "evaluate.data"), strict=False):
+        summary, allowed = store.summary, min(block.max_dropped for block in blocks)
+        dropped = summary.rows_in - summary.rows
+        if dropped > allowed * summary.rows_in:
+            kinds = ", ".join(f"{reason} ({count:,})" for reason, count in summary.reasons.items())
+            places = "; ".join(f"{row.source}:{row.row}: {row.reason}" for row in summary.rejected[:NAMED])
+            message = f"{dropped:,} of {summary.rows_in:,} rows are dropped, more than max_dropped: {kinds} ({places})"
+            hint = f"mend them, or write `max_dropped: {-(-100 * dropped // summary.rows_in) / 100:g}`"
+            if log.features.positive is None and any(kind.startswith("unknown label") for kind in summary.reasons):
+                hint = "write `ranking.positive: 4` to take labels of 4 and more as positive"
+            problems.append(Problem(message, hint, key=f"{key}[0].max_dropped"))
+    labels = log.training.labels
+    for number, name in enumerate(log.features.labels):
+        rate = float(labels[:, number].mean())
+        if rate in (0.0, 1.0):
+            message = f"label {name} is {rate:.0f} in all {len(labels):,} training rows, so there is nothing to learn"
+            hint = "name another column, or write from which value on it is positive"
+            problems.append(Problem(message, hint, key="ranking.label"))
+    return problems

@@ -1,0 +1,100 @@
+"""The rows of a click log's sources, as {column: value}, in the order of the files' names and lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from stoker.data.byte_streams import LONGEST_LINE, ByteStream
+from stoker.data.ranking.line_formats import PARSERS, BadLineError, line_format_of
+from stoker.data.readers import PARQUET, TABLES, TOO_LONG, data_suffix, decode, read_rows
+from stoker.data.rows import Raw, Rejected
+from stoker.data.sources import Source
+from stoker.data.tables import NOT_UTF8
+from stoker.errors import Problem, UserError
+from stoker.node_cache.remote_file import DataFile
+
+_DIGITS = re.compile(r"(\d+)")
+_WHOLE = (*PARQUET, ".json", ".jsonl", ".ndjson", ".csv")  # suffixes that say it all
+
+
+def in_order(files: tuple[DataFile, ...]) -> tuple[DataFile, ...]:
+    """Files of a stream by name, numbers by their size: ``day_2`` before ``day_10``."""
+    return tuple(
+        sorted(files, key=lambda path: [(int(p), "") if p.isdigit() else (-1, p) for p in _DIGITS.split(str(path))])
+    )
+
+
+def log_rows(source: Source, form: str = "auto") -> Iterator[Raw | Rejected]:
+    """The rows of a source, broken ones in their place; each value is a dict.
+
+    Args:
+        form: ``criteo``, ``libsvm``, ``libffm``; auto finds these from a file's first line, and takes the suffix
+            otherwise.
+
+    Raises:
+        UserError: a file as a whole cannot be read.
+    """
+    total = sum(1 for _ in _all_rows(source, form)) if source.part.needs_total else 0
+    start, stop = source.part.bounds(total)
+    yield from islice(_all_rows(source, form), start, stop)
+
+
+def _all_rows(source: Source, form: str) -> Iterator[Raw | Rejected]:
+    if source.corpus:
+        yield from (_decoded(raw) for raw in source.all_rows())
+        return
+    for path in in_order(source.files):
+        yield from file_rows(path, form)
+
+
+def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
+    """The rows of one file; see `log_rows`."""
+    kind = form if form in PARSERS else _kind_of(path)
+    if kind is None:
+        if data_suffix(path) in (".txt", ".md", ""):
+            hint = "write `format: criteo`, libsvm or libffm beside its `path`, or give it the suffix of what it is"
+            raise UserError(
+                Problem("its first line is no row of criteo, libsvm or libffm", hint, file=str(path), line=1)
+            )
+        yield from (_decoded(raw) for raw in read_rows(path))
+        return
+    try:
+        with ByteStream(path) as stream:
+            for number, line in stream.lines():
+                if line.strip():
+                    yield _parsed(str(path), number, line, kind)
+            if stream.damage:
+                yield Rejected(str(path), stream.line + 1, stream.damage)
+    except OSError as error:
+        raise UserError(Problem(f"cannot be read: {error.strerror or error}", file=str(path))) from error
+
+
+def _kind_of(path: DataFile) -> str | None:
+    suffix = data_suffix(path)
+    if suffix in _WHOLE:
+        return None
+    with ByteStream(path) as stream:
+        first = next((line for _, line in stream.lines() if line.strip()), b"")
+    found = line_format_of(first.decode("utf-8", "replace"))
+    return None if suffix in TABLES and found != "criteo" else found
+
+
+def _parsed(source: str, number: int, line: bytes, kind: str) -> Raw | Rejected:
+    if len(line) > LONGEST_LINE:
+        return Rejected(source, number, TOO_LONG)
+    try:
+        return Raw(source, number, PARSERS[kind](line.decode("utf-8")))
+    except UnicodeDecodeError:
+        return Rejected(source, number, NOT_UTF8)
+    except BadLineError as error:
+        return Rejected(source, number, str(error))
+
+
+def _decoded(raw: Raw | Rejected) -> Raw | Rejected:
+    if isinstance(raw, Rejected):
+        return raw
+    value: Any = decode(raw)
+    return value if isinstance(value, Rejected) else Raw(raw.source, raw.row, value)

@@ -1,0 +1,109 @@
+"""Batches of a click log: the features of some rows as a model takes them, as NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stoker.data.ranking.column_store import ColumnStore
+from stoker.data.ranking.features import Column, Features
+from stoker.data.ranking.ids import crossed
+
+
+@dataclass(frozen=True)
+class RaggedIds:
+    """Ids of rows.
+
+    Attributes:
+        ids: of all rows one after another, int64.
+        lengths: ids of each row, int64 [rows].
+        weights: of each id, float32; None where they have none.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    weights: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """Features and labels of rows.
+
+    Attributes:
+        labels: float32 [rows, labels].
+        weights: of the rows in the loss, float32 [rows].
+        dense: float32 [rows, numbers], standardised, 0 where a number is missing.
+        ids: by feature.
+    """
+
+    labels: np.ndarray
+    weights: np.ndarray
+    dense: np.ndarray
+    ids: Mapping[str, RaggedIds]
+
+
+def read_batch(store: ColumnStore, features: Features, rows: np.ndarray) -> RowBatch:
+    """The features of rows.
+
+    Args:
+        features: those of the store, fitted (see `stoker.data.ranking.fit_features`).
+        rows: numbers within the store, int64.
+    """
+    numbers = {column.name: number for number, column in enumerate(features.columns)}
+    dense = [_standardised(_values(store, numbers[c.name], rows), c) for c in features.dense]
+    ids: dict[str, RaggedIds] = {}
+    for number, column in enumerate(features.columns):
+        if column.kind == "buckets":
+            ids[column.name] = _bucketised(_values(store, number, rows), column)
+        elif column.kind == "cross":
+            ids[column.name] = _cross(*(ids[name] for name in column.crossed))
+        elif column.has_ids:
+            ids[column.name] = _ragged(store, number, column, rows)
+    weights = store.array("weight")[rows] if features.weight is not None else np.ones(len(rows), np.float32)
+    stacked = np.stack(dense, axis=1) if dense else np.zeros((len(rows), 0), np.float32)
+    return RowBatch(store.array("labels")[rows], weights, stacked, ids)
+
+
+def transformed(values: np.ndarray, column: Column) -> np.ndarray:
+    """Numbers, after the logarithm where the feature has one; float64."""
+    wide = values.astype(np.float64)
+    return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
+
+
+def _values(store: ColumnStore, number: int, rows: np.ndarray) -> np.ndarray:
+    return store.array(f"column{number}")[rows]
+
+
+def _standardised(values: np.ndarray, column: Column) -> np.ndarray:
+    found = (transformed(values, column) - column.mean) / column.scale
+    return np.nan_to_num(found, nan=0.0).astype(np.float32)
+
+
+def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:
+    there = ~np.isnan(values)
+    found = np.searchsorted(np.asarray(column.boundaries), values[there].astype(np.float64), side="right")
+    return RaggedIds(found.astype(np.int64), there.astype(np.int64))
+
+
+def _ragged(store: ColumnStore, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
+    offsets = store.offsets(number)
+    begin, end = offsets[rows], offsets[rows + 1]
+    if column.longest:
+        begin = np.maximum(begin, end - column.longest)  # the newest are the last
+    lengths = end - begin
+    at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+    weights = store.array(f"weights{number}")[at] if column.weighted else None
+    return RaggedIds(store.array(f"column{number}")[at], lengths, weights)
+
+
+def _cross(first: RaggedIds, second: RaggedIds) -> RaggedIds:
+    """Every pair of the ids that a row has of both features."""
+    lengths = first.lengths * second.lengths
+    row = np.repeat(np.arange(len(lengths)), lengths)
+    within = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    starts = [np.cumsum(side.lengths) - side.lengths for side in (first, second)]
+    of_first = starts[0][row] + within // np.maximum(1, second.lengths)[row]
+    of_second = starts[1][row] + within % np.maximum(1, second.lengths)[row]
+    return RaggedIds(crossed(first.ids[of_first], second.ids[of_second]), lengths)

@@ -1,0 +1,81 @@
+"""What a ranking model is built for, and what it is called with.
+
+Shapes: B rows, F vectors of features, D their width, L ids of a sequence, N numbers, T labels (tasks).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor, cat, stack
+
+FIRST_ORDER = " (first order)"  # behind the name of a feature: its table of single weights
+
+
+@dataclass(frozen=True)
+class RankingShape:
+    """What a model is built for.
+
+    Attributes:
+        features: those that come as one vector a row, [B, D], in order.
+        sequences: those that come as a vector an id, [B, L, D], by the feature whose table they share.
+        numbers: dense inputs.
+        width: of a vector.
+        labels: outputs.
+        item: of the features, those of the item (for two-tower); the others are the user's.
+        hidden: widths of the hidden layers of a tower.
+        experts: of a mixture.
+        layers: crosses of DCN.
+    """
+
+    features: tuple[str, ...]
+    sequences: Mapping[str, str] = field(default_factory=dict)
+    numbers: int = 0
+    width: int = 16
+    labels: int = 1
+    item: tuple[str, ...] = ()
+    hidden: tuple[int, ...] = (128, 64)
+    experts: int = 4
+    layers: int = 3
+
+    @property
+    def inputs(self) -> int:
+        """Width of all vectors and numbers side by side."""
+        return len(self.features) * self.width + self.numbers
+
+
+@dataclass(frozen=True)
+class RankingInputs:
+    """A batch.
+
+    Attributes:
+        vectors: by feature [B, D]; by sequence [B, L, D], zeros behind the last id; by feature and `FIRST_ORDER`
+            [B, 1] where the model has single weights.
+        lengths: ids of each row by sequence, int64 [B].
+        dense: [B, N].
+    """
+
+    vectors: Mapping[str, Tensor]
+    lengths: Mapping[str, Tensor]
+    dense: Tensor
+
+
+class RankingModel(Protocol):
+    """A tower: called with `RankingInputs`, it gives logits [B, T]. What it needs of the tables, it says itself."""
+
+    first_order: bool  # whether each feature has a table of single weights too
+    unpooled: bool  # whether sequences come as a vector an id
+
+    def __call__(self, inputs: RankingInputs) -> Tensor: ...
+
+
+def side_by_side(inputs: RankingInputs, shape: RankingShape) -> Tensor:
+    """All vectors and the numbers of each row, [B, F x D + N]."""
+    return cat([*(inputs.vectors[name] for name in shape.features), inputs.dense], dim=1)
+
+
+def stacked(inputs: RankingInputs, shape: RankingShape) -> Tensor:
+    """The vectors of each row, [B, F, D]."""
+    return stack([inputs.vectors[name] for name in shape.features], dim=1)

@@ -1,0 +1,1 @@
+"""Training of models that rank: the job's block, samples of a click log, tables in the step and in checkpoints."""

@@ -1,0 +1,165 @@
+"""The keys of ``ranking:``. Every verb loads this, so nothing heavy is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from stoker.job.block import Block, PositiveInt, Text
+
+NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+
+
+class FeatureBlock(Block):
+    """A feature, where what is found from the data is not what it is."""
+
+    name: Text = Field(description="its column")
+    kind: Literal["auto", "dense", "buckets", "id", "ids", "sequence"] = Field(
+        default="auto",
+        description="dense: a number; buckets: a number by its quantile; id: one id; ids: several, added up; sequence: "
+        "several in order; auto: found from the first rows",
+    )
+    separator: Text | None = Field(default=None, description="what is between the ids of a cell")
+    buckets: Annotated[int, Field(ge=2, le=1_000_000)] = Field(default=16, description="how many buckets")
+    boundaries: list[float] = Field(default_factory=list, description="between buckets, instead of quantiles")
+    longest: PositiveInt = Field(default=50, description="newest ids of a sequence that are kept")
+    table: Text | None = Field(default=None, description="another feature, or any name, whose rows it shares")
+    log: bool | None = Field(default=None, description="take the logarithm of a number first; found from the data")
+
+
+class AdmissionBlock(Block):
+    """Which new ids get a row."""
+
+    count: PositiveInt = Field(default=1, description="occurrences before an id gets a row")
+    probability: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="that an occurrence admits the id"
+    )
+    cells: PositiveInt = Field(default=262_144, description="counters of the sketch, for each of its four functions")
+
+
+class EvictionBlock(Block):
+    """Which rows are deleted: those for which all that is stated holds."""
+
+    age: PositiveInt = Field(description="steps since the id was last seen")
+    every: PositiveInt = Field(default=1000, description="steps between two looks")
+    frequency: PositiveInt | None = Field(default=None, description="ids that were seen less often")
+    norm: Positive | None = Field(default=None, description="rows whose length is below it")
+
+
+class TableBlock(Block):
+    """The tables of embeddings and their optimizer."""
+
+    optimizer: Literal["rowwise-adagrad", "adagrad", "adam", "ftrl", "sgd"] = Field(
+        default="rowwise-adagrad", description="steps the rows that a step has looked up"
+    )
+    lr: Positive = Field(default=0.05, description="its peak learning rate; it follows train.schedule")
+    eps: Positive = Field(default=1e-8, description="denominator term of Adagrad and Adam")
+    initial: NotNegative = Field(default=0.0, description="first value of Adagrad's and FTRL's sums of squares")
+    l1: NotNegative = Field(default=0.0, description="of FTRL")
+    l2: NotNegative = Field(default=0.0, description="of FTRL")
+    weight_decay: NotNegative = Field(default=0.0, description="added to the gradients of rows that are updated")
+    dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="of stored rows")
+    init_scale: NotNegative = Field(default=0.01, description="first values lie between its negative and itself")
+    admission: AdmissionBlock | None = Field(default=None, description="which new ids get a row")
+    eviction: EvictionBlock | None = Field(default=None, description="which rows are deleted")
+
+
+class RankingBlock(Block):
+    """``task: ranking``: a model that scores rows of a click log."""
+
+    label: Text | list[Text] = Field(default="label", description="column of the label, or a list of them")
+    positive: float | None = Field(default=None, description="value from which on a label is positive")
+    model: Text = Field(
+        default="dlrm", description=f"{', '.join(NAMES)}, or your own as package.module:name, called with the shape"
+    )
+    width: PositiveInt = Field(default=16, description="numbers of an embedding")
+    hidden: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
+        default=[128, 64], description="widths of a tower's hidden layers"
+    )
+    layers: PositiveInt = Field(default=3, description="cross layers of dcn")
+    experts: PositiveInt = Field(default=4, description="experts of mmoe")
+    time: Text | None = Field(default=None, description="column of the time; found by its name unless given")
+    group: Text | None = Field(
+        default=None, description="column by which rankings are compared, such as the user; found unless given"
+    )
+    weight: Text | None = Field(default=None, description="column of the rows' weights in the loss")
+    item: list[Text] = Field(default_factory=list, description="features of the item, its id first; for two-tower")
+    features: list[FeatureBlock] = Field(default_factory=list, description="features that are not as they are found")
+    ignore: list[Text] = Field(default_factory=list, description="columns that are no features")
+    crosses: list[list[Text]] = Field(default_factory=list, description="pairs of features that are a feature together")
+    slices: list[Text] = Field(default_factory=list, description="columns by whose values metrics are given as well")
+    at: Annotated[list[PositiveInt], Field(min_length=1)] = Field(
+        default=[10], description="sizes k of NDCG and recall"
+    )
+    progressive: bool = Field(
+        default=False, description="rows in order of time; each day is evaluated before it is trained on"
+    )
+    table: TableBlock = Field(default_factory=TableBlock, description="the tables of embeddings")
+
+
+REASONS = {
+    "label": "the usual name",
+    "positive": "labels are 0 and 1",
+    "model": "the usual reference",
+    "width": "enough for most ids",
+    "hidden": "small beside the tables",
+    "layers": "as in the paper's experiments",
+    "experts": "few labels share them",
+    "time": "found by its name, else the order of the rows",
+    "group": "found by its name",
+    "weight": "all rows weigh alike",
+    "item": "no other model needs to know",
+    "features": "found from the first rows; `stoker data` shows them",
+    "features.kind": "found from the first rows",
+    "features.separator": "lists need none; found in texts where it is |",
+    "features.buckets": "enough for a smooth curve",
+    "features.boundaries": "quantiles of the training part",
+    "features.longest": "older ones say little",
+    "features.table": "a table of its own; a sequence shares that of its item where its name says so",
+    "features.log": "where a few numbers are far larger than the others",
+    "ignore": "every column is a feature",
+    "crosses": "none unless asked for",
+    "slices": "all rows together",
+    "at": "the usual size",
+    "progressive": "rows are shuffled, and the latest are held out",
+    "table.optimizer": "steps by how often a row was seen, and one number a row remembers it",
+    "table.lr": "the usual rate of Adagrad on embeddings",
+    "table.eps": "the usual choice",
+    "table.initial": "a new row moves by the whole rate in its first step",
+    "table.l1": "no row is drawn to zero",
+    "table.l2": "no row is drawn to zero",
+    "table.weight_decay": "no row is drawn to zero",
+    "table.dtype": "exact",
+    "table.init_scale": "near zero, so that a new id says nothing",
+    "table.admission": "every id has a row from the start",
+    "table.admission.count": "no occurrence is waited for",
+    "table.admission.probability": "every occurrence counts",
+    "table.admission.cells": "few collisions up to a hundred thousand waiting ids",
+    "table.eviction": "no row is deleted",
+    "table.eviction.every": "a look costs a pass over all rows",
+    "table.eviction.frequency": "however often",
+    "table.eviction.norm": "however long",
+}
+EXAMPLES = {
+    "hidden": "[128, 64]",
+    "at": "[10]",
+    "positive": "4",
+    "time": "timestamp",
+    "group": "user_id",
+    "weight": "weight",
+    "item": "[item_id]",
+    "ignore": "[comment]",
+    "crosses": "[[user_id, genre]]",
+    "slices": "[device]",
+    "features.name": "genres",
+    "features.separator": '"|"',
+    "features.boundaries": "[18, 30, 50]",
+    "features.table": "item_id",
+    "features.log": "true",
+    "table.eviction.age": "10000",
+    "table.eviction.frequency": "2",
+    "table.eviction.norm": "0.01",
+}

@@ -1,0 +1,188 @@
+"""What an evaluation of a ranking model gives: metrics of all rows and of slices, with their uncertainty."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stoker.scoring.ranking_metrics import (
+    GroupValues,
+    auc,
+    auc_parts,
+    calibration,
+    grouped_auc,
+    log_losses,
+    ndcg,
+    normalised_entropy,
+    probabilities,
+    recall,
+)
+
+FEWEST = 2  # positive and negative rows of a slice whose AUC is given
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Rows with the scores of a model.
+
+    Attributes:
+        labels: [rows, labels].
+        logits: [rows, labels].
+        groups: of each row; None where rows have none.
+        slices: by column, the value of each row.
+    """
+
+    labels: np.ndarray
+    logits: np.ndarray
+    groups: np.ndarray | None = None
+    slices: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def some(self, chosen: np.ndarray) -> Scored:
+        """The rows of a mask or of numbers, without slices."""
+        groups = None if self.groups is None else self.groups[chosen]
+        return Scored(self.labels[chosen], self.logits[chosen], groups)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric.
+
+    Attributes:
+        standard_error: None where there is none to be had.
+    """
+
+    value: float
+    standard_error: float | None = None
+
+    def as_json(self) -> dict[str, float | None]:
+        """Value, standard error and the normal interval of 95 %."""
+        found: dict[str, float | None] = {"value": self.value, "standard_error": self.standard_error}
+        if self.standard_error is not None:
+            found |= {"low": self.value - 1.96 * self.standard_error, "high": self.value + 1.96 * self.standard_error}
+        return found
+
+
+@dataclass(frozen=True)
+class RankingFigures:
+    """An evaluation.
+
+    Attributes:
+        labels: metrics by label.
+        slices: by column and value, the metrics of the first label.
+        rows, rows_dropped: how many were scored, and how many could not be.
+        further: what else belongs to it, such as the step.
+    """
+
+    labels: Mapping[str, Mapping[str, Figure]]
+    slices: Mapping[str, Mapping[str, Mapping[str, Figure]]]
+    rows: int
+    rows_dropped: int = 0
+    further: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Each metric as its mean over the labels that have it."""
+        found: dict[str, list[float]] = {}
+        for figures in self.labels.values():
+            for name, figure in figures.items():
+                found.setdefault(name, []).append(figure.value)
+        return {name: float(np.mean(values)) for name, values in found.items()}
+
+    def as_json(self) -> dict[str, Any]:
+        """The values for ``--json``: metrics as means over the labels, and by label and slice with intervals."""
+        means = self.means
+        always: dict[str, float | None] = dict.fromkeys(("auc", "log_loss", "calibration", "normalised_entropy"))
+
+        def each(figures: Mapping[str, Figure]) -> dict[str, Any]:
+            return {name: figure.as_json() for name, figure in figures.items()}
+
+        return {
+            **always,
+            **means,
+            "loss": means["log_loss"],
+            "labels": {name: each(figures) for name, figures in self.labels.items()},
+            "slices": {c: {v: each(found) for v, found in values.items()} for c, values in self.slices.items()},
+            "rows_used": self.rows,
+            "rows_dropped": self.rows_dropped,
+            **self.further,
+        }
+
+
+def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> RankingFigures:
+    """The metrics of scored rows.
+
+    Args:
+        names: of the labels.
+        at: sizes k of NDCG and recall, where there are groups.
+    """
+    labels = {name: _figures(scored, number, at) for number, name in enumerate(names)}
+    slices = {
+        column: {str(value): _figures(scored.some(values == value), 0, at) for value in np.unique(values)}
+        for column, values in scored.slices.items()
+    }
+    return RankingFigures(labels, slices, len(scored))
+
+
+def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Figure]:
+    labels, logits = scored.labels[:, label], scored.logits[:, label]
+    losses = log_losses(labels, logits)
+    found: dict[str, Figure | None] = {
+        "auc": _auc(labels, logits),
+        "log_loss": Figure(float(losses.mean()), _standard_error(losses)),
+        "normalised_entropy": _plain(normalised_entropy(labels, logits)),
+        "calibration": _calibration(labels, logits),
+        "positive_rate": Figure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
+    }
+    if scored.groups is not None:
+        found["grouped_auc"] = _over_groups(grouped_auc(labels, logits, scored.groups), by_rows=True)
+        for k in at:
+            found[f"ndcg@{k}"] = _over_groups(ndcg(labels, logits, scored.groups, k), by_rows=False)
+            found[f"recall@{k}"] = _over_groups(recall(labels, logits, scored.groups, k), by_rows=False)
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _plain(value: float | None) -> Figure | None:
+    return None if value is None else Figure(value)
+
+
+def _auc(labels: np.ndarray, logits: np.ndarray) -> Figure | None:
+    value = auc(labels, logits)
+    if value is None:
+        return None
+    parts = auc_parts(labels, logits)
+    if min(map(len, parts)) < FEWEST:
+        return Figure(value)
+    return Figure(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
+
+
+def _calibration(labels: np.ndarray, logits: np.ndarray) -> Figure | None:
+    """The ratio of two sums over rows, whose error is that of ``predicted - ratio x label`` (the delta method)."""
+    value = calibration(labels, logits)
+    if value is None:
+        return None
+    residuals = probabilities(logits) - value * (labels > 0)
+    error = _standard_error(residuals)
+    return Figure(value, None if error is None else error / float((labels > 0).mean()))
+
+
+def _over_groups(found: GroupValues, *, by_rows: bool) -> Figure | None:
+    value = found.mean(by_rows=by_rows)
+    if value is None:
+        return None
+    count = len(found.values)
+    if count < FEWEST:
+        return Figure(value)
+    weights = found.weights if by_rows else np.ones(count)
+    squares = float((weights**2 * (found.values - value) ** 2).sum()) * count / (count - 1)
+    return Figure(value, math.sqrt(squares) / float(weights.sum()))
+
+
+def _standard_error(values: np.ndarray) -> float | None:
+    return float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None

@@ -1,0 +1,108 @@
+"""A trained ranking model, opened and measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from stoker.checkpoint.load_run import state_at
+from stoker.checkpoint.run_weights import restore_weights
+from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
+from stoker.data.ranking.features import Features
+from stoker.errors import UserError
+from stoker.files import read_file
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob, load_job
+from stoker.job.resolved import ResolvedSource
+from stoker.job.task_spec import block_of_task
+from stoker.job.trust import code_problems
+from stoker.models.quantise import device_for
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.find_run import find_run
+from stoker.runs.run_folder import RunFolder
+from stoker.train.engine import SingleProcess
+from stoker.train.ranking.block import RankingBlock
+from stoker.train.ranking.figures import RankingFigures, figures_of
+from stoker.train.ranking.prepare import build, dtype_of, open_log_of, settings_of
+from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
+from stoker.train.ranking.saved_tables import PREFIX, load_rows
+
+TRUSTED = "model.trust_remote_code=true"
+
+
+def measure_run(
+    path: str, data: str | None, form: str, *, at: str, trusted: Sequence[str], base: Path
+) -> RankingFigures:
+    """The metrics of a run.
+
+    Args:
+        data: rows; None for those that the run held out.
+        form: their format.
+        at: the checkpoint.
+        trusted: the keys that may run code and that the user trusts, as ``key=value``.
+
+    Raises:
+        UserError: there is no such run or checkpoint, or the rows cannot be read.
+    """
+    folder = find_run(path, base)
+    loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
+    if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
+        raise UserError(*problems)
+    features = Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
+    rows = _rows(loaded, features, data, form, base)
+    device = device_for(loaded.job)
+    with arithmetic_of(device):
+        task, step = _restored(folder, loaded, features, rows, device, at, base)
+        _, scored = task.score(rows, SingleProcess(task, device, ()))
+    block = block_of_task(loaded.job, RankingBlock)
+    found = figures_of(scored, features.labels, block.at)
+    summary = rows.store.summary
+    dropped = summary.rows_in - summary.rows if data is not None else 0
+    return replace(found, rows_dropped=dropped, further={"step": step})
+
+
+def _rows(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
+    job = loaded.job
+    ignored = settings_of(block_of_task(job, RankingBlock)).ignore
+    if data is not None:
+        source = ResolvedSource(path=data, format=form, too_long="cut")  # type: ignore[arg-type]
+        return open_rows([source], features, base, ignored)
+    held_out = open_log_of(loaded, base).held_out
+    if held_out is None:
+        raise UserError("the run held no rows out: name data to evaluate on")
+    return replace(held_out, features=features)
+
+
+def _restored(
+    folder: RunFolder, loaded: LoadedJob, features: Features, rows: RowSet, device: Device, at: str, base: Path
+) -> tuple[RankingTask, int]:
+    """The run's task with the weights and the rows of a checkpoint."""
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    state = state_at(folder, job, at, base)
+    tower, tables, shape = build(loaded, features, device)
+    rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(PREFIX)}
+    restore_weights(tower, replace(state, tensors=rest))
+    own: dict[str, Tensor] = {}
+    for name, tensor in state.tensors.items():
+        if name.startswith(PREFIX):
+            assert isinstance(tensor, Tensor)
+            own[name.removeprefix(PREFIX)] = tensor
+    load_rows(tables, own)
+    log = ClickLog(features, rows.part(0, 0), rows, {})
+    task = RankingTask(
+        tower.eval(),
+        tables,
+        shape,
+        log,
+        seed=job.seed,
+        at=block.at,
+        in_order=True,
+        evaluated=None,
+        device=device.torch,
+        dtype=dtype_of(device),
+    )
+    return task, state.step

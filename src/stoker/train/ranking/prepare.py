@@ -1,0 +1,231 @@
+"""Prepares a job of task ranking: its log, its tower, its tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_audit import LogAudit, audit_log
+from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.settings import LogSettings, StatedFeature
+from stoker.errors import Problem, UserError
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import block_of_task
+from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.shape import RankingShape
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.plain_module import spread_module
+from stoker.sparse.embeddings import SparseEmbeddings
+from stoker.train.hooks import Hook
+from stoker.train.import_object import import_path
+from stoker.train.prepare import Prepared, apply_to_blocks, describe_parameters, engine_of
+from stoker.train.ranking.block import RankingBlock
+from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.saved_tables import SavedTables
+from stoker.train.ranking.tables import embeddings_of, shape_of
+
+
+def settings_of(block: RankingBlock) -> LogSettings:
+    """What a job says of its columns."""
+    stated = tuple(
+        StatedFeature(
+            feature.name,
+            None if feature.kind == "auto" else feature.kind,
+            feature.separator or "",
+            feature.buckets,
+            tuple(feature.boundaries),
+            feature.longest,
+            feature.table or "",
+            feature.log,
+        )
+        for feature in block.features
+    )
+    return LogSettings(
+        (block.label,) if isinstance(block.label, str) else tuple(block.label),
+        block.positive,
+        block.time,
+        block.group,
+        block.weight,
+        tuple(block.slices),
+        tuple(block.ignore),
+        tuple(tuple(pair) for pair in block.crosses),
+        stated,
+    )
+
+
+def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
+    """The log of a job.
+
+    Raises:
+        UserError: it cannot be read or must not be trained on, with the places in the job where a key is what is wrong.
+    """
+    log = _opened(loaded, base)
+    if problems := _problems(loaded, log):
+        raise UserError(*problems)
+    return log
+
+
+def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
+    return [_placed(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
+
+
+def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
+    job = loaded.job
+    settings = settings_of(block_of_task(job, RankingBlock))
+    try:
+        return open_log(job.data, settings, base, held_out=job.evaluate.data, fraction=job.evaluate.fraction)
+    except UserError as error:
+        raise UserError(*(_placed(loaded, problem) for problem in error.problems)) from error
+
+
+def _placed(loaded: LoadedJob, problem: Problem) -> Problem:
+    if not problem.key or problem.file:
+        return problem
+    return loaded.problem(problem.key, problem.message, problem.suggestion)
+
+
+def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
+    """The audit of a job's log."""
+    log = _opened(loaded, base)
+    return audit_log(log, _problems(loaded, log))
+
+
+def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
+    """Builds log, tower and tables of a resolved job.
+
+    Raises:
+        UserError: the log cannot be used, or the model does not go with its features.
+    """
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    if device.precision == "fp16":
+        message = "this device computes in fp16, which scales the loss, and rows of tables are not scaled back"
+        raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
+    job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
+    log = open_log_of(loaded, base)
+    tower, tables, shape = build(loaded, log.features, device, mesh)
+    rows = job.evaluate.rows
+    task = RankingTask(
+        tower,
+        tables,
+        shape,
+        log,
+        seed=job.seed,
+        at=block.at,
+        in_order=block.progressive,
+        evaluated=None if rows == "all" else rows,
+        device=device.torch,
+        dtype=dtype_of(device),
+    )
+    parts = None
+    if mesh is None:
+        apply_to_blocks(job, tower)
+    else:
+        parts = spread_module(tower, mesh, compiled=job.train.compile, compute=device.autocast_dtype)
+        assert parts.root is not None
+        task.root = parts.root
+    return Prepared(
+        job,
+        task,
+        device,
+        facts_of(log, block, tower),
+        log.fingerprints,
+        engine_of(task, device, mesh, parts),
+        further=SavedTables(task, lambda: build(loaded, log.features, device, mesh)[1]),
+        hooks=(step_hook(lambda: task.tables, job.train.lr),),
+    )
+
+
+def build(
+    loaded: LoadedJob, features: Features, device: Device, mesh: Mesh | None = None
+) -> tuple[nn.Module, SparseEmbeddings, RankingShape]:
+    """The tower and the tables of a job, as they are before the first step.
+
+    Raises:
+        UserError: the model does not go with the features.
+    """
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    own = ":" in block.model
+    make: Any = import_path(block.model, "ranking.model", loaded) if own else MODELS[block.model]
+    shape = shape_of(features, block, unpooled=bool(getattr(make, "unpooled", False)))
+    if problem := _misfit(shape, block):
+        raise UserError(loaded.problem(*problem))
+    torch.manual_seed(job.seed)
+    tower = make(shape)
+    if not isinstance(tower, nn.Module):
+        message = f"ranking.model: {block.model} gives a {type(tower).__name__}, not a torch.nn.Module"
+        raise UserError(loaded.problem("ranking.model", message))
+    tables = embeddings_of(
+        features,
+        shape,
+        block,
+        first_order=bool(getattr(tower, "first_order", False)),
+        seed=job.seed,
+        group=mesh.groups["batch"] if mesh else None,
+        device=device.torch,
+        wide=device.precision == "fp64",
+    )
+    return tower.to(device.torch, dtype_of(device)), tables, shape
+
+
+def dtype_of(device: Device) -> torch.dtype:
+    """The type of parameters and numbers."""
+    return torch.float64 if device.precision == "fp64" else torch.float32
+
+
+def _misfit(shape: RankingShape, block: RankingBlock) -> tuple[str, str, str] | None:
+    """(key, message, suggestion) of what the model cannot be built for."""
+    names = [*shape.features, *shape.sequences]
+    if not names:
+        return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
+    if missing := [name for name in shape.item if name not in shape.features]:
+        return "ranking.item", f"{missing[0]} is no feature with ids", f"these are {', '.join(shape.features)}"
+    if block.model == "two-tower" and set(shape.item) >= set(shape.features) and not shape.numbers:
+        return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
+    if block.model == "din" and not shape.sequences:
+        message = "`model: din` needs a sequence that shares the table of the row's item"
+        return "ranking.model", message, "write `features: [{name: history, kind: sequence, table: item_id}]`"
+    return None
+
+
+def step_hook(tables: Callable[[], SparseEmbeddings], peak: float) -> Hook:
+    """Steps the tables with the optimizer, at their own rate along the same schedule.
+
+    A step whose rows have a gradient that is not finite is left out as a whole.
+
+    Args:
+        tables: gives those of the run as they are now.
+        peak: of the schedule.
+    """
+
+    def check(_step: int, total: Tensor) -> Tensor:
+        return total if math.isfinite(tables().gradient_norm()) else total * math.nan
+
+    def apply(lr: float, taken: bool) -> None:
+        if taken:
+            tables().apply_gradients(lr_factor=lr / peak)
+        else:
+            tables().discard()
+
+    return Hook(after_passes=check, after_optimizer=apply)
+
+
+def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module) -> dict[str, str]:
+    """What is printed before training starts."""
+    features = log.features
+    held_out = f"{len(log.held_out):,} held out, the latest" if log.held_out else "none held out"
+    order = f"in order of {features.time}" if features.time else "in the order of the files"
+    tables = len({column.table for column in features.ids})
+    return {
+        "model": f"{block.model}: {describe_parameters(tower)} beside the tables",
+        "features": f"{len(features.dense)} numbers, {len(features.ids)} with ids in {tables} tables "
+        f"of {block.width} a row",
+        "rows": f"{len(log.training):,} to train on, {held_out}; {order}",
+    }

@@ -1,0 +1,236 @@
+"""Samples of a click log and their loss: the cross entropy of each label, over a tower and tables of embeddings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from stoker.data.order import permute, stream_key
+from stoker.data.ranking.click_log import ClickLog, RowSet
+from stoker.data.ranking.row_batch import RowBatch
+from stoker.files import replace_file
+from stoker.models.objective import Loss, Measures
+from stoker.models.ranking.shape import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.parallel.batch_norm import uncounted
+from stoker.sparse.embeddings import SparseEmbeddings
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.train.evaluate import Evaluation, evaluate
+from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.task import Part
+
+if TYPE_CHECKING:
+    from stoker.runs.run_folder import RunFolder
+    from stoker.train.engine import Engine
+
+EVALUATION_SAMPLES = 4096  # of a held-out forward pass
+FEATURES_FILE = "features.json"  # in the run's folder: what `stoker eval` reads rows by
+
+
+@dataclass(frozen=True)
+class RankingBatch:
+    """Rows on a device; the ids stay on the host, where the tables are.
+
+    Attributes:
+        labels: [B, T].
+        weights: [B].
+        dense: [B, N].
+        ids: by feature, one of `stoker.sparse.jagged_ids`.
+        positions: [B], of the rows in what they come from.
+    """
+
+    labels: Tensor
+    weights: Tensor
+    dense: Tensor
+    ids: Mapping[str, JaggedIds]
+    positions: Tensor
+
+
+class RankingTask:
+    """Rows in another order each epoch, or in order of time; a target is a row.
+
+    Args:
+        tower: logits [B, T] of `RankingInputs`.
+        at: sizes k of NDCG and recall.
+        in_order: whether rows are trained on in order of time.
+        evaluated: held-out rows that an evaluation uses, evenly spaced; None for all.
+        dtype: of numbers and labels.
+    """
+
+    unit = target = "sample"
+    perplexity = False
+    language = None
+    measures: Measures | None = None
+    lays_out_ahead = True
+
+    def __init__(
+        self,
+        tower: nn.Module,
+        tables: SparseEmbeddings,
+        shape: RankingShape,
+        log: ClickLog,
+        *,
+        seed: int,
+        at: Sequence[int],
+        in_order: bool,
+        evaluated: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.model, self.tables, self.shape, self.log = tower, tables, shape, log
+        self.seed, self.at, self.in_order, self.device, self.dtype = seed, at, in_order, device, dtype
+        self.root: Callable[[RankingInputs], Tensor] = tower  # what a layout has put around the tower, if anything
+        held_out = log.held_out
+        if held_out is not None and evaluated is not None and evaluated < len(held_out):
+            spaced = np.arange(evaluated) * len(held_out) // evaluated
+            held_out = replace(held_out, rows=held_out.rows[spaced])
+        self.held_out = held_out
+        self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits, while it evaluates
+
+    @property
+    def figures(self) -> Mapping[str, float]:
+        """The loss is all that a step measures."""
+        return MappingProxyType({})
+
+    def epoch_samples(self, epochs: float) -> int:
+        return int(len(self.log.training) * epochs + 1e-9)
+
+    def positions(self, first: int, last: int) -> np.ndarray:
+        """Which training rows samples are."""
+        size = len(self.log.training)
+        epochs, places = np.divmod(np.arange(first, last), size)
+        if self.in_order:
+            return places
+        keys = {int(epoch): stream_key(self.seed, 1, int(epoch)) for epoch in np.unique(epochs)}
+        return np.concatenate([permute(places[epochs == epoch], size, key) for epoch, key in keys.items()])
+
+    def parts(self, first: int, last: int) -> list[Part]:
+        return [self.part_of(self.log.training, self.positions(first, last))]
+
+    def part_of(self, rows: RowSet, positions: np.ndarray) -> Part:
+        """Rows as a forward pass."""
+        batch = self._tensors(rows.batch(positions), positions)
+        return Part(batch, targets=len(positions), tokens=len(positions))
+
+    def _tensors(self, batch: RowBatch, positions: np.ndarray) -> RankingBatch:
+        ids = {
+            name: JaggedIds(
+                torch.from_numpy(found.ids),
+                torch.from_numpy(found.lengths),
+                None if found.weights is None else torch.from_numpy(found.weights).to(self.dtype),
+            )
+            for name, found in batch.ids.items()
+        }
+        return RankingBatch(
+            torch.from_numpy(batch.labels).to(self.dtype),
+            torch.from_numpy(batch.weights).to(self.dtype),
+            torch.from_numpy(batch.dense).to(self.dtype),
+            MappingProxyType(ids),
+            torch.from_numpy(positions),
+        )
+
+    def nothing(self) -> Part:
+        """One row without ids: no row of a table is looked up for it."""
+        labels, dense = torch.zeros(1, len(self.log.features.labels)), torch.zeros(1, self.shape.numbers)
+        none, zero = torch.zeros(0, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+        ids = {
+            c.name: JaggedIds(none, zero, torch.zeros(0, dtype=self.dtype) if c.weighted else None)
+            for c in self.log.features.ids
+        }
+        batch = RankingBatch(
+            labels.to(self.dtype), torch.zeros(1, dtype=self.dtype), dense.to(self.dtype), MappingProxyType(ids), zero
+        )
+        return Part(batch, targets=0, tokens=0).to(self.device)
+
+    def around(self, part: Part) -> AbstractContextManager[None]:
+        return nullcontext() if part.targets else uncounted()
+
+    def inputs_of(self, batch: RankingBatch) -> RankingInputs:
+        """Looks the ids of a batch up; a collective."""
+        vectors = self.tables(self._with_first_order(batch.ids))
+        lengths = {
+            name: batch.ids[name].lengths.clamp(max=vectors[name].shape[1]).to(self.device)
+            for name in self.shape.sequences
+        }
+        return RankingInputs(vectors, lengths, batch.dense)
+
+    def _with_first_order(self, ids: Mapping[str, JaggedIds]) -> dict[str, JaggedIds]:
+        if not getattr(self.model, "first_order", False):
+            return dict(ids)
+        pooled = {name + FIRST_ORDER: found for name, found in ids.items() if name not in self.shape.sequences}
+        return {**ids, **pooled}
+
+    def loss(self, part: Part) -> Loss:
+        batch = part.inputs
+        assert isinstance(batch, RankingBatch)
+        logits = self.root(self.inputs_of(batch)).to(self.dtype)
+        if self._scored is not None and part.targets:
+            self._scored.append((batch.positions.cpu().numpy(), logits.detach().cpu().double().numpy()))
+        losses = binary_cross_entropy_with_logits(logits, batch.labels, reduction="none")
+        return Loss((losses.mean(1) * batch.weights).sum(), None)
+
+    def complete(self, parts: Sequence[Part], engine: Engine, passes: int) -> Sequence[Part]:
+        return parts
+
+    def begin(self, engine: Engine, folder: RunFolder) -> None:
+        """Writes by which features rows are read, for evaluations of the run on other rows."""
+        if engine.first:
+            replace_file(folder.path / FEATURES_FILE, json.dumps(self.log.features.as_json(), indent=1))
+
+    def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
+        return ()
+
+    def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
+        return ()
+
+    def evaluate(self, engine: Engine) -> Evaluation | None:
+        if self.held_out is None:
+            return None
+        found, scored = self.score(self.held_out, engine)
+        return replace(found, measures=figures_of(scored, self.log.features.labels, self.at).means)
+
+    def score(self, rows: RowSet, engine: Engine) -> tuple[Evaluation, Scored]:
+        """The loss of rows, and what every one of them scores; a collective."""
+        self._scored = []
+        self.tables.eval()
+        try:
+            found = evaluate(self, engine, self._parts_of(rows))
+            mine = self._scored
+        finally:
+            self.tables.train()
+            self._scored = None
+        assert found is not None
+        logits = np.zeros((len(rows), len(self.log.features.labels)))
+        for positions, values in engine.gather(lambda: mine):
+            logits[positions] = values
+        return found, scored_rows(rows, logits)
+
+    def _parts_of(self, rows: RowSet) -> Iterator[Part]:
+        for start in range(0, len(rows), EVALUATION_SAMPLES):
+            yield self.part_of(rows, np.arange(start, min(start + EVALUATION_SAMPLES, len(rows)))).to(self.device)
+
+    def evaluation(self) -> Iterator[Part]:
+        if self.held_out is not None:
+            yield from self._parts_of(self.held_out)
+
+    def describe_samples(self, first: int, last: int) -> list[str]:
+        return self.log.training.places(self.positions(first, last))
+
+
+def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
+    """Rows with their scores, groups and slices."""
+    features = rows.features
+    groups = rows.column("group") if features.group is not None else None
+    slices: dict[str, Any] = {}
+    for number, name in enumerate(features.slices):
+        texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
+        slices[name] = texts[rows.column(f"slice{number}")].astype(str)
+    return Scored(rows.labels, logits, groups, slices)

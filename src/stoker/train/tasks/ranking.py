@@ -1,0 +1,143 @@
+"""``ranking``: models of clicks and ratings, a dense tower over tables of embeddings that grow with the ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker.job.block import Block
+from stoker.job.task_spec import Decided, TaskSpec, block_of_task
+from stoker.train.ranking.block import EXAMPLES, NAMES, REASONS, RankingBlock
+
+if TYPE_CHECKING:
+    from stoker.data.ranking.log_audit import LogAudit
+    from stoker.errors import Problem
+    from stoker.hardware.device import Device
+    from stoker.job.conflict_view import View
+    from stoker.job.load_job import LoadedJob
+    from stoker.job.resolved import ResolvedJob
+    from stoker.job.schema import Job
+    from stoker.parallel.mesh import Mesh
+    from stoker.train.prepare import Prepared
+    from stoker.train.ranking.figures import RankingFigures
+
+BATCH = 256
+HELD_OUT = 0.1
+
+
+def _block(job: Job) -> RankingBlock:
+    block: Block | None = getattr(job, "ranking", None)
+    return block if isinstance(block, RankingBlock) else RankingBlock()
+
+
+def _defaults(job: Job) -> dict[str, Decided]:
+    found = {
+        "train.lr": Decided(1e-3, "AdamW's usual rate for a network of one's own; the tables have their own"),
+        "train.weight_decay": Decided(0.0, "none, as in most click models"),
+        "evaluate.rows": Decided("all", "the held-out rows are used whole"),
+    }
+    if not job.evaluate.data:
+        progressive = _block(job).progressive
+        why = "every day is held out until it is trained on" if progressive else "the latest tenth of the rows"
+        found["evaluate.fraction"] = Decided(0.0 if progressive else HELD_OUT, why)
+    return found
+
+
+def _models(view: View) -> Iterator[Problem]:
+    from difflib import get_close_matches
+
+    model = view.value("ranking.model")
+    package, colon, attribute = model.partition(":")
+    if not colon and model not in NAMES:
+        near = get_close_matches(model, NAMES, 1)
+        hint = f"write {near[0]}" if near else f"write one of {', '.join(NAMES)}, or package.module:name"
+        yield from view.at_each(["ranking.model"], f"there is no ranking model `{model}`", hint)
+    if colon and not all(word.isidentifier() for word in [*package.split("."), *attribute.split(".")]):
+        yield from view.at_each(["ranking.model"], f"`{model}` is no import path", "write `package.module:name`")
+    if model == "two-tower" and not view.value("ranking.item"):
+        message = "`model: two-tower` needs to know which features are the item's"
+        yield view.document.problem(("ranking", "item"), message, "write `item: [item_id]`, its id first")
+    if model == "two-tower" and isinstance(view.value("ranking.label"), list) and len(view.value("ranking.label")) > 1:
+        message = "`model: two-tower` has one score, and there are several labels"
+        yield from view.at_each(["ranking.label", "ranking.model"], message, "name one label, or write `model: mmoe`")
+
+
+def _labels(view: View) -> Iterator[Problem]:
+    label = view.value("ranking.label")
+    if isinstance(label, list) and (not label or len(set(label)) < len(label)):
+        yield from view.at_each(["ranking.label"], "`label` needs columns, each once", "write `label: clicked`")
+
+
+def _features(view: View) -> Iterator[Problem]:
+    for index, feature in enumerate(view.value("ranking.features")):
+        key = f"ranking.features[{index}].boundaries"
+        if sorted(set(feature.boundaries)) != feature.boundaries:
+            yield from view.at_each([key], "boundaries rise from one to the next", "write them in order, each once")
+
+
+def _order(view: View) -> Iterator[Problem]:
+    if not view.value("ranking.progressive"):
+        return
+    epochs = view.value("epochs")
+    if epochs is not None and epochs > 1:
+        message = "`progressive` trains on each row once, and there are several epochs"
+        yield from view.at_each(["epochs", "ranking.progressive"], message, "write `epochs: 1`")
+
+
+def _precision(view: View) -> Iterator[Problem]:
+    if view.task.name == "ranking" and view.value("train.precision") == "fp16":
+        message = "`precision: fp16` scales the loss, and rows of tables are not scaled back"
+        yield from view.at_each(["train.precision", "task"], message, "write bf16 or fp32")
+
+
+def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
+    from stoker.train.ranking.prepare import prepare_ranking
+
+    return prepare_ranking(loaded, device, mesh, base)
+
+
+def _gate(loaded: LoadedJob, base: Path) -> None:
+    from stoker.train.ranking.prepare import open_log_of
+
+    open_log_of(loaded, base)
+
+
+def _audit(loaded: LoadedJob, base: Path) -> LogAudit:
+    from stoker.train.ranking.prepare import audit_of
+
+    return audit_of(loaded, base)
+
+
+def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[str], base: Path) -> RankingFigures:
+    from stoker.train.ranking.open_run import measure_run
+
+    return measure_run(run, data, form, at=at, trusted=trusted, base=base)
+
+
+def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
+    return (f"eval {run}", f"eval {run} YOUR.csv --json")
+
+
+TASK = TaskSpec(
+    name="ranking",
+    defaults=_defaults,
+    batch=BATCH,
+    block=RankingBlock,
+    reasons=REASONS,
+    examples=EXAMPLES,
+    checks=(_models, _labels, _features, _order, _precision),
+    text=False,
+    sources=True,
+    instead={"model": "name it in `ranking.model`"},
+    runs_code=lambda job: ":" in block_of_task(job, RankingBlock).model,
+    chat=False,
+    target="sample",
+    perplexity=False,
+    prepare=_prepare,
+    gate=_gate,
+    audit=_audit,
+    measure=_measure,
+    exports=(),
+    next_commands=_next,
+)

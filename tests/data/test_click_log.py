@@ -1,0 +1,269 @@
+"""Click logs of every format: rows, features found, bad rows with their places, the split by time, batches."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.find_features import find_features
+from stoker.data.ranking.ids import crossed, id_of
+from stoker.data.ranking.log_audit import audit_log
+from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.settings import LogSettings, StatedFeature
+from stoker.errors import UserError
+from stoker.job.schema import SourceBlock
+
+ROWS: list[dict[str, Any]] = [
+    {"label": n % 2, "user_id": n % 5, "city": f"c{n % 3}", "price": n / 4, "tags": [n, f"t{n % 2}"], "ts": 1000 - n}
+    for n in range(40)
+]
+
+
+def log_of(
+    folder: Path, name: str, text: str, *, form: str = "auto", fraction: float = 0.25, **settings: Any
+) -> ClickLog:
+    (folder / name).write_text(text, encoding="utf-8")
+    block = SourceBlock(path=name, format=form)  # type: ignore[arg-type]
+    return open_log([block], LogSettings(**settings), folder, held_out=[], fraction=fraction)
+
+
+def json_lines(rows: Sequence[Any]) -> str:
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows)
+
+
+def kinds(features: Features) -> dict[str, str]:
+    return {column.name: column.kind for column in features}
+
+
+def reasons_of(log: ClickLog) -> list[tuple[str, int, str]]:
+    return [(Path(row.source).name, row.row, row.reason) for row in log.training.store.summary.rejected]
+
+
+def test_rows_of_json_lines(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
+    assert kinds(log.features) == {"user_id": "id", "city": "id", "price": "dense", "tags": "ids"}
+    assert (log.features.time, log.features.group) == ("ts", "user_id")
+    # By time, which falls in this file: the last rows are first, and the first ones are held out.
+    assert log.held_out is not None
+    assert len(log.training) == 30
+    assert len(log.held_out) == 10
+    assert log.held_out.places(np.array([9])) == [f"{tmp_path}/log.jsonl:1"]
+    batch = log.training.batch(np.array([0, 3]))  # rows 39 and 36
+    assert batch.labels.tolist() == [[1.0], [0.0]]
+    assert batch.ids["user_id"].ids.tolist() == [4, 1]
+    assert batch.ids["city"].ids.tolist() == [id_of("c0")] * 2
+    assert batch.ids["tags"].ids.tolist() == [39, id_of("t1"), 36, id_of("t0")]
+    assert batch.ids["tags"].lengths.tolist() == [2, 2]
+    prices = np.array([row["price"] for row in ROWS[10:]])  # the training part alone decides mean and scale
+    expected = (np.array([39 / 4, 36 / 4]) - prices.mean()) / prices.std()
+    np.testing.assert_allclose(batch.dense[:, 0], expected, rtol=1e-6)
+
+
+def test_csv_and_parquet_give_the_ids_of_json_lines(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = [{**row, "tags": "|".join(map(str, row["tags"]))} for row in ROWS]
+    with (tmp_path / "log.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(table[0]))
+        writer.writeheader()
+        writer.writerows(table)
+    pq.write_table(pa.Table.from_pylist(table), tmp_path / "log.parquet")
+    first = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
+    everything = np.arange(30)
+    for name in ("log.csv", "log.parquet"):
+        other = open_log([SourceBlock(path=name)], LogSettings(), tmp_path, held_out=[], fraction=0.25)
+        assert kinds(other.features) == kinds(first.features)
+        for feature, ids in first.training.batch(everything).ids.items():
+            found = other.training.batch(everything).ids[feature]
+            assert found.ids.tolist() == ids.ids.tolist()
+            assert found.lengths.tolist() == ids.lengths.tolist()
+        np.testing.assert_allclose(other.training.batch(everything).dense, first.training.batch(everything).dense)
+
+
+def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
+    bad = [
+        "{not json",
+        {**ROWS[0], "label": 7},
+        {**ROWS[0], "label": None},
+        {**ROWS[0], "user_id": 2**70},
+        {**ROWS[0], "tags": [1, 2**70]},
+        {**ROWS[0], "tags": [[1]]},
+        {**ROWS[0], "price": "cheap"},
+        {**ROWS[0], "ts": "soon"},
+        {**ROWS[0], "ts": None},
+        {**ROWS[0], "user_id": 0.5},
+    ]
+    log = log_of(tmp_path, "log.jsonl", json_lines([*ROWS, *bad]))
+    assert sorted(reasons_of(log), key=lambda found: found[1]) == [
+        ("log.jsonl", 41, "not valid JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("log.jsonl", 42, "unknown label: label is '7', and labels are 0 and 1"),
+        ("log.jsonl", 43, "no label: label"),
+        ("log.jsonl", 44, f"id out of range: {2**70} has more than 64 bits in user_id"),
+        ("log.jsonl", 45, f"id out of range: {2**70} has more than 64 bits in tags"),
+        ("log.jsonl", 46, "not an id: a value of type list in tags"),
+        ("log.jsonl", 47, "not a number: price is 'cheap'"),
+        ("log.jsonl", 48, "not a time: 'soon' in ts"),
+        ("log.jsonl", 49, "no time: ts"),
+        ("log.jsonl", 50, "not an id: the fraction 0.5 in user_id"),
+    ]
+    summary = log.training.store.summary
+    assert (summary.rows_in, summary.rows) == (50, 40)
+    (problem,) = log_problems(log, [SourceBlock(path="log.jsonl", max_dropped=0.1)], [])
+    assert "10 of 50 rows are dropped, more than max_dropped" in problem.message
+    assert "ranking.positive" in problem.suggestion
+
+
+CRITEO = ["\t".join([str(n % 2), *["3"] * 13, *[f"c{n % 4}"] * 26]) for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "bad", "reason", "expected"),
+    [
+        (
+            "train.txt",
+            CRITEO,
+            CRITEO[0][2:],
+            "wrong number of cells: 39, lines of Criteo have 40",
+            {**{f"I{n}": "dense" for n in range(1, 14)}, **{f"C{n}": "id" for n in range(1, 27)}},
+        ),
+        (
+            "train.svm",
+            [f"{1 if n % 2 else -1} {n}:0.5 {n + 1}:2" for n in range(20)],
+            "1 5:x",
+            "not a number behind the colon: '5:x'",
+            {"features": "ids"},
+        ),
+        (
+            "train.ffm",
+            [f"{n % 2} 0:{n}:1 1:{n + 1}:0.25" for n in range(20)],
+            "1 0:5",
+            "not field:index:value: '0:5'",
+            {"f0": "ids", "f1": "ids"},
+        ),
+    ],
+)  # fmt: skip
+def test_formats_without_a_header(
+    tmp_path: Path, name: str, lines: list[str], bad: str, reason: str, expected: dict[str, str]
+) -> None:
+    log = log_of(tmp_path, name, "\n".join([*lines, bad]) + "\n")
+    assert kinds(log.features) == expected
+    assert reasons_of(log) == [(name, 21, reason)]
+    assert log.training.labels[:, 0].tolist() == [n % 2 for n in range(15)]
+    batch = log.training.batch(np.array([2]))
+    if name == "train.svm":
+        assert batch.ids["features"].ids.tolist() == [2, 3]
+        assert batch.ids["features"].weights is not None
+        assert batch.ids["features"].weights.tolist() == [0.5, 2.0]
+    elif name == "train.ffm":
+        assert batch.ids["f1"].ids.tolist() == [3]
+        assert batch.ids["f1"].weights is not None
+        assert batch.ids["f1"].weights.tolist() == [0.25]
+    else:
+        assert batch.ids["C26"].ids.tolist() == [id_of("c2")]
+        assert batch.dense.tolist() == [[0.0] * 13]  # a number that is always the same says nothing
+
+
+def test_a_named_format_needs_no_suffix_and_days_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    days = tmp_path / "days"
+    days.mkdir()
+    for day in (1, 2, 10):
+        (days / f"day_{day}").write_text("\n".join(CRITEO[:4]) + "\n")
+    log = open_log([SourceBlock(path="days", format="criteo")], LogSettings(), tmp_path, held_out=[], fraction=0.25)
+    assert [place.rpartition("/")[2] for place in log.training.places(np.array([0, 4, 8]))] == [
+        "day_1:1",
+        "day_2:1",
+        "day_10:1",
+    ]
+    assert log.training.periods().tolist() == [0] * 4 + [1] * 4 + [2]
+    with pytest.raises(UserError, match="no data file among 3 files"):
+        open_log([SourceBlock(path="days")], LogSettings(), tmp_path, held_out=[], fraction=0.0)
+
+
+def test_features_are_found_by_stated_rules() -> None:
+    row = {
+        "label": 1, "weight": 0.5, "zip": "01234", "itemId": 3, "age": 30, "big": 2**40, "flag": True, "empty": None,
+        "counts": {"a": 0.5}, "item_history": [1, 2], "item_id": 4, "liked_by": [["u", 0.5]], "text": "a|b",
+    }  # fmt: skip
+    features = find_features([row, {**row, "age": 31}], LogSettings(weight="weight"))
+    assert kinds(features) == {
+        "zip": "id", "itemId": "id", "age": "dense", "big": "id", "flag": "dense", "empty": "id", "counts": "ids",
+        "item_history": "sequence", "item_id": "id", "liked_by": "ids", "text": "ids",
+    }  # fmt: skip
+    assert features["item_history"].table == "item_id"
+    assert features["counts"].weighted
+    assert features["liked_by"].weighted
+
+
+def test_a_column_that_is_not_there_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError, match="the rows have no column 'labl'; did you mean label") as found:
+        find_features([{"label": 1, "a": 2}], LogSettings(labels=("labl",), crosses=(("a",),)))
+    assert [problem.key for problem in found.value.problems] == ["ranking.label", "ranking.crosses[0]"]
+
+
+def test_stated_features_crosses_buckets_and_sequences(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "a": n % 3, "b": f"b{n % 2}", "x": n, "seen": f"{n},{n + 1},{n + 2}"} for n in range(20)]
+    stated = (
+        StatedFeature("a", "id"),
+        StatedFeature("x", "buckets", boundaries=(5.0, 10.0)),
+        StatedFeature("seen", "sequence", separator=",", longest=2, table="a"),
+    )
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), features=stated, crosses=(("a", "seen"),), fraction=0.0)
+    batch = log.training.batch(np.array([4, 5, 10, 19]))
+    assert batch.ids["x"].ids.tolist() == [0, 1, 2, 2]
+    assert batch.ids["seen"].ids.tolist() == [5, 6, 6, 7, 11, 12, 20, 21]  # the newest two
+    assert batch.ids["a x seen"].lengths.tolist() == [2, 2, 2, 2]
+    assert batch.ids["a x seen"].ids[0] == crossed(np.array([1]), np.array([5]))[0]
+    assert log.held_out is None
+    assert log.features["x"].boundaries == (5.0, 10.0)
+
+
+def test_labels_may_be_ratings_and_several(tmp_path: Path) -> None:
+    rows = [{"stars": n % 5 + 1, "bought": n % 3, "user": f"u{n}"} for n in range(20)]
+    log = log_of(tmp_path, "log.jsonl", json_lines(rows), labels=("stars", "bought"), positive=2.0)
+    assert log.training.labels[:6].tolist() == [[0, 0], [1, 0], [1, 1], [1, 0], [1, 0], [0, 1]]
+    with pytest.raises(UserError, match=r"all 1 rows are dropped: unknown label \(1\).*ranking.positive: 4"):
+        log_of(tmp_path, "other.jsonl", '{"label": 5, "a": "b"}\n')
+
+
+def test_rows_of_another_file_are_read_by_the_features_of_a_run(tmp_path: Path) -> None:
+    log = log_of(tmp_path, "log.jsonl", json_lines(ROWS))
+    features = Features.from_json(json.loads(json.dumps(log.features.as_json())))
+    assert features == log.features
+    rows = open_rows([SourceBlock(path="log.jsonl")], features, tmp_path)
+    at = np.arange(30)
+    np.testing.assert_array_equal(rows.batch(at).dense, log.training.batch(at).dense)
+
+
+def test_the_audit_counts_ids(tmp_path: Path) -> None:
+    start = 18_000 * 86_400
+    rows = [
+        {"label": n % 2, "user_id": n // 2, "score": float(n % 2), "time": start + n * 8640} for n in range(40)
+    ]  # ten rows a day, five new users a day
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines([*rows, {**rows[0], "label": "maybe"}])))
+    users = audit.ids["user_id"]
+    assert (users.ids, users.lookups, users.once, users.new_a_period, users.unseen) == (15, 30, 0.0, 5.0, 1.0)
+    assert users.covered[2] == (1.0, 1.0)
+    assert users.covered[5] == (0.0, 0.0)
+    assert [(period.name, period.rows, period.rates) for period in audit.periods] == [
+        ("2019-04-14", 10, (0.5,)),
+        ("2019-04-15", 10, (0.5,)),
+        ("2019-04-16", 10, (0.5,)),
+    ]
+    assert audit.reasons == {"unknown label": 1}
+    assert any("score alone tells label (AUC 1.000)" in leak for leak in audit.leaks)
+
+
+def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "user_id": n % 4} for n in range(40)]
+    audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
+    assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
+    assert any("no column of time" in leak for leak in audit.leaks)

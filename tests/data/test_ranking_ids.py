@@ -1,0 +1,111 @@
+"""Ids of values, times and lines of click logs."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from stoker.data.ranking.ids import IdsOfValues, NoIdError, crossed, id_of
+from stoker.data.ranking.line_formats import BadLineError, criteo_row, libffm_row, libsvm_row, line_format_of
+from stoker.data.ranking.times import days_of, time_of
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (17, 17),
+        ("17", 17),
+        (17.0, 17),
+        (-3, -3),
+        ("-3", -3),
+        (0, 0),
+        ("0", 0),
+        (True, 1),
+        (2**63, -(2**63)),
+        (2**64 - 1, -1),
+    ],
+)
+def test_integers_are_their_own_ids(value: object, expected: int) -> None:
+    assert id_of(value) == expected == IdsOfValues()[value]
+
+
+@pytest.mark.parametrize("text", ["017", "+17", "-0", "17 ", "1.0", "1e3", "", "\u0661", "a"])
+def test_other_texts_are_63_bits_of_their_digest(text: str) -> None:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    assert id_of(text) == int.from_bytes(digest, "little") % 2**63
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, str(2**64), "9" * 500, 10**500])
+def test_an_integer_of_more_than_64_bits_is_out_of_range(value: object) -> None:
+    with pytest.raises(NoIdError, match=r"^id out of range: "):
+        id_of(value)
+
+
+@pytest.mark.parametrize("value", [1.5, [1], None])
+def test_fractions_lists_and_nothing_are_no_ids(value: object) -> None:
+    with pytest.raises(NoIdError, match=r"^not an id: "):
+        id_of(value)
+
+
+def test_crossed_ids_depend_on_the_order_and_do_not_meet() -> None:
+    first, second = (side.reshape(-1) for side in np.meshgrid(np.arange(-50, 250), np.arange(300)))
+    ids = crossed(first, second)
+    assert len(np.unique(ids)) == len(ids) == 90_000
+    assert crossed(np.array([1]), np.array([2])) != crossed(np.array([2]), np.array([1]))
+
+
+def test_times_are_numbers_or_dates() -> None:
+    assert time_of("12.5") == 12.5
+    noon = datetime(2020, 1, 2, 12, tzinfo=UTC).timestamp()
+    assert time_of("2020-01-02T12:00:00") == time_of("2020-01-02 12:00:00+00:00") == noon
+    assert time_of(datetime(2020, 1, 2, 12)) == noon
+    with pytest.raises(ValueError, match="not a time: 'soon'"):
+        time_of("soon")
+
+
+@pytest.mark.parametrize("unit", [1, 1e3, 1e6, 1e9])
+def test_days_of_times_in_any_unit(unit: float) -> None:
+    seconds = np.array([86_400 * 18_000 + 5.0, 86_400 * 18_001 - 5.0, 86_400 * 18_001 + 5.0])
+    days = days_of(seconds * unit)
+    assert days is not None
+    assert days.tolist() == [18_000, 18_000, 18_001]
+
+
+def test_numbers_that_are_no_times_since_1970_have_no_days() -> None:
+    assert days_of(np.arange(100.0)) is None
+
+
+CRITEO_LINE = "\t".join(["1", *(str(n) for n in range(12)), "", *("68fd1e64" for _ in range(26))])
+
+
+def test_a_line_of_criteo() -> None:
+    row = criteo_row(CRITEO_LINE + "\n")
+    assert (row["label"], row["I1"], row["I13"], row["C1"], row["C26"]) == ("1", "0", None, "68fd1e64", "68fd1e64")
+    assert len(row) == 40
+    with pytest.raises(BadLineError, match="wrong number of cells: 39, lines of Criteo have 40"):
+        criteo_row(CRITEO_LINE.removeprefix("1\t"))
+
+
+def test_a_line_of_libsvm() -> None:
+    row = libsvm_row("-1 qid:3 2:0.5 17:1 # a comment\n")
+    assert row == {"label": "-1", "qid": "3", "features": [[2, 0.5], [17, 1.0]]}
+    for bad in ("1 2:x", "1 2:nan", "1 b:1", "1 2"):
+        with pytest.raises(BadLineError, match="colon"):
+            libsvm_row(bad)
+
+
+def test_a_line_of_libffm() -> None:
+    assert libffm_row("1 0:5:1 2:7:0.5 2:8:1\n") == {"label": "1", "f0": [[5, 1.0]], "f2": [[7, 0.5], [8, 1.0]]}
+    with pytest.raises(BadLineError, match="not field:index:value: '0:5'"):
+        libffm_row("1 0:5")
+
+
+def test_formats_are_told_by_a_line() -> None:
+    assert line_format_of(CRITEO_LINE) == "criteo"
+    assert line_format_of("1 2:0.5 17:1\n") == "libsvm"
+    assert line_format_of("0 0:2:0.5 1:17:1\n") == "libffm"
+    assert line_format_of("a,b,c") is None
+    assert line_format_of("user\titem") is None

@@ -1,0 +1,143 @@
+"""Each ranking model against its formula, written out row by row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.dcn import DCN
+from stoker.models.ranking.deepfm import DeepFM
+from stoker.models.ranking.din import DIN
+from stoker.models.ranking.dlrm import DLRM
+from stoker.models.ranking.mmoe import MMoE
+from stoker.models.ranking.shape import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.models.ranking.two_tower import TwoTower
+from stoker.models.ranking.wide_deep import WideDeep
+
+B, D, N, L = 5, 4, 3, 6
+NAMES = ("user", "item", "city")
+SHAPE = RankingShape(NAMES, numbers=N, width=D, hidden=(8, 7), item=("item", "city"), layers=2, experts=3)
+
+
+@pytest.fixture
+def inputs() -> RankingInputs:
+    torch.manual_seed(0)
+    vectors = {name: torch.randn(B, D, dtype=torch.float64) for name in NAMES}
+    vectors |= {name + FIRST_ORDER: torch.randn(B, 1, dtype=torch.float64) for name in NAMES}
+    lengths = torch.tensor([0, 1, 3, 6, 2])
+    history = torch.randn(B, L, D, dtype=torch.float64) * (torch.arange(L) < lengths[:, None])[:, :, None]
+    dense = torch.randn(B, N, dtype=torch.float64)
+    return RankingInputs({**vectors, "history": history}, {"history": lengths}, dense)
+
+
+def by_rows(tower: nn.Sequential, rows: Tensor) -> Tensor:
+    """A tower, layer by layer."""
+    for layer in tower:
+        rows = rows @ layer.weight.T + layer.bias if isinstance(layer, nn.Linear) else rows.clamp(min=0)
+    return rows
+
+
+def side_by_side(inputs: RankingInputs) -> Tensor:
+    return torch.cat([inputs.vectors["user"], inputs.vectors["item"], inputs.vectors["city"], inputs.dense], 1)
+
+
+def test_dlrm(inputs: RankingInputs) -> None:
+    model = DLRM(SHAPE).double()
+    assert model.bottom is not None
+    bottom = by_rows(model.bottom, inputs.dense)
+    vectors = [bottom, *(inputs.vectors[name] for name in NAMES)]
+    products = [(vectors[i] * vectors[j]).sum(1) for i in range(4) for j in range(i)]
+    expected = by_rows(model.top, torch.cat([bottom, torch.stack(products, 1)], 1))
+    torch.testing.assert_close(model(inputs), expected)
+
+
+def test_dlrm_without_numbers(inputs: RankingInputs) -> None:
+    model = DLRM(replace(SHAPE, numbers=0)).double()
+    vectors = [inputs.vectors[name] for name in NAMES]
+    products = [(vectors[i] * vectors[j]).sum(1) for i in range(3) for j in range(i)]
+    expected = by_rows(model.top, torch.stack(products, 1))
+    torch.testing.assert_close(model(replace(inputs, dense=inputs.dense[:, :0])), expected)
+
+
+def test_dcn(inputs: RankingInputs) -> None:
+    model = DCN(SHAPE).double()
+    first = side_by_side(inputs)
+    crossed = first
+    for cross in model.crosses:
+        crossed = first * (crossed @ cross.weight.T + cross.bias) + crossed
+    both = torch.cat([crossed, by_rows(model.deep, first)], 1)
+    torch.testing.assert_close(model(inputs), both @ model.head.weight.T + model.head.bias)
+
+
+def test_deepfm(inputs: RankingInputs) -> None:
+    model = DeepFM(SHAPE).double()
+    assert model.linear is not None
+    pairs = sum(
+        (inputs.vectors[a] * inputs.vectors[b]).sum(1)
+        for a, b in (("user", "item"), ("user", "city"), ("item", "city"))
+    )
+    once = sum(inputs.vectors[name + FIRST_ORDER] for name in NAMES) + model.linear(inputs.dense)
+    assert isinstance(pairs, Tensor)
+    torch.testing.assert_close(
+        model(inputs), once + pairs[:, None] + by_rows(model.deep, side_by_side(inputs)) + model.bias
+    )
+
+
+def test_wide_deep(inputs: RankingInputs) -> None:
+    model = WideDeep(SHAPE).double()
+    assert model.wide is not None
+    once = sum(inputs.vectors[name + FIRST_ORDER] for name in NAMES) + model.wide(inputs.dense)
+    torch.testing.assert_close(model(inputs), once + by_rows(model.deep, side_by_side(inputs)) + model.bias)
+
+
+def test_din_weighs_each_id_of_a_history(inputs: RankingInputs) -> None:
+    model = DIN(replace(SHAPE, sequences={"history": "item"})).double()
+    unit = model.units["0"]
+    assert isinstance(unit, nn.Sequential)
+    interests = torch.zeros(B, D, dtype=torch.float64)
+    for row, length in enumerate(inputs.lengths["history"].tolist()):
+        item = inputs.vectors["item"][row]
+        for at in range(length):
+            seen = inputs.vectors["history"][row, at]
+            interests[row] += by_rows(unit, torch.cat([seen, item, seen - item, seen * item])[None])[0, 0] * seen
+    torch.testing.assert_close(model(inputs), by_rows(model.top, torch.cat([side_by_side(inputs), interests], 1)))
+
+
+def test_mmoe_has_a_gate_a_label(inputs: RankingInputs) -> None:
+    model = MMoE(replace(SHAPE, labels=2)).double()
+    rows = side_by_side(inputs)
+    expected = []
+    for gate, tower in zip(model.gates, model.towers, strict=True):
+        shares = torch.softmax(rows @ gate.weight.T, 1)
+        mixed = sum(shares[:, [n]] * by_rows(expert, rows) for n, expert in enumerate(model.experts))
+        assert isinstance(tower, nn.Sequential)
+        assert isinstance(mixed, Tensor)
+        expected.append(by_rows(tower, mixed))
+    torch.testing.assert_close(model(inputs), torch.cat(expected, 1))
+
+
+def test_two_tower_is_a_cosine(inputs: RankingInputs) -> None:
+    model = TwoTower(SHAPE).double()
+    user = by_rows(model.user, torch.cat([inputs.vectors["user"], inputs.dense], 1))
+    item = by_rows(model.item, torch.cat([inputs.vectors["item"], inputs.vectors["city"]], 1))
+    cosine = torch.nn.functional.cosine_similarity(user, item)
+    torch.testing.assert_close(model(inputs), cosine[:, None] * model.log_scale.exp() + model.bias)
+    torch.testing.assert_close(model.item_vectors(inputs).norm(dim=1), torch.ones(B, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_gives_a_logit_a_label_and_a_gradient_to_every_vector(name: str, inputs: RankingInputs) -> None:
+    labels = 1 if name == "two-tower" else 3
+    model = MODELS[name](replace(SHAPE, labels=labels, sequences={"history": "item"} if name == "din" else {})).double()
+    vectors = {key: value.clone().requires_grad_() for key, value in inputs.vectors.items()}
+    out = model(replace(inputs, vectors=vectors))
+    assert out.shape == (B, labels)
+    out.square().sum().backward()
+    used = [*NAMES, *(name + FIRST_ORDER for name in NAMES if getattr(model, "first_order", False))]
+    for key in (*used, *(["history"] if name == "din" else [])):
+        assert vectors[key].grad is not None, key
+        assert vectors[key].grad.abs().sum() > 0, key

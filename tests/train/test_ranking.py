@@ -1,0 +1,288 @@
+"""``task: ranking``: against a plain loop, over processes, through checkpoints, and by its verbs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click_logs import ranking_job, write_clicks
+from running import assert_same_state, run, stop_at, write_job
+from torch import nn
+
+from stoker.checkpoint.state import State
+from stoker.checkpoint.store import Store
+from stoker.cli.main import main
+from stoker.errors import UserError
+from stoker.job.layout import layout_of
+from stoker.job.load_job import load_job
+from stoker.launch.process_pool import Pool
+from stoker.models.ranking.shape import RankingInputs
+from stoker.parallel.float64_mode import in_float64
+from stoker.parallel.mesh import Mesh
+from stoker.runs.run_folder import RunFolder
+from stoker.sparse.embeddings import Feature, SparseEmbeddings
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.table_settings import TableSettings
+from stoker.train.prepare import prepare
+from stoker.train.ranking.prepare import step_hook
+from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
+from stoker.train.run import start
+
+MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
+
+
+@pytest.fixture
+def clicks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a click log, the current one."""
+    write_clicks(tmp_path / "clicks.jsonl")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plain_losses(task: RankingTask, steps: int, batch: int, lr: float, table_lr: float) -> list[float]:
+    """The run as a plain loop: nn.Embedding and SGD for the tables, AdamW for the tower."""
+    features = task.log.features.ids
+    everything = task.part_of(task.log.training, np.arange(len(task.log.training))).inputs
+    assert isinstance(everything, RankingBatch)
+    weights, number = {}, {}
+    task.tables.eval()  # first values are drawn when an id is first trained on, whoever asks
+    for column in features:
+        ids = everything.ids[column.name].ids.unique()
+        number[column.name] = {int(i): n for n, i in enumerate(ids)}
+        fresh = SparseEmbeddings(
+            [TableSettings(column.table, task.shape.width, dtype="float64")],
+            {"x": Feature(column.table)},
+            seed=task.seed,
+        )
+        weights[column.name] = nn.Parameter(fresh({"x": JaggedIds.single(ids)})["x"].detach())
+    task.tables.train()
+    tower = torch.optim.AdamW(task.model.parameters(), lr=lr, weight_decay=0.0)
+    rows = torch.optim.SGD(weights.values(), lr=table_lr)
+    losses = []
+    for step in range(steps):
+        part = task.parts(batch * step, batch * (step + 1))[0].inputs
+        assert isinstance(part, RankingBatch)
+        vectors = {}
+        for column in features:
+            found = part.ids[column.name]
+            at = torch.tensor([number[column.name][int(i)] for i in found.ids], dtype=torch.int64)
+            scales = torch.ones(len(at), dtype=torch.float64) if found.weights is None else found.weights
+            bag = torch.repeat_interleave(torch.arange(batch), found.lengths)
+            summed = torch.zeros(batch, task.shape.width, dtype=torch.float64)
+            summed = summed.index_add(0, bag, weights[column.name][at] * scales[:, None])
+            mean = column.kind in ("ids", "sequence") and not column.weighted
+            vectors[column.name] = summed / found.lengths.clamp(min=1)[:, None] if mean else summed
+        logits = task.model(RankingInputs(vectors, {}, part.dense))
+        loss = nn.functional.binary_cross_entropy_with_logits(logits, part.labels)
+        tower.zero_grad()
+        rows.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(task.model.parameters(), 1.0)
+        tower.step()
+        rows.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@pytest.mark.parametrize("micro_batch", [12, 4])
+def test_a_run_is_a_plain_loop_over_embeddings(micro_batch: int, clicks: Path) -> None:
+    train = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
+    table = {"optimizer": "sgd", "lr": 0.3}
+    block = {"ignore": ["bought", "item_history"], "table": table}
+    ran = run(clicks, ranking_job(ranking=block, train={**train, "micro_batch": micro_batch}))
+    torch.manual_seed(0)
+    fresh = prepare(ran.loaded, clicks).task
+    assert isinstance(fresh, RankingTask)
+    with in_float64():
+        expected = plain_losses(fresh, 6, 12, 1e-2, 0.3)
+    assert ran.losses == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_learns(model: str, clicks: Path) -> None:
+    block = {"model": model, "item": ["item_id"] if model == "two-tower" else []}
+    if model == "mmoe":
+        block |= {"label": ["clicked", "bought"], "ignore": []}
+    ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.2}}, steps=90, evaluate={"every": 90}))
+    assert np.mean(ran.losses[-15:]) < np.mean(ran.losses[:15]) - 0.05
+    found = ran.outcome.evaluation
+    assert found is not None
+    assert found.measures["log_loss"] == pytest.approx(found.loss, rel=1e-9)
+
+
+def steps_in_layout(path: str, steps: int, overrides: tuple[str, ...]) -> list[float]:
+    base = Path(path)
+    loaded = load_job(base / "job.yaml", [f"steps={steps}", *overrides])
+    layout = layout_of(loaded.job)
+    mesh = Mesh(layout, torch.device("cpu")) if layout.world > 1 else None
+    prepared = prepare(loaded, base, mesh=mesh)
+    folder = RunFolder(base / loaded.job.output)
+    folder.path.mkdir(exist_ok=True)
+    with in_float64():
+        start(prepared, folder, base, quiet=True)
+    return [line["loss"] for line in folder.read_metrics()] + [
+        event["loss"] for event in folder.read_events() if event["event"] == "evaluated"
+    ]
+
+
+def sorted_rows(state: State) -> dict[str, torch.Tensor]:
+    """The rows of tables in the order of their ids: processes have them in any."""
+    found = {}
+    for name, tensor in state.tensors.items():
+        assert isinstance(tensor, torch.Tensor)
+        if name.startswith("sparse/") and name.endswith("/ids"):
+            order = torch.argsort(tensor)
+            table = name.removesuffix("ids")
+            found |= {
+                key: value[order]
+                for key, value in state.tensors.items()
+                if key.startswith(table) and isinstance(value, torch.Tensor) and len(value) == len(order)
+            }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("world", "overrides"),
+    [(2, ()), (3, ()), (2, ("parallel.shard=zero3",)), (2, ("train.micro_batch=2",))],
+    ids=["2", "3", "zero3", "accumulation"],
+)
+def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...], clicks: Path, pool: Pool) -> None:
+    model = {"model": "deepfm"}
+    write_job(clicks, ranking_job(ranking=model, output="one"))
+    alone = steps_in_layout(str(clicks), 6, ())
+    write_job(clicks, ranking_job(ranking=model, output="many"))
+    many = pool.run(steps_in_layout, str(clicks), 6, (f"parallel.data={world}", *overrides), world=world)
+    assert many[0] == pytest.approx(alone, rel=1e-12)
+    assert len(alone) == 6 + 3
+
+
+def test_a_checkpoint_of_any_processes_is_restored_by_any_other(clicks: Path, pool: Pool) -> None:
+    table = {"admission": {"count": 2}, "eviction": {"age": 3, "every": 2}}
+    schedule = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
+    write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=schedule))
+    alone = steps_in_layout(str(clicks), 4, ())
+    write_job(clicks, ranking_job(output="changing", ranking={"table": table}, train=schedule))
+    for step, world in enumerate((1, 2, 3, 1), start=1):
+        found = pool.run(steps_in_layout, str(clicks), step, (f"parallel.data={world}",), world=world)[0]
+    assert found[:4] == pytest.approx(alone[:4], rel=1e-12)
+    one, other = (Store(clicks / name / "checkpoints").load(4) for name in ("alone", "changing"))
+    rows, others = sorted_rows(one), sorted_rows(other)
+    assert rows.keys() == others.keys()
+    assert any(len(tensor) for tensor in rows.values())
+    for name, tensor in rows.items():
+        torch.testing.assert_close(tensor, others[name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_stopped_run_goes_on_as_if_it_had_not(clicks: Path) -> None:
+    table = {"admission": {"count": 2, "probability": 0.9}, "optimizer": "adam", "lr": 0.01}
+    whole = run(clicks, ranking_job(ranking={"table": table}, output="whole"))
+    stopped = run(clicks, ranking_job(ranking={"table": table}), before=stop_at(30))
+    assert stopped.outcome.step < 6
+    resumed = run(clicks, ranking_job(ranking={"table": table}))
+    assert resumed.loop.resumed_from == "disk"
+    assert resumed.losses == whole.losses
+    assert_same_state(resumed.last_state(), whole.last_state())
+
+
+def test_a_step_that_is_not_finite_leaves_the_rows_alone() -> None:
+    tables = SparseEmbeddings([TableSettings("t", 2)], {"x": Feature("t")}, seed=0)
+    ids = {"x": JaggedIds.single(torch.tensor([1, 2]))}
+    hook = step_hook(lambda: tables, 1.0)
+    before = tables(ids)["x"]
+    (before * torch.nan).sum().backward()
+    assert torch.isnan(hook.after_passes(1, torch.tensor(1.0)))
+    hook.after_optimizer(1.0, False)
+    after = tables(ids)["x"]
+    assert torch.equal(after, before)
+    after.sum().backward()
+    assert hook.after_passes(2, torch.tensor(1.0)) == 1.0
+    hook.after_optimizer(0.5, True)
+    assert not torch.equal(tables(ids)["x"], before)
+
+
+def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = ranking_job(steps=20, ranking={"slices": ["device"]})
+    write_job(clicks, job)
+    assert main(["data", "job.yaml", "--json"]) == 0
+    audit = json.loads(capsys.readouterr().out)
+    assert (audit["training"], audit["held_out"], audit["time"]) == (180, 60, "timestamp")
+    assert {column["name"]: column["kind"] for column in audit["columns"]} == {
+        "user_id": "id", "item_id": "id", "item_history": "sequence", "tags": "ids", "price": "dense", "device": "id",
+    }  # fmt: skip
+    assert main(["data", "job.yaml"]) == 0
+    assert "seen once" in capsys.readouterr().out
+    assert main(["train", "job.yaml", "steps=10"]) == 0
+    assert main(["train", "job.yaml"]) == 0
+    assert [e["event"] for e in RunFolder(clicks / "run").read_events() if e["event"] in ("started", "resumed")] == [
+        "started",
+        "resumed",
+    ]
+    capsys.readouterr()
+    assert main(["eval", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    events = [event for event in RunFolder(clicks / "run").read_events() if event["event"] == "evaluated"]
+    assert found["log_loss"] == pytest.approx(events[-1]["log_loss"], rel=1e-9)
+    assert found["auc"] == pytest.approx(events[-1]["auc"])
+    assert found["calibration"] is not None
+    assert (found["rows_used"], found["rows_dropped"], found["step"]) == (60, 0, 20)
+    assert set(found["slices"]["device"]) == {"phone", "desktop"}
+    low, high = (found["labels"]["clicked"]["auc"][end] for end in ("low", "high"))
+    assert low < found["auc"] < high
+    with (clicks / "other.jsonl").open("w") as file:
+        file.writelines((clicks / "clicks.jsonl").read_text().splitlines(keepends=True)[:50])
+        file.write('{"clicked": "maybe"}\n')
+    assert main(["eval", "run", "other.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["rows_used"], found["rows_dropped"]) == (50, 1)
+    assert main(["eval", "run", "other.jsonl"]) == 0
+    assert "50 rows; 1 dropped; step 20" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "dlmr"}, "there is no ranking model `dlmr`; write dlrm"),
+        ({"model": "two-tower"}, "needs to know which features are the item's"),
+        ({"model": "two-tower", "item": ["itm"]}, "itm is no feature with ids"),
+        ({"model": "din", "ignore": ["item_history"]}, "`model: din` needs a sequence"),
+        ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
+        ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),
+        ({"progressive": True}, "trains on each row once"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: str, clicks: Path) -> None:
+    job = ranking_job(ranking=changes)
+    if "progressive" in changes:
+        job = {**{key: value for key, value in job.items() if key != "steps"}, "epochs": 2}
+    with pytest.raises(UserError) as error:
+        prepare(load_job(write_job(clicks, job)), clicks)
+    assert message in str(error.value)
+    assert "job.yaml:" in str(error.value)
+
+
+OWN = """
+from torch import nn
+
+class Sum(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        self.head = nn.Linear(shape.width, shape.labels)
+
+    def forward(self, inputs):
+        return self.head(sum(inputs.vectors[name] for name in self.shape.features))
+"""
+
+
+def test_a_module_of_the_users_own(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (clicks / "own_tower.py").write_text(OWN)
+    ran = run(clicks, ranking_job(ranking={"model": "own_tower:Sum"}, steps=20, evaluate={"every": 20}))
+    assert len(ran.losses) == 20
+    assert main(["eval", "run", "--json"]) == 2
+    assert "write --trust-remote-code" in capsys.readouterr().err
+    assert main(["eval", "run", "--json", "--trust-remote-code"]) == 0
+    assert json.loads(capsys.readouterr().out)["auc"] > 0
