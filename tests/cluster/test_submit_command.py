@@ -9,6 +9,7 @@ import pytest
 
 from stoker.cli.main import main
 from stoker.cluster.record import Record, found, keep, kept
+from stoker.cluster.ssh.connection import Connection
 from stoker.errors import UserError
 from tiny_llama import save_tiny_llama
 from tiny_tokenizer import tiny_tokenizer
@@ -59,6 +60,29 @@ def test_a_received_run_does_not_say_where_it_is_started(base: Path, capsys: pyt
     assert "a target runs commands, and a run's own job.yaml does not decide that" in capsys.readouterr().err
     (base / "mine.yaml").write_text(SLURM)
     assert main(["submit", "job.yaml", "--dry-run", "--on", "mine.yaml"]) == 0
+
+
+def test_a_run_that_is_running_is_not_submitted_again(
+    base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binaries, python = base / "bin", base / "bin/python"
+    binaries.mkdir()
+    as_there = 'case " $* " in *" -G "*) echo hostname 127.0.0.1;; *) eval "${@: -1}";; esac'
+    for path, text in ((binaries / "ssh", as_there), (python, '[ "$1" = -c ] || exec sleep 60')):
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{binaries}:/usr/bin:/bin")
+    monkeypatch.setattr(Connection, "copies", lambda _: None)
+    target = {"ssh": {"hosts": ["here"], "folder": str(base / "there"), "python": str(python)}}
+    (base / "config/stoker").mkdir(parents=True)
+    (base / "config/stoker/targets.yaml").write_text(json.dumps({"lab": target}))
+    submit = ["submit", "job.yaml", "--on", "lab", "output=runs/one"]
+    assert main(submit) == 0
+    assert main(submit) == 2
+    told = "one is running on lab already; wait for it, `stoker stop one`, or give another --name"
+    assert told in capsys.readouterr().err
+    assert main(["stop", "one"]) == 0
+    assert "one: stopped" in capsys.readouterr().out
 
 
 def test_records_are_found_by_name(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def test_what_follows_from_what_was_found() -> None:
     good = [replace(GOOD, rank=rank) for rank in range(4)]
     assert findings(good) == []
     (wrong,) = findings([*good, replace(GOOD, rank=4, wrong="multiplies matrices wrong")])
-    assert wrong.out and wrong.rank == 4 and wrong.words == "H100 0 of node1 (rank 4) multiplies matrices wrong"
+    assert wrong.out and wrong.ranks == (4,) and wrong.words == "H100 0 of node1 (rank 4) multiplies matrices wrong"
     slow = replace(GOOD, rank=4, rate=20e12)
     (found,) = findings([*good, slow])
     assert found.out and "20,000 GFLOP/s, and should at 50,000" in found.words

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Submit; returns 0 once the target has taken the job."""
+    from stoker.cli.submitted_runs import state_of
     from stoker.cluster.record import find, keep
     from stoker.cluster.target import open_target
 
@@ -49,11 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     target.check(submission)
     earlier = find(submission.name)
-    if earlier is not None and (earlier.kind, dict(earlier.target)) == (chosen.kind, _plain(chosen)):
-        status = target.status(earlier)
-        if status.state in ("waiting", "running"):
-            message = f"{submission.name} is {status.state} there already"
-            raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
+    state = state_of(earlier).state if earlier is not None else ""
+    if earlier is not None and state in ("waiting", "running"):
+        message = f"{submission.name} is {state} on {earlier.on or earlier.kind} already"
+        raise UserError(Problem(message, f"wait for it, `stoker stop {submission.name}`, or give another --name"))
     record = target.submit(submission)
     keep(record)
     if arguments.json:
@@ -108,11 +108,6 @@ def print_submitted(record: Record, submission: Submission) -> None:
     print(f"submitted {submission.label} to {record.kind}: {nodes}; {record.handle.get('words', record.output)}")
     print(f"\nnext:\n  stoker logs {record.name} -f\n  stoker describe {record.name}\n  stoker stop {record.name}")
     sys.stdout.flush()
-
-
-def _plain(chosen: ChosenTarget) -> dict[str, Any]:
-    values: dict[str, Any] = chosen.block.model_dump(mode="json")
-    return values
 
 
 def _answer(record: Record, submission: Submission) -> dict[str, Any]:

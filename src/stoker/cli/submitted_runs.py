@@ -25,7 +25,7 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
 
     records = kept() if on is None else sorted(open_target(named_target(on)).records(), key=lambda r: -r.time)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        states = list(pool.map(_state, records))
+        states = list(pool.map(state_of, records))
     if as_json:
         both = zip(records, states, strict=True)
         print(json.dumps([{**json.loads(r.to_json()), "status": asdict(s)} for r, s in both], indent=2))
@@ -48,7 +48,7 @@ def print_submitted_runs(on: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _state(record: Record) -> Status:
+def state_of(record: Record) -> Status:
     """The state of a run; ``lost`` with the reason where its target cannot be asked."""
     from stoker.cluster.submitted_run import target_of
     from stoker.cluster.target import Status

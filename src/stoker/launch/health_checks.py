@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,9 +16,8 @@ from stoker.job.layout import Layout
 from stoker.launch.cluster_env import RankInfo
 from stoker.launch.run_spec import RunSpec
 from stoker.launch.shrink import leave_out
+from stoker.resilience.link_check import check_links, exchange_with
 from stoker.resilience.node_check import (
-    NodeFinding,
-    Report,
     check_device,
     code_differs,
     data_differs,
@@ -44,11 +44,13 @@ class Checks:
         self._spec = spec
         self._rank = rank_info.rank if rank_info else 0
         self._is_first_here = rank_info is None or rank_info.local_rank == 0
+        node = (rank_info.node if rank_info else "") or socket.gethostname()
+        self.links = check_links(node, exchange_with(device))  # first: over a broken one all others wait
+        self.found = self.links.findings(on_cpu=device.type == "cpu") if self.links else []
+        self._leave_out()
         self.reports = shared(check_device(device, self._rank))
-        self.found = findings(self.reports)
-        out = [finding for finding in self.found if finding.out]
-        if out:
-            self._leave_out(out)
+        self.found += findings(self.reports)
+        self._leave_out()
         other = code_differs(self.reports)
         if other is not None:
             raise CannotRun(
@@ -58,9 +60,13 @@ class Checks:
                 )
             )
 
-    def _leave_out(self, out: Sequence[NodeFinding]) -> None:
+    def _leave_out(self) -> None:
+        """Ends this start where training without a device or a node is better."""
+        out = [finding for finding in self.found if finding.out]
+        if not out:
+            return
         if self._rank == 0:
-            leave_out(self._spec, [finding.rank for finding in out])
+            leave_out(self._spec, [rank for finding in out for rank in finding.ranks])
         raise CannotRun(
             *[Problem(finding.words, "leave it out with `parallel.devices`, or `lost: shrink`") for finding in out]
         )
@@ -96,7 +102,19 @@ class Checks:
         for finding in self.found:
             display.note(finding.words)
         if self._rank == 0:
-            RunFolder(self._spec.output).event("checked", **_values(self.reports, self.found, needed, free, rate))
+            RunFolder(self._spec.output).event("checked", **self._values(needed, free, rate))
+
+    def _values(self, needed: int, free: int | None, rate: float | None) -> Mapping[str, object]:
+        reports = self.reports
+        gflops = {report.where: round(report.rate / 1e9, 1) for report in reports}
+        values: dict[str, object] = {"seconds": round(max(r.seconds for r in reports), 3), "gflops": gflops}
+        if len(reports) > 1:
+            values["reduce_mb_s"] = round(min(r.reduce for r in reports) / 1e6, 1)
+        if self.links is not None:
+            values["links_mb_s"] = {name: round(rate / 1e6, 1) for name, rate in self.links.rates.items()}
+        if free is not None and rate is not None:
+            values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
+        return {**values, "found": [finding.words for finding in self.found]}
 
 
 def checkpoints_of(spec: RunSpec) -> Path | None:
@@ -117,15 +135,3 @@ def state_bytes(prepared: Prepared, layout: Layout) -> int:
     train = prepared.job.train
     parts = layout.tensor * layout.pipeline * (layout.sharers if layout.zero == 3 else 1)
     return int(mine) * parts // layout.world * (1 + MOMENTS[train.optimizer] + (train.average is not None))
-
-
-def _values(
-    reports: Sequence[Report], found: Sequence[NodeFinding], needed: int, free: int | None, rate: float | None
-) -> Mapping[str, object]:
-    gflops = {report.where: round(report.rate / 1e9, 1) for report in reports}
-    values: dict[str, object] = {"seconds": round(max(r.seconds for r in reports), 3), "gflops": gflops}
-    if len(reports) > 1:
-        values["reduce_mb_s"] = round(min(r.reduce for r in reports) / 1e6, 1)
-    if free is not None and rate is not None:
-        values |= {"disk_free": free, "checkpoint": needed, "disk_mb_s": round(rate / 1e6, 1)}
-    return {**values, "found": [finding.words for finding in found]}

@@ -73,13 +73,14 @@ class Report:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """A fault of a process' device or machine.
+    """A fault of a device or a machine.
 
     Attributes:
+        ranks: of the processes on it.
         out: whether training without it is better.
     """
 
-    rank: int
+    ranks: tuple[int, ...]
     words: str
     out: bool
 
@@ -127,17 +128,17 @@ def findings(reports: Sequence[Report]) -> list[NodeFinding]:
     A GPU that computes wrong, or at less than half of the rate that was measured for it before or that the others
     reach, is left out. A CPU's rate depends on what else runs on it, and is only reported.
     """
-    found = [NodeFinding(r.rank, f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
+    found = [NodeFinding((r.rank,), f"{r.where} {r.wrong}", True) for r in reports if r.wrong]
     usual = median_low(r.rate for r in reports)
     for r in reports:
         reference = r.expected or usual
         if not r.wrong and r.rate * SLOW < reference:
             words = f"multiplies matrices at {r.rate / 1e9:,.0f} GFLOP/s, and should at {reference / 1e9:,.0f}"
-            found.append(NodeFinding(r.rank, f"{r.where} {words}", not r.is_cpu))
+            found.append(NodeFinding((r.rank,), f"{r.where} {words}", not r.is_cpu))
     clock = median_low(r.clock for r in reports)
     for r in reports:
         if abs(r.clock - clock) > CLOCK:
-            found.append(NodeFinding(r.rank, f"the clock of {r.host} is {r.clock - clock:+.0f} s off", False))
+            found.append(NodeFinding((r.rank,), f"the clock of {r.host} is {r.clock - clock:+.0f} s off", False))
     return found
 
 

@@ -97,6 +97,7 @@ def test_a_killed_node_costs_no_checkpoint_and_returns(
     (resumed,) = nodes.events("resumed")
     assert resumed["where"] == "memory" and resumed["repeated"] <= 3
     assert nodes.events("group")[1]["generation"] == 2
+    assert all(set(event["links_mb_s"]) == {"n1", "n2", "n3"} for event in nodes.events("checked"))
 
 
 def test_fewer_nodes_go_on_and_grow_again(make: Make, whole: Callable[[int], RunFolder]) -> None:
