@@ -102,19 +102,18 @@ class FusedTables:
                     own, factors = own[kept], factors if factors is None else factors[kept]
             else:
                 shapes[name] = (len(counts),)
-                if (feature.pooling == "mean" and (counts > 1).any()) or (
-                    feature.pooling == "mean" and factors is not None
-                ):
+                if feature.pooling == "mean" and (factors is not None or (counts > 1).any()):
                     factors = _mean_weights(counts, factors)
             ids.append(own)
-            tables.append(np.full(len(own), self._numbers[feature.table]))
+            tables.append(self._numbers[feature.table])
             lengths.append(counts)
             weights.append(factors)
         factor = None
         if any(one is not None for one in weights):
             filled = [np.ones(len(own)) if one is None else one for one, own in zip(weights, ids, strict=True)]
             factor = torch.from_numpy(np.concatenate(filled)).to(self._compute)
-        keys = Keys.of(np.concatenate(ids), np.concatenate(tables), self.source.salts)
+        numbers = np.repeat(tables, [len(own) for own in ids])
+        keys = Keys.of(np.concatenate(ids), numbers, self.source.salts)
         return _Bags(keys, np.concatenate(lengths), factor, shapes)
 
 

@@ -35,21 +35,26 @@ class _Pool(torch.autograd.Function):
         ctx.save_for_backward(at, *(x for x in (lengths, weights) if x is not None))
         ctx.has_lengths, ctx.has_weights = lengths is not None, weights is not None
         if lengths is None:
-            return rows.index_select(0, at)
+            return torch.from_numpy(np.take(rows.numpy(), at.numpy(), axis=0))
         return _bags(at, rows, _offsets(lengths), weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None, None]:
         at, *rest = ctx.saved_tensors
-        if not ctx.has_lengths:
-            return grads.new_zeros(ctx.count, grads.shape[1]).index_add_(0, at, grads), None, None, None
-        lengths = rest.pop(0)
-        _, order = torch.sort(at, stable=True)
-        sources = torch.repeat_interleave(lengths)[order]
+        lengths = rest.pop(0) if ctx.has_lengths else None
+        order = _order(at, ctx.count)
+        sources = order if lengths is None else torch.repeat_interleave(lengths)[order]
         weights = rest[0][order] if ctx.has_weights else None
         offsets = _offsets(torch.bincount(at, minlength=ctx.count))
         return _bags(sources, grads.contiguous(), offsets, weights), None, None, None
+
+
+def _order(at: Tensor, count: int) -> Tensor:
+    """The stable order of numbers below ``count``, by radix sort where they have 16 bits."""
+    if count <= 2**16:
+        return torch.from_numpy(np.argsort(at.numpy().astype(np.uint16), kind="stable"))
+    return torch.sort(at.to(torch.int32), stable=True)[1]
 
 
 def _offsets(lengths: Tensor) -> Tensor:
