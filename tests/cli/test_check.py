@@ -200,7 +200,10 @@ def test_the_command_needs_little_of_the_processor(words: list[str], seconds: fl
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("checkpoint.to=foo://x/y", "checkpoint.to: foo://x/y cannot be opened: Protocol not known: foo"),
+        (
+            "checkpoint.to=foo://x/y",
+            "checkpoint.to: foo://x/y is no place for checkpoints: there is no kind of store foo://",
+        ),
         ("checkpoint.to=my.jsonl/x", "my.jsonl, which is no folder"),
         ("output=my.jsonl/x/y", "my.jsonl, which is no folder"),
         (f"output={'x' * 300}", "File name too long"),

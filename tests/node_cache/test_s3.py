@@ -16,6 +16,7 @@ from stoker.data.sources import open_source
 from stoker.errors import RunFailed, UserError
 from stoker.job.schema import SourceBlock
 from stoker.node_cache import origin as origins
+from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.object_cache import NodeCache
 from stoker.node_cache.object_version import ObjectVersion
 
@@ -118,17 +119,26 @@ def test_a_store_that_does_not_answer(cache: NodeCache, monkeypatch: pytest.Monk
     origins._file_system.cache_clear()
 
 
-def test_checkpoints_go_to_the_same_store(bucket: Any) -> None:
-    from stoker.checkpoint.remote import RemoteStorage
+def test_checkpoints_go_to_the_same_store_and_come_back_once(bucket: Any, cache: NodeCache) -> None:
+    import torch
 
-    storage = RemoteStorage("s3://bucket/run/checkpoints")
-    attempt = storage.begin(3, 1)
-    assert attempt is not None and storage.steps() == []
-    with storage.create(attempt, "weights") as file:
-        file.write(b"w" * 10)
-    storage.commit(attempt, b"{}")
-    assert storage.steps() == [3] and storage.sizes(3) == {"weights": 10}
-    with storage.open(3, "weights") as file:
-        assert file.read() == b"w" * 10
-    storage.delete(3)
-    assert storage.steps() == [] and not list(bucket.objects.all())
+    from stoker.checkpoint.state import State
+    from stoker.checkpoint.store import Store
+
+    tensors = {"a": torch.arange(300_000, dtype=torch.float32), "b": torch.ones(3, 5)}
+    store = Store("s3://bucket/run/checkpoints")
+    assert store.steps() == []
+    store.save(State(3, tensors, {"n": 1}))
+    store.save(State(4, tensors, {"n": 2}))
+    assert store.steps() == [3, 4]
+    before = HERE.counts.origin_bytes
+    for _ in range(2):
+        found = store.load(3)
+        assert found.numbers == {"n": 1} and found.tensors.keys() == tensors.keys()
+        assert all(torch.equal(found.tensors[name], tensors[name]) for name in tensors)
+    assert HERE.counts.origin_bytes - before == sum(
+        each.size for each in bucket.objects.filter(Prefix="run/checkpoints/step-00000003")
+    )
+    store.storage.delete(3)
+    store.storage.delete(4)
+    assert store.steps() == [] and not list(bucket.objects.all())

@@ -75,10 +75,10 @@ class RestrictedReader(dcp.FileSystemReader):
         super().__init__(place)
         self._files = files
         if isinstance(place, str):
-            from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
+            from stoker.checkpoint.remote_files import RemoteFiles
 
             # The same assignment as in torch's own FsspecReader.
-            self.fs = FileSystem()  # type: ignore[assignment]
+            self.fs = RemoteFiles()  # type: ignore[assignment]
             self.path = self.fs.init_path(place)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:

@@ -14,6 +14,32 @@ from typing import IO, Any
 
 from stoker.checkpoint.storage import ATTEMPT, STATE, attempt_name, is_alive
 from stoker.errors import Problem, UserError
+from stoker.node_cache.object_cache import node_cache
+from stoker.node_cache.urls import LOCAL, scheme_of, url_problem
+
+
+def open_remote(url: str) -> IO[bytes]:
+    """A file of a checkpoint, through the node cache: however many processes read it, it comes once.
+
+    Raises:
+        FileNotFoundError: there is none.
+        RunFailed: it cannot be downloaded.
+    """
+    from fsspec.core import url_to_fs
+
+    if scheme_of(url) in (*LOCAL, "memory"):
+        system, name = url_to_fs(url)
+        file: IO[bytes] = system.open(name, "rb")
+        return file
+    cache = node_cache()
+    try:
+        path, pin = cache.fetch(cache.version(url))
+    except UserError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise FileNotFoundError(url) from error
+        raise
+    with pin:  # what is open stays readable
+        return path.open("rb")
 
 
 @dataclass(frozen=True)
@@ -27,13 +53,10 @@ class RemoteStorage:
         """The file system, and the path in it."""
         from fsspec.core import url_to_fs
 
-        # In a chain of URLs, or a file of references, fsspec renders templates that the files hold.
-        if "::" in self.url or self.url.startswith("reference:"):
-            raise UserError(Problem(f"{self.url} is no place for checkpoints", "write one URL", key="checkpoint.to"))
-        try:
-            system, path = url_to_fs(self.url)
-        except (ImportError, ValueError) as error:  # the library is missing; the protocol is not known
-            raise UserError(Problem(f"{self.url} cannot be opened: {error}", key="checkpoint.to")) from error
+        if problem := url_problem(self.url):
+            message, hint = problem
+            raise UserError(Problem(f"{self.url} is no place for checkpoints: {message}", hint, key="checkpoint.to"))
+        system, path = url_to_fs(self.url)
         return system, path.rstrip("/")
 
     def _whole(self) -> dict[int, str]:
@@ -115,9 +138,7 @@ class RemoteStorage:
         return {name: int(info["size"]) for name, info in sorted(files.items()) if name != STATE}
 
     def open(self, step: int, name: str) -> IO[bytes]:
-        system, root = self._root
-        file: IO[bytes] = system.open(f"{root}/{self._attempt(step)}/{name}", "rb")
-        return file
+        return open_remote(f"{self.path(step)}/{name}")
 
     def room(self) -> int | None:
         return None

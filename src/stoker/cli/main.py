@@ -35,6 +35,7 @@ VERBS = {
     "chat": "talk to a run",
     "serve": "answer requests of OpenAI's API with runs, exported folders or GGUF files",
     "export": "write a run as an adapter, merged weights or GGUF, and replay it",
+    "cache": "list and clean what this node keeps of data and models at URLs",
     "tokenizer": "give a tokenizer new tokens for a corpus, or learn one from nothing",
     "import": "turn a file of LLaMA-Factory, Axolotl, TRL, torchtune, DeepSpeed or Accelerate into a job",
 }

@@ -200,20 +200,15 @@ def _shape_problems(loaded: ReadJob, base: Path) -> list[Problem]:
 
 
 def _checkpoint_problems(loaded: ReadJob, base: Path) -> list[Problem]:
+    from stoker.node_cache.urls import url_problem
     from stoker.runs.output_folder import unwritable
 
     to = loaded.job.checkpoint.to
     if to is None:
         return []
-    what = _protocol_problem(to) if "://" in to else unwritable(base / to)
+    if "://" in to:
+        found = url_problem(to)
+        message = f"checkpoint.to: {to} is no place for checkpoints: {found[0] if found else ''}"
+        return [loaded.problem("checkpoint.to", message, found[1])] if found else []
+    what = unwritable(base / to)
     return [loaded.problem("checkpoint.to", f"checkpoint.to: {to} {what}", "give another place")] if what else []
-
-
-def _protocol_problem(url: str) -> str:
-    from fsspec import get_filesystem_class
-
-    try:
-        get_filesystem_class(url.partition("://")[0])
-    except (ValueError, ImportError) as error:
-        return f"cannot be opened: {error}"
-    return ""

@@ -85,6 +85,18 @@ class CacheEntry:
             return (self.folder / "use").stat().st_mtime
         return 0.0
 
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody reads or downloads it at this moment."""
+        with suppress(FileNotFoundError):
+            for name in ("use", "lock"):
+                if (self.folder / name).exists():
+                    held = take(self.folder / name, wait=False)
+                    if held is None:
+                        return True
+                    held.close()
+        return False
+
     def remove(self) -> bool:
         """Deletes it, unless somebody reads or downloads it; whether it is gone."""
         try:

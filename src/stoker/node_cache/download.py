@@ -241,7 +241,7 @@ class _Guard:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError) and not isinstance(error, UserError):
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            hint = "free some space, `stoker cache --clean`, or set STOKER_CACHE to another folder"
+            hint = "free some space, `stoker cache clean`, or set STOKER_CACHE to another folder"
             what = "the disk is full" if full else error.strerror or reason_of(error)
             folder = str(self._entry.folder.parent)
             raise RunFailed(Problem(f"the cache cannot be written: {what}", hint, file=folder)) from error

@@ -199,7 +199,7 @@ class NodeCache:
         free = shutil.disk_usage(self._folder("objects")).free
         if size > free:
             message = f"{shown(url)} has {size:,} bytes more to come, and the cache's disk has {free:,} free"
-            hint = "free some space, `stoker cache --clean`, or set STOKER_CACHE to another folder"
+            hint = "free some space, `stoker cache clean`, or set STOKER_CACHE to another folder"
             raise RunFailed(Problem(message, hint, file=str(self.root)))
         with self._counting:
             self._size += size

@@ -1,0 +1,140 @@
+"""List and clean what this node keeps of data and models at URLs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from stoker.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from stoker.node_cache.listing import CachedObject
+    from stoker.node_cache.object_cache import NodeCache
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker cache``."""
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="list",
+        choices=("list", "clean", "limit"),
+        help="list the objects; clean: remove those that nobody uses; limit: set how large the cache may be",
+    )
+    parser.add_argument(
+        "values",
+        nargs="*",
+        metavar="URL | SIZE",
+        help="clean: only these URLs and what is below them; limit: such as 500GB, or auto for half of the disk",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the cache, or what was done to it."""
+    from stoker.node_cache.listing import clean
+    from stoker.node_cache.object_cache import node_cache
+
+    cache = node_cache()
+    if arguments.what == "list":
+        if arguments.values:
+            raise UserError(Problem("`stoker cache list` takes no URL", "write `stoker cache clean URL`, or `--json`"))
+        return _list(cache, as_json=arguments.json)
+    if arguments.what == "limit":
+        if len(arguments.values) != 1:
+            raise UserError(Problem("`stoker cache limit` takes one size", "write 500GB, or auto"))
+        word = arguments.values[0]
+        cache.set_limit(None if word == "auto" else size_of(word))
+        answer: dict[str, Any] = {"limit": cache.limit, "freed": cache.shrink(cache.limit)}
+        said = f"the cache may have {shown_size(answer['limit'])}; {shown_size(answer['freed'])} were freed"
+    else:
+        removed, freed, kept = clean(cache, arguments.values)
+        answer = {"removed": removed, "freed": freed, "in_use": kept}
+        said = f"{removed} objects removed, {shown_size(freed)} freed"
+        said += f"; {kept} are in use and stay" if kept else ""
+    print(json.dumps(answer) if arguments.json else said)
+    return 0
+
+
+def _list(cache: NodeCache, *, as_json: bool) -> int:
+    from stoker.hardware.cache_folder import cache_folder
+    from stoker.node_cache.listing import cached_objects
+
+    objects = cached_objects(cache)
+    tokens = sum(path.stat().st_size for path in (cache_folder() / "tokens").rglob("*") if path.is_file())
+    size = sum(each.bytes for each in objects)
+    answer = {
+        "folder": str(cache.root),
+        "bytes": size,
+        "limit": cache.limit,
+        "free": shutil.disk_usage(cache.root).free,
+        "token_caches_bytes": tokens,
+    }
+    if as_json:
+        print(json.dumps({**answer, "objects": [asdict(each) for each in objects]}, indent=2))
+        return 0
+    if objects:
+        _print_table(objects)
+    print(f"{len(objects)} objects, {shown_size(size)} of {shown_size(cache.limit)} in {cache.root}")
+    if tokens:
+        print(f"token caches, which have no limit: {shown_size(tokens)} in {cache_folder() / 'tokens'}")
+    return 0
+
+
+def _print_table(objects: list[CachedObject]) -> None:
+    from rich.table import Table
+
+    from stoker.console import Console
+
+    table = Table(box=None, header_style="bold")
+    for column, side in (("object", "left"), ("size", "right"), ("state", "left"), ("last used", "right")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]  # one of the two words
+    for each in objects:
+        table.add_row(each.url, shown_size(each.size or each.bytes), _state(each), _ago(time.time() - each.used))
+    Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _state(each: CachedObject) -> str:
+    if each.whole:
+        return "in use" if each.in_use else "whole"
+    share = f"{each.bytes / each.size:.0%}" if each.size else shown_size(each.bytes)
+    return f"{share}, {'on its way' if each.in_use else 'to be resumed'}"
+
+
+def size_of(word: str) -> int:
+    """Bytes of ``500GB``, ``1.5 TiB`` or a plain number.
+
+    Raises:
+        UserError: it is no size.
+    """
+    match = _SIZE.fullmatch(word.strip())
+    unit = UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None:
+        raise UserError(Problem(f"{word} is no size", "write such as 500GB or 1.5TiB, or auto"))
+    return int(float(match[1]) * unit)
+
+
+def shown_size(size: int | float) -> str:
+    """``1.5 GB`` of 1500000000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((DAY, "d"), (HOUR, "h"), (MINUTE, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{seconds:.0f} s ago"
