@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from stoker.job import LoadedJob
 from stoker.job.layout import layout_of
 
 if TYPE_CHECKING:
+    from stoker.launch.nodes.cache_exchange import CacheServer
     from stoker.launch.nodes.channel import PeerNetwork
     from stoker.launch.nodes.node_supervisor import Place
     from stoker.launch.run_spec import RunResult, RunSpec
@@ -78,21 +80,32 @@ def run(arguments: argparse.Namespace) -> int:
     listen = own_address(rendezvous, arguments.listen)
     opened = open_job(arguments.job, arguments.overrides, trains=True)
     least, most = _nodes(arguments, opened, len(rendezvous))
-    spec, devices = _prepared(arguments, opened, most)
-
     from stoker.launch.first_failure import Interrupted, RankFailed
+    from stoker.launch.nodes.cache_exchange import CacheServer, exchanging
     from stoker.launch.nodes.channel import STRANGERS, PeerNetwork
     from stoker.launch.nodes.group import Node
     from stoker.launch.nodes.node_supervisor import Place
+    from stoker.node_cache.job_urls import urls_of
 
-    try:
-        network = PeerNetwork(listen, secret, strangers=max(STRANGERS, 2 * most))
-    except OSError as error:
-        words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
-        raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error
+    def listening() -> PeerNetwork:
+        try:
+            return PeerNetwork(listen, secret, strangers=max(STRANGERS, 2 * most))
+        except OSError as error:
+            words = f"node {arguments.name} cannot listen on {listen[0]}:{listen[1]} ({error.strerror})"
+            raise CannotRun(Problem(words, "end what listens there, or take another port in --rendezvous")) from error
+
+    urls = urls_of(opened.job)
+    server = CacheServer(urls)
+    if urls:  # the nodes read the data at about the same time, so they answer each other before they train
+        network = listening()
+        with exchanging(network, server, rendezvous, secret):
+            spec, devices = _prepared(arguments, opened, most)
+    else:
+        spec, devices = _prepared(arguments, opened, most)
+        network = listening()
     node = Node(arguments.name, network.address, tuple(range(devices)), arguments.spare, _digest(spec.loaded))
     try:
-        ending = _trained(spec, Place(node, tuple(rendezvous), least, most, secret), network)
+        ending = _trained(spec, Place(node, tuple(rendezvous), least, most, secret), network, server)
     except Interrupted as interrupted:
         return exit_code(interrupted.number, spec.loaded.job.faults)
     except RankFailed as error:
@@ -114,6 +127,7 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     from stoker.hardware.device import check_devices
     from stoker.launch.data_gate import check_data
     from stoker.launch.run_spec import RunSpec
+    from stoker.node_cache.cache_stats import HERE
 
     quiet_libraries()
     base = Path.cwd()
@@ -122,10 +136,10 @@ def _prepared(arguments: argparse.Namespace, opened: LoadedJob, most: int) -> tu
     with TokeniseReport() as report:
         check_data(spec, report)
     wait_for_server()
-    return spec, devices
+    return replace(spec, cached=HERE.counts), devices
 
 
-def _trained(spec: RunSpec, place: Place, network: PeerNetwork) -> RunResult:
+def _trained(spec: RunSpec, place: Place, network: PeerNetwork, server: CacheServer) -> RunResult:
     from stoker.launch.supervisor import train_on_nodes
     from stoker.runs.run_folder import RunFolder
 
@@ -139,7 +153,7 @@ def _trained(spec: RunSpec, place: Place, network: PeerNetwork) -> RunResult:
             yield made
 
     try:
-        return train_on_nodes(spec, place, network, take)
+        return train_on_nodes(spec, place, network, take, cache=server)
     except UserError as error:
         if is_new and not isinstance(error, RunFailed):  # the job's or the machine's fault: nothing was trained
             shutil.rmtree(spec.output)

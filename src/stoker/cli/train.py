@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,9 +145,11 @@ def _train(spec: RunSpec, rank_info: RankInfo | None, begun: Callable[[], None])
 
         return train(spec, report=TokeniseReport(), hold=held(folder, begun))
     from stoker.launch.data_gate import check_data
+    from stoker.node_cache.cache_stats import HERE
 
     with TokeniseReport() as report:
         check_data(spec, report)
+    spec = replace(spec, cached=HERE.counts)
     with folder.take() as is_new:
         try:
             begun()

@@ -13,6 +13,7 @@ from stoker.job import LoadedJob
 from stoker.job.layout import Layout, layout_of
 from stoker.job.yaml_document import JobDocument
 from stoker.launch.first_failure import Failure
+from stoker.node_cache.cache_stats import CacheStats
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class RunSpec:
         output: the run's folder.
         quiet: whether no progress is shown.
         read: the job as it was read, where the planner has chosen its layout since; else None.
+        cached: what the node cache did on this node before its processes began.
     """
 
     loaded: LoadedJob
@@ -31,6 +33,7 @@ class RunSpec:
     output: Path
     quiet: bool = False
     read: JobDocument | None = None
+    cached: CacheStats = CacheStats()
 
     @property
     def layout(self) -> Layout:

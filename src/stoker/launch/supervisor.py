@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, suppress
 from stoker.launch.cluster_env import LOOPBACK
 from stoker.launch.forkserver import start_server
 from stoker.launch.nodes.agent import Agent
+from stoker.launch.nodes.cache_exchange import CacheServer
 from stoker.launch.nodes.channel import Message, PeerNetwork
 from stoker.launch.nodes.group import Group, Node
 from stoker.launch.nodes.leader import Hands, Leader
@@ -52,6 +53,7 @@ def train_on_nodes(
     network: PeerNetwork,
     take: Callable[[], AbstractContextManager[bool]],
     entry: Entry | None = None,
+    cache: CacheServer | None = None,
 ) -> RunResult:
     """Trains as one node of several, each with a supervisor; see `stoker.launch.nodes.node_supervisor`.
 
@@ -59,6 +61,7 @@ def train_on_nodes(
         spec: the whole job, as it runs with all nodes.
         take: takes the run's folder, on the node that leads; yields whether it is new.
         entry: what each process calls instead of training.
+        cache: gives other nodes objects of this one's cache; by default one is made.
 
     Raises:
         UserError, RankFailed, Interrupted: as `train_here`, on every node.
@@ -75,6 +78,7 @@ def train_on_nodes(
             take=take,
             say=lambda text: tell(spec, text),
             nccl=has_nccl(),
+            cache=cache,
         )
         try:
             return supervisor.run()

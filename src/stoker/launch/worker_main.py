@@ -26,6 +26,7 @@ from stoker.launch.nodes.addresses import interface_of
 from stoker.launch.process_group import bind_to, bind_to_loopback, seal_objects
 from stoker.launch.run_spec import RunResult, RunSpec
 from stoker.node_cache import cache_peers
+from stoker.node_cache.cache_stats import HERE
 from stoker.resilience.deadline import SIGNAL_EXIT
 from stoker.resilience.heartbeat import Heart
 from stoker.resilience.stack_dumps import record_collectives, write_collectives_when_asked, write_stacks_when_asked
@@ -74,6 +75,8 @@ def main(
             bind_to_loopback()
         seal_objects(secret)
         cache_peers.use(rank_info.peers)
+        if rank_info.speaks:
+            HERE.add(spec.cached)
         result.send(_entry(pickled_entry, spec, rank_info)(spec, rank_info=rank_info, console=console))
         return
     except KeyboardInterrupt:

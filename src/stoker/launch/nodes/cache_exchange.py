@@ -9,16 +9,19 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.errors import UserError
 from stoker.frames import PeerRefused, Seal
-from stoker.launch.nodes.channel import CACHE, Address
+from stoker.launch.nodes.addresses import shown
+from stoker.launch.nodes.channel import CACHE, Address, PeerNetwork, Said
 from stoker.launch.nodes.group import Group
 from stoker.launch.nodes.stream import Stream
+from stoker.node_cache import cache_peers
 from stoker.node_cache.download import Feed
 from stoker.node_cache.job_urls import is_named
 from stoker.node_cache.object_cache import RemoteObject, node_cache
@@ -26,6 +29,9 @@ from stoker.node_cache.object_reader import ObjectReader
 from stoker.node_cache.object_version import ObjectVersion
 
 PIECE = 4 * 2**20  # bytes of a frame
+POLL = 0.02  # seconds between two looks
+AGAIN = 0.2  # seconds between two tries to reach a node that is starting
+PATIENCE = 30.0  # seconds that nodes may start apart
 NEIGHBOURS = 2  # that a home asks whether they have an object already
 
 
@@ -38,12 +44,14 @@ class NodePeers:
         nodes: name and address of each supervisor, this one's too.
         source: address that connections are made from.
         secret: of the nodes.
+        patience: seconds that a home that is not there yet is waited for, once.
     """
 
     name: str
     nodes: tuple[tuple[str, Address], ...]
     source: str
     secret: bytes = field(repr=False)
+    patience: float = 0.0
 
     @classmethod
     def of(cls, group: Group, name: str, source: str, secret: bytes) -> NodePeers | None:
@@ -77,13 +85,28 @@ class NodePeers:
     ) -> Iterator[bytes]:
         hello = {"url": url, "version": version.plain(), "start": start, "fetch": fetches}
         try:
-            with Stream.dial(address, self.secret, source=self.source, hello=hello, kind=CACHE) as stream:
+            with self._dialled(address, hello) as stream:
                 if not stream.hear().get("has"):
                     raise _Lacking
                 while piece := stream.receive():
                     yield piece
         except (PeerRefused, ValueError) as error:
             raise ConnectionError(f"the supervisor at {address[0]}:{address[1]} does not answer") from error
+
+    def _dialled(self, address: Address, hello: dict[str, Any]) -> Stream:
+        """A connection to a supervisor, which may still be starting where something is to be fetched."""
+        until = time.monotonic() + (self.patience if hello["fetch"] and address not in _ABSENT else 0.0)
+        while True:
+            try:
+                return Stream.dial(address, self.secret, source=self.source, hello=hello, kind=CACHE)
+            except OSError:
+                if time.monotonic() >= until:
+                    _ABSENT.add(address)
+                    raise
+            time.sleep(AGAIN)
+
+
+_ABSENT: set[Address] = set()  # homes that have been waited for in vain
 
 
 class _Lacking(ConnectionError):
@@ -144,3 +167,35 @@ def _fetch(found: RemoteObject) -> None:
     """Fetches an object from its origin; who reads it meets the error, if there is one."""
     with suppress(UserError, OSError):
         node_cache().fetch(found)[1].close()
+
+
+@contextmanager
+def exchanging(
+    network: PeerNetwork, server: CacheServer, rendezvous: Sequence[Address], secret: bytes
+) -> Iterator[None]:
+    """Within it this process asks the supervisors at the rendezvous for objects, and answers theirs.
+
+    For the time before the supervisors have found each other, in which each of them reads the job's data. Who asks
+    something else is sent away, and comes again.
+    """
+    over = threading.Event()
+
+    def answer() -> None:
+        while not over.is_set():
+            for happening in network.poll(POLL):
+                if isinstance(happening, Said) and happening.message.get("kind") == CACHE:
+                    server.receive(*network.detach(happening.peer), happening.message)
+                elif isinstance(happening, Said):
+                    network.close_peer(happening.peer)
+
+    nodes = tuple((shown(address), address) for address in rendezvous)
+    thread = threading.Thread(target=answer, daemon=True, name="cache-exchange")
+    thread.start()
+    if set(rendezvous) != {network.address}:
+        cache_peers.use(NodePeers(shown(network.address), nodes, network.address[0], secret, PATIENCE))
+    try:
+        yield
+    finally:
+        cache_peers.use(None)
+        over.set()
+        thread.join()

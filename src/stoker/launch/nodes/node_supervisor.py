@@ -73,6 +73,7 @@ class NodeSupervisor:
         take: takes the run's folder; yields whether it is new.
         say: prints a line for the user.
         nccl: whether the processes talk through NCCL.
+        cache: gives other nodes objects of this one's cache; by default one is made.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class NodeSupervisor:
         take: Callable[[], AbstractContextManager[bool]],
         say: Callable[[str], None],
         nccl: bool,
+        cache: CacheServer | None = None,
     ) -> None:
         on_node(place.node.name)
         self._spec, self._place, self._network = spec, place, network
@@ -120,7 +122,7 @@ class NodeSupervisor:
         self._lost: tuple[Address, ...] = ()
         self._sender: Sender | None = None
         self._keeper = Keeper(self._copies_folder)
-        self._cache = CacheServer(urls_of(spec.loaded.job))
+        self._cache = cache or CacheServer(urls_of(spec.loaded.job))
         self._cut_asked = self._tended = 0.0
         self._last: tuple[Message, bytes] = {}, b""
 
@@ -605,11 +607,11 @@ class NodeSupervisor:
             self._sender = None
 
     def _record_served(self) -> None:
-        """Writes down what this node's supervisor fetched and gave to other nodes."""
+        """Writes down what this node gave to other nodes, and what it fetched for them since its processes began."""
         if self._cache.served:
-            run = RunFolder(self._spec.output)
-            values = {"bytes": self._cache.served, "origin_bytes": HERE.counts.origin_bytes}
-            record(run, "cache_served", node=self._name, **values)
+            fetched = HERE.counts - self._spec.cached
+            values = {"bytes": self._cache.served, "origin_bytes": fetched.origin_bytes}
+            record(RunFolder(self._spec.output), "cache_served", node=self._name, **values)
 
     def _look_for_cut(self, now: float) -> None:
         """Cuts this node off, where a rehearsal asks for it."""
