@@ -6,7 +6,7 @@ Light to import: a process opens its log before any heavy import, and the superv
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker.job import LoadedJob
@@ -33,7 +33,7 @@ class RunSpec:
     output: Path
     quiet: bool = False
     read: JobDocument | None = None
-    cached: CacheStats = CacheStats()
+    cached: CacheStats = field(default_factory=CacheStats)
 
     @property
     def layout(self) -> Layout:

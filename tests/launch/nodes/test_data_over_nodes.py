@@ -1,4 +1,4 @@
-"""Data at a URL, two nodes with caches of their own: the origin gives it once, and the run is that from a local file."""
+"""Data at a URL, two nodes with caches of their own: the origin gives it once; the run is that from local files."""
 
 from __future__ import annotations
 
