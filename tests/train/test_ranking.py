@@ -29,6 +29,7 @@ from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking.prepare import step_hook
+from stoker.train.ranking.progressive import read_periods
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
 from stoker.train.run import start
 
@@ -262,6 +263,43 @@ def test_what_is_wrong_is_said_with_its_place(changes: dict[str, Any], message: 
         prepare(load_job(write_job(clicks, job)), clicks)
     assert message in str(error.value)
     assert "job.yaml:" in str(error.value)
+
+
+def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = (clicks / "clicks.jsonl").read_text().splitlines(keepends=True)
+    for day in (1, 2, 3):
+        (clicks / f"day_{day}.jsonl").write_text("".join(lines[60 * (day - 1) : 60 * day]))
+    block = {"progressive": True, "ignore": ["bought", "timestamp"]}
+    constant = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
+    common = {"train": constant, "evaluate": {}, "epochs": 1, "steps": None}
+
+    def job(days: list[int], output: str) -> dict[str, Any]:
+        changed = ranking_job(ranking=block, output=output, **common)
+        changed["data"] = [f"day_{day}.jsonl" for day in days]
+        return {key: value for key, value in changed.items() if value not in (None, {})}
+
+    whole = run(clicks, job([1, 2, 3], "whole"))
+    periods = read_periods(whole.folder.path)
+    assert [(period["period"], period["step"], period["rows"]) for period in periods] == [(1, 6, 60), (2, 11, 60)]
+    assert whole.prepared.task.describe_samples(0, 2) == [f"{clicks}/day_1.jsonl:{row}" for row in (1, 2)]
+    metrics = whole.folder.read_metrics()
+    assert metrics[10]["next_log_loss"] == periods[1]["log_loss"]
+    assert "next_log_loss" not in metrics[11]
+    run(clicks, job([1, 2], "first"))
+    assert main(["eval", "first", "day_3.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["log_loss"] == pytest.approx(periods[1]["log_loss"], rel=1e-12)
+    assert found["auc"] == pytest.approx(periods[1]["auc"], rel=1e-12)
+    assert main(["eval", "whole", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["log_loss"] == pytest.approx(np.mean([period["log_loss"] for period in periods]))
+    assert len(found["periods"]) == 2
+
+
+def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
+    assert main(["verify", "job.yaml", "--steps", "3"]) == 0
+    assert "1 of 1 layouts compute what one process computes" in capsys.readouterr().out
 
 
 OWN = """

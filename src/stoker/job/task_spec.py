@@ -103,7 +103,7 @@ class TaskSpec:
         measure: what `stoker eval` gives for a run, where it is not a language model's loss: called with the run, the
             data (None for what is held out), its format, the checkpoint, the keys that may run code, and the path where
             relative ones begin.
-        toy: (the block of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows.
+        toy: (keys of the job's small copy, samples of an epoch) for `stoker verify`, where data is not rows of text.
         toy_keys: keys of the block that the small copy has other values of, where data is rows.
         resident: copies of the model held frozen beside the trained one, for the planner.
         reads: forward passes without gradients beside each that is trained on, for the planner.

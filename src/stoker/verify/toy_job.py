@@ -237,8 +237,8 @@ def make_twin(
     common: dict[str, Any] = {"task": job.task, "seed": job.seed, "train": train_keys(job)}
     spec = task_of(job)
     if spec.toy is not None:
-        block, samples = spec.toy(loaded)
-        return Twin(folder, common | {job.task: block}, steps, None, samples, clips, None, ())
+        own, samples = spec.toy(loaded)
+        return Twin(folder, common | own, steps, None, samples, clips, None, ())
     if spec.block is not None:
         common[job.task] = getattr(job, job.task).model_dump(exclude_none=True) | spec.toy_keys(job)
     assert job.model is not None

@@ -91,12 +91,20 @@ class ClickLog:
 
 
 def open_log(
-    data: Sequence[SourceBlock], settings: LogSettings, base: Path, *, held_out: Sequence[SourceBlock], fraction: float
+    data: Sequence[SourceBlock],
+    settings: LogSettings,
+    base: Path,
+    *,
+    held_out: Sequence[SourceBlock],
+    fraction: float,
+    progressive: bool = False,
 ) -> ClickLog:
     """Opens a log; finds its features, and splits it by time.
 
     Args:
         held_out: sources that are evaluated on; where there are none, the latest ``fraction`` of the rows is.
+        progressive: whether later rows are evaluated before they are trained on, so that means, scales and boundaries
+            are those of the first period alone.
 
     Raises:
         UserError: a source cannot be read, a column is missing, or all rows are bad.
@@ -111,6 +119,9 @@ def open_log(
     if kept == 0:
         raise UserError(Problem("no row is left to train on", "hold fewer out", key="evaluate.fraction"))
     fitted = fit_features(store, rows[:kept])
+    if progressive:
+        periods = RowSet(store, features, rows[:kept]).periods()
+        fitted = fit_features(store, rows[:kept][periods == periods[0]])
     training = RowSet(store, fitted, rows[:kept])
     evaluated: RowSet | None = None
     if others:

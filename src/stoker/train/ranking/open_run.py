@@ -28,6 +28,7 @@ from stoker.train.engine import SingleProcess
 from stoker.train.ranking.block import RankingBlock
 from stoker.train.ranking.figures import RankingFigures, figures_of
 from stoker.train.ranking.prepare import build, dtype_of, open_log_of, settings_of
+from stoker.train.ranking.progressive import over_periods
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.saved_tables import PREFIX, load_rows
 
@@ -52,13 +53,17 @@ def measure_run(
     loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
     if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
         raise UserError(*problems)
+    block = block_of_task(loaded.job, RankingBlock)
+    if data is None and block.progressive:
+        label = block.label if isinstance(block.label, str) else block.label[0]
+        if (found := over_periods(folder.path, label)) is not None:
+            return found
     features = Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
     rows = _rows(loaded, features, data, form, base)
     device = device_for(loaded.job)
     with arithmetic_of(device):
         task, step = _restored(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
-    block = block_of_task(loaded.job, RankingBlock)
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0

@@ -78,10 +78,17 @@ def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
 
 
 def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
-    job = loaded.job
-    settings = settings_of(block_of_task(job, RankingBlock))
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    settings = settings_of(block)
     try:
-        return open_log(job.data, settings, base, held_out=job.evaluate.data, fraction=job.evaluate.fraction)
+        return open_log(
+            job.data,
+            settings,
+            base,
+            held_out=job.evaluate.data,
+            fraction=job.evaluate.fraction,
+            progressive=block.progressive,
+        )
     except UserError as error:
         raise UserError(*(_placed(loaded, problem) for problem in error.problems)) from error
 

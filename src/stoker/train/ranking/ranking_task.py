@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from stoker.sparse.embeddings import SparseEmbeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.figures import Scored, figures_of
+from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -93,12 +95,15 @@ class RankingTask:
             spaced = np.arange(evaluated) * len(held_out) // evaluated
             held_out = replace(held_out, rows=held_out.rows[spaced])
         self.held_out = held_out
+        self._periods = periods_of(log.training)[1:] if in_order else []
+        self._next: Mapping[str, float] = MappingProxyType({})
+        self._folder: Path | None = None
         self._scored: list[tuple[np.ndarray, np.ndarray]] | None = None  # positions and logits, while it evaluates
 
     @property
     def figures(self) -> Mapping[str, float]:
-        """The loss is all that a step measures."""
-        return MappingProxyType({})
+        """Of a period that begins in this step, the metrics from before it."""
+        return {PREFIX + name: value for name, value in self._next.items()}
 
     def epoch_samples(self, epochs: float) -> int:
         return int(len(self.log.training) * epochs + 1e-9)
@@ -182,10 +187,18 @@ class RankingTask:
 
     def begin(self, engine: Engine, folder: RunFolder) -> None:
         """Writes by which features rows are read, for evaluations of the run on other rows."""
+        self._folder = folder.path if engine.first else None
         if engine.first:
             replace_file(folder.path / FEATURES_FILE, json.dumps(self.log.features.as_json(), indent=1))
 
     def reach(self, first: int, last: int, step: int, engine: Engine) -> Sequence[str]:
+        """Evaluates the periods that begin with one of the samples."""
+        self._next = MappingProxyType({})
+        for period in (period for period in self._periods if first <= period.start < last):
+            _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
+            self._next = figures_of(scored, self.log.features.labels, self.at).means
+            if self._folder is not None:
+                write_period(self._folder, step, period, self._next)
         return ()
 
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:

@@ -85,7 +85,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     block = block_of_task(loaded.job, ModuleBlock)
     samples = as_dataset(import_path(block.data, "module.data", loaded)(), "data")
     values = {name: value for name, value in block.model_dump().items() if value not in (None, {})}
-    return values, len(samples)  # type: ignore[arg-type]
+    return {"module": values}, len(samples)  # type: ignore[arg-type]
 
 
 TASK = TaskSpec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
@@ -115,6 +115,22 @@ def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[s
     return measure_run(run, data, form, at=at, trusted=trusted, base=base)
 
 
+def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
+    """The model and the log themselves: towers are small, and rows are read from columns on the disk."""
+    from stoker.job.paths import absolute, exists
+    from stoker.train.ranking.prepare import open_log_of
+
+    base, job = Path.cwd(), loaded.job
+    data = []
+    for source in job.data:
+        place = absolute(source.path, base)
+        path = str(place) if exists(place) else source.path
+        data.append({"path": path, "format": source.format} | ({"split": source.split} if source.split else {}))
+    block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False})
+    values = {key: value for key, value in block.model_dump(exclude_none=True).items() if value != []}
+    return {"ranking": values, "data": data}, len(open_log_of(loaded, base).training)
+
+
 def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
     return (f"eval {run}", f"eval {run} YOUR.csv --json")
 
@@ -138,6 +154,7 @@ TASK = TaskSpec(
     gate=_gate,
     audit=_audit,
     measure=_measure,
+    toy=_toy,
     exports=(),
     next_commands=_next,
 )
