@@ -41,7 +41,8 @@ def test_a_recipe_is_a_good_job_and_sets_what_it_says(tmp_path: Path, name: str)
         "module.loss", "module.data", "module.evaluate", "evaluate.every", "model.tokenizer", "tune.new_rows_first",
         "data[0].split", "data[0].weight", "data[1].path", "data[1].weight", "train.seq_len", "evaluate.data[0].path",
         "evaluate.data[0].split", "checkpoint.every", "evaluate.fraction", "grpo.rewards", "grpo.loss", "grpo.prompts",
-        "ranking.label", "ranking.positive", "ranking.model", "grpo.answers", "grpo.max_tokens", "grpo.kl",
+        "ranking.label", "ranking.positive", "ranking.model", "ranking.hidden", "ranking.table.lr", "train.schedule",
+        "grpo.answers", "grpo.max_tokens", "grpo.kl",
         "grpo.temperature",
     }  # fmt: skip
 

@@ -134,7 +134,7 @@ class SparseEmbeddings(nn.Module):
             fused.source.apply(scale=scale, lr_factor=lr_factor)
 
     def discard(self) -> None:
-        """Ends the step without an update."""
+        """Leaves the step out: no row is updated, and those that it made are gone."""
         for fused in self._fused:
             fused.source.discard()
 

@@ -100,13 +100,17 @@ class ExchangedRows:
         summed = self._gradients()
         grads = summed.grads if scale == 1 else summed.grads * scale
         self.shard.update(summed.rows, grads, lr_factor=lr_factor, values=summed.values)
-        self.discard()
+        self._forget()
+        self.shard.end_step()
 
     def discard(self) -> None:
-        """Ends the step without an update."""
+        """Leaves the step out: nothing of it remains but its number."""
+        self._forget()
+        self.shard.undo_step()
+
+    def _forget(self) -> None:
         self._lookups.clear()
         self._summed = None
-        self.shard.end_step()
 
     def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
         """The rows that this process owns."""

@@ -42,7 +42,7 @@ class RowSource(Protocol):
         """Updates rows and ends the step."""
 
     def discard(self) -> None:
-        """Ends the step without an update."""
+        """Leaves the step out: nothing of it remains but its number."""
 
     def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
         """This process' part of all rows, as `TableShard.state`."""

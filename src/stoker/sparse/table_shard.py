@@ -68,6 +68,8 @@ class TableShard:
             if table.admission is not None and table.admission.count > 1
         }
         self._sightings: list[tuple[Keys, np.ndarray]] = []  # of ids without rows, in this step
+        self._made: list[np.ndarray] = []  # rows that lookups of this step have made
+        self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
         self._removed: list[tuple[int, Keys]] = []  # evicted: the step, and what
         self.step = 0
 
@@ -88,8 +90,10 @@ class TableShard:
             if len(wait):
                 self._sightings.append((keys[wait], np.ones(len(wait), np.int64) if counts is None else counts[wait]))
             rows[enter] = self._insert(keys[enter])
+            self._made.append(rows[enter])
         found = self._unique(rows)
         sums = np.bincount(found.inverse, counts, len(found.unique)).astype(np.int32)
+        self._touched.append((found.unique, self._last[found.unique], sums))
         self._last[found.unique] = self.step
         self._seen[found.unique] += sums
         return found
@@ -151,9 +155,25 @@ class TableShard:
         """Admits ids that were seen in this step, counts the step, and evicts rows."""
         if self._sightings:
             self._admit()
+        self._made.clear()
+        self._touched.clear()
         self.step += 1
         if any(table.eviction and self.step % table.eviction.every == 0 for table in self.tables):
             self._evict()
+
+    def undo_step(self) -> None:
+        """Forgets this step's lookups, the rows that they made and what they counted, and ends the step."""
+        for rows, last, sums in reversed(self._touched):
+            self._seen[rows] -= sums
+            self._last[rows] = last
+        self._touched.clear()
+        self._sightings.clear()
+        if self._made:
+            made = np.unique(np.concatenate(self._made))
+            self._made.clear()
+            self.index.remove(made)
+            self.store.free(made)
+        self.step += 1
 
     def _unique(self, rows: np.ndarray) -> Rows:
         """In linear time: each row remembers its last place among these."""

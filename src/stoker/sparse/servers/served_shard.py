@@ -187,11 +187,13 @@ class ServedShard:
             self._changed.notify_all()
 
     def _make_step(self, pushes: Sequence[Push], commit: Commit) -> None:
+        if commit.scale is None:  # rows were shown and not made
+            self.shard.undo_step()
+            return
         found = [self.shard.look_up(push.keys, push.counts) for push in pushes]
-        if commit.scale is not None:
-            rows = np.concatenate([some.unique[some.inverse] for some in found])
-            unique, grads = self.shard.sum_by_row(rows, torch.cat([push.grads for push in pushes]))
-            self.shard.update(unique, grads * commit.scale if commit.scale != 1 else grads, lr_factor=commit.lr_factor)
+        rows = np.concatenate([some.unique[some.inverse] for some in found])
+        unique, grads = self.shard.sum_by_row(rows, torch.cat([push.grads for push in pushes]))
+        self.shard.update(unique, grads * commit.scale if commit.scale != 1 else grads, lr_factor=commit.lr_factor)
         self.shard.end_step()
 
     def _push_of(self, ids: np.ndarray, tables: np.ndarray, counts: np.ndarray, grads: np.ndarray) -> Push:

@@ -55,7 +55,7 @@ class TableBlock(Block):
     optimizer: Literal["rowwise-adagrad", "adagrad", "adam", "ftrl", "sgd"] = Field(
         default="rowwise-adagrad", description="steps the rows that a step has looked up"
     )
-    lr: Positive = Field(default=0.05, description="its peak learning rate; it follows train.schedule")
+    lr: Positive = Field(default=0.03, description="its peak learning rate; it follows train.schedule")
     eps: Positive = Field(default=1e-8, description="denominator term of Adagrad and Adam")
     initial: NotNegative = Field(default=0.0, description="first value of Adagrad's and FTRL's sums of squares")
     l1: NotNegative = Field(default=0.0, description="of FTRL")
@@ -126,7 +126,7 @@ REASONS = {
     "at": "the usual size",
     "progressive": "rows are shuffled, and the latest are held out",
     "table.optimizer": "steps by how often a row was seen, and one number a row remembers it",
-    "table.lr": "the usual rate of Adagrad on embeddings",
+    "table.lr": "the best of 0.01 to 0.2 on MovieLens-100K",
     "table.eps": "the usual choice",
     "table.initial": "a new row moves by the whole rate in its first step",
     "table.l1": "no row is drawn to zero",
