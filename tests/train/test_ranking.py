@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from stoker.checkpoint.state import State
 from stoker.checkpoint.store import Store
 from stoker.cli.main import main
+from stoker.data.ranking.ids import id_of
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
@@ -294,6 +296,38 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert found["log_loss"] == pytest.approx(np.mean([period["log_loss"] for period in periods]))
     assert len(found["periods"]) == 2
+
+
+def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    block = {"model": "two-tower", "item": ["item_id"], "at": [3]}
+    ran = run(clicks, ranking_job(ranking=block, steps=20, evaluate={"every": 20, "fraction": 0.5}))
+    assert main(["eval", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    task = ran.prepared.task
+    assert isinstance(task, RankingTask)
+    assert task.held_out is not None
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    before, after = rows[:120], rows[120:]
+    task.tables.eval()
+    recalls, gains = [], []
+    with torch.no_grad(), in_float64():
+        for user in sorted({row["user_id"] for row in after}):
+            seen = {row["item_id"] for row in before if row["user_id"] == user}
+            wanted = {row["item_id"] for row in after if row["user_id"] == user and row["clicked"]} - seen
+            first = next(n for n, row in enumerate(after) if row["user_id"] == user)
+            others = sorted({row["item_id"] for row in rows} - seen)
+            part = task.part_of(task.held_out, np.array([first] * len(others))).inputs
+            assert isinstance(part, RankingBatch)
+            ids = {**part.ids, "item_id": JaggedIds.single(torch.tensor([id_of(item) for item in others]))}
+            inputs = task.inputs_of(replace(part, ids=ids))
+            scores = task.model(inputs)[:, 0].tolist()
+            best = [item for _, item in sorted(zip(scores, others, strict=True), reverse=True)][:3]
+            if wanted:
+                recalls.append(len(wanted & set(best)) / len(wanted))
+                ideal = sum(1 / np.log2(n + 2) for n in range(min(3, len(wanted))))
+                gains.append(sum(1 / np.log2(n + 2) for n, item in enumerate(best) if item in wanted) / ideal)
+    assert found["retrieval_recall@3"] == pytest.approx(np.mean(recalls))
+    assert found["retrieval_ndcg@3"] == pytest.approx(np.mean(gains))
 
 
 def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

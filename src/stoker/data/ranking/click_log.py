@@ -58,6 +58,15 @@ class RowSet:
         files = self.store.summary.files
         return [f"{files[file]}:{row}" for file, row in self.store.array("place")[self.rows[positions]]]
 
+    def first_ids(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The first id of each row of a feature, int64, and whether the row has one."""
+        number = [column.name for column in self.features.columns].index(name)
+        offsets, ids = self.store.offsets(number), self.store.array(f"column{number}")
+        there = offsets[self.rows + 1] > offsets[self.rows]
+        found = np.zeros(len(self), dtype=np.int64)
+        found[there] = ids[offsets[self.rows[there]]]
+        return found, there
+
     def periods(self) -> np.ndarray:
         """The period of each row, numbers that do not fall: its day, or its file, or a tenth of all rows; int64."""
         if self.features.time is not None:

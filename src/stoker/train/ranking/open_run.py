@@ -21,15 +21,17 @@ from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import block_of_task
 from stoker.job.trust import code_problems
 from stoker.models.quantise import device_for
+from stoker.models.ranking.two_tower import TwoTower
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.block import RankingBlock
-from stoker.train.ranking.figures import RankingFigures, figures_of
+from stoker.train.ranking.figures import Figure, RankingFigures, figures_of
 from stoker.train.ranking.prepare import build, dtype_of, open_log_of, settings_of
 from stoker.train.ranking.progressive import over_periods
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
+from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import PREFIX, load_rows
 
 TRUSTED = "model.trust_remote_code=true"
@@ -64,10 +66,20 @@ def measure_run(
     with arithmetic_of(device):
         task, step = _restored(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
+        retrieval = _retrieval(task, loaded, rows, base)
     found = figures_of(scored, features.labels, block.at)
     summary = rows.store.summary
     dropped = summary.rows_in - summary.rows if data is not None else 0
-    return replace(found, rows_dropped=dropped, further={"step": step})
+    labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval}} if retrieval else {}
+    return replace(found, labels={**found.labels, **labels}, rows_dropped=dropped, further={"step": step})
+
+
+def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, Figure]:
+    """What two towers find among all items of the run's log; empty for other models."""
+    if not isinstance(task.model, TwoTower):
+        return {}
+    training = replace(open_log_of(loaded, base).training, features=task.log.features)
+    return retrieval_figures(task, training, rows, task.at)
 
 
 def _rows(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:

@@ -162,7 +162,7 @@ def build(
     own = ":" in block.model
     make: Any = import_path(block.model, "ranking.model", loaded) if own else MODELS[block.model]
     shape = shape_of(features, block, unpooled=bool(getattr(make, "unpooled", False)))
-    if problem := _misfit(shape, block):
+    if problem := _misfit(shape, block, features):
         raise UserError(loaded.problem(*problem))
     torch.manual_seed(job.seed)
     tower = make(shape)
@@ -187,13 +187,16 @@ def dtype_of(device: Device) -> torch.dtype:
     return torch.float64 if device.precision == "fp64" else torch.float32
 
 
-def _misfit(shape: RankingShape, block: RankingBlock) -> tuple[str, str, str] | None:
+def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tuple[str, str, str] | None:
     """(key, message, suggestion) of what the model cannot be built for."""
     names = [*shape.features, *shape.sequences]
     if not names:
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
     if missing := [name for name in shape.item if name not in shape.features]:
         return "ranking.item", f"{missing[0]} is no feature with ids", f"these are {', '.join(shape.features)}"
+    if block.model == "two-tower" and features[shape.item[0]].kind != "id":
+        message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
+        return "ranking.item", message, "name the item's id first"
     if block.model == "two-tower" and set(shape.item) >= set(shape.features) and not shape.numbers:
         return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
     if block.model == "din" and not shape.sequences:

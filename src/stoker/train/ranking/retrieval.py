@@ -1,0 +1,109 @@
+"""How well two towers find items: all items of a log are ranked for each group, not only those that it was shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from stoker.data.ranking.click_log import RowSet
+from stoker.models.ranking.shape import RankingInputs
+from stoker.models.ranking.two_tower import TwoTower
+from stoker.train.ranking.figures import Figure
+from stoker.train.ranking.ranking_task import EVALUATION_SAMPLES, RankingBatch, RankingTask
+
+GROUPS = 256  # ranked at a time
+
+
+def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> dict[str, Figure]:
+    """Recall and NDCG at k over the catalogue, as means over groups that have a positive row; empty without groups.
+
+    The catalogue is every item of both parts, with the features of its last row; a group has the features of its first
+    row. Items that a group has in the training part are not ranked for it, and count for nothing.
+
+    Args:
+        training: what the run was trained on.
+        rows: those that are measured.
+        at: sizes k.
+    """
+    model = task.model
+    assert isinstance(model, TwoTower)
+    if rows.features.group is None or not len(rows):
+        return {}
+    name = task.shape.item[0]
+    catalogue, item_vectors = _items(task, model, name, [training, rows])
+    groups, first = np.unique(rows.column("group"), return_index=True)
+    user_vectors = _vectors(task, rows, first, model.user_vectors)
+    wanted = _pairs(rows, name, groups, catalogue, rows.labels[:, 0] > 0)
+    seen = _pairs(training, name, groups, catalogue, np.ones(len(training), dtype=bool))
+    found: dict[str, list[np.ndarray]] = {}
+    for start in range(0, len(groups), GROUPS):
+        scores = user_vectors[start : start + GROUPS] @ item_vectors.T
+        positive = np.zeros(scores.shape, dtype=bool)
+        for pairs, value in ((wanted, True), (seen, False)):
+            mine = pairs[(pairs[:, 0] >= start) & (pairs[:, 0] < start + len(scores))]
+            positive[mine[:, 0] - start, mine[:, 1]] = value
+            if not value:
+                scores[mine[:, 0] - start, mine[:, 1]] = -np.inf
+        for k in at:
+            for metric, values in _at(scores, positive, k):
+                found.setdefault(f"retrieval_{metric}@{k}", []).append(values)
+    return {metric: figure for metric, parts in found.items() if (figure := _mean(np.concatenate(parts))) is not None}
+
+
+def _at(scores: np.ndarray, positive: np.ndarray, k: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Recall and NDCG of each group with a positive item."""
+    some = positive.any(1)
+    scores, positive = scores[some], positive[some]
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    hits = np.take_along_axis(positive, best, axis=1)
+    there = positive.sum(1)
+    discounts = 1 / np.log2(np.arange(hits.shape[1]) + 2)
+    ideal = np.concatenate([[0.0], np.cumsum(discounts)])
+    yield "recall", hits.sum(1) / there
+    yield "ndcg", (hits * discounts).sum(1) / ideal[np.minimum(there, hits.shape[1])]
+
+
+def _mean(values: np.ndarray) -> Figure | None:
+    if not len(values):
+        return None
+    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
+    return Figure(float(values.mean()), error)
+
+
+def _items(task: RankingTask, model: TwoTower, name: str, parts: Sequence[RowSet]) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of the catalogue, ascending, and their vectors, of each item's last row."""
+    vectors: dict[int, np.ndarray] = {}
+    for rows in parts:
+        ids, there = rows.first_ids(name)
+        places = np.flatnonzero(there)
+        different, last = np.unique(ids[places][::-1], return_index=True)
+        found = _vectors(task, rows, places[::-1][last], model.item_vectors)
+        vectors |= dict(zip(different.tolist(), found, strict=True))
+    catalogue = np.array(sorted(vectors), dtype=np.int64)
+    return catalogue, np.stack([vectors[item] for item in catalogue.tolist()])
+
+
+@torch.no_grad()
+def _vectors(
+    task: RankingTask, rows: RowSet, positions: np.ndarray, of: Callable[[RankingInputs], torch.Tensor]
+) -> np.ndarray:
+    task.tables.eval()
+    found = []
+    for start in range(0, len(positions), EVALUATION_SAMPLES):
+        batch = task.part_of(rows, positions[start : start + EVALUATION_SAMPLES]).to(task.device).inputs
+        assert isinstance(batch, RankingBatch)
+        found.append(of(task.inputs_of(batch)).double().cpu().numpy())
+    task.tables.train()
+    return np.concatenate(found) if found else np.zeros((0, task.shape.width))
+
+
+def _pairs(rows: RowSet, name: str, groups: np.ndarray, catalogue: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """(number of the group, number of the item) of rows, of groups that are measured; [n, 2]."""
+    ids, there = rows.first_ids(name)
+    group = rows.column("group")
+    place = np.searchsorted(groups, group).clip(max=len(groups) - 1)
+    mine = chosen & there & (groups[place] == group)
+    return np.stack([place[mine], np.searchsorted(catalogue, ids[mine])], axis=1)
