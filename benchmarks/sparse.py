@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 # distinct values of the 26 fields of Criteo's Kaggle data, as DLRM's reference code reports them
@@ -46,9 +47,9 @@ def sizes_of(rows: int) -> list[int]:
     return [size if size < 10**6 else max(1, int(size * scale)) for size in CRITEO]
 
 
-def batches_of(sizes: list[int], batch: int, count: int, exponent: float) -> list[np.ndarray]:
+def batches_of(sizes: list[int], batch: int, count: int, exponent: float, seed: int = 0) -> list[np.ndarray]:
     """Ranks by a bounded power law, and rows by a permutation of the ranks. int64 [features, batch] each."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
         draws = random.random((len(sizes), batch))
@@ -76,13 +77,14 @@ class Tower(nn.Module):
         return self.top(torch.cat([x, products], dim=1)).squeeze(1)
 
 
-def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> Engine:
+def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool, processes: int) -> Engine:
     from stoker.sparse import DiskTier, Feature, JaggedIds, SparseEmbeddings, TableSettings
     from stoker.sparse.hashing import mix64
 
     tier = DiskTier(Path(tempfile.gettempdir()), int(disk * sum(sizes))) if disk else None
     tables = [TableSettings(f"t{i}", WIDTH, lr=LR, eps=EPS, disk=tier) for i in range(len(sizes))]
-    model = SparseEmbeddings(tables, {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))})
+    group = dist.group.WORLD if processes > 1 else None
+    model = SparseEmbeddings(tables, {f"f{i}": Feature(f"t{i}") for i in range(len(sizes))}, group=group)
     lengths: dict[int, Tensor] = {}
 
     def features(ids: np.ndarray) -> dict[str, JaggedIds]:
@@ -98,7 +100,7 @@ def stoker_engine(sizes: list[int], disk: float | None, prefetch: bool) -> Engin
                 model(empty | {f"f{i}": features(part[None])["f0"]})
     model.discard()
     memory = sum(shard.store.bytes + shard.index.bytes for shard in (fused.source.shard for fused in model._fused))
-    print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index", file=sys.stderr)
+    print(f"{memory / 2**20:,.0f} MiB of rows, optimizer state and index in a process", file=sys.stderr)
     coming = (lambda ids: model.prefetch(features(ids))) if prefetch else ignore
     return lambda ids: torch.stack(list(model(features(ids)).values())), model.apply_gradients, coming
 
@@ -118,7 +120,6 @@ def torch_engine(sizes: list[int]) -> Engine:
 
 
 def torchrec_engine(sizes: list[int]) -> Engine:
-    import torch.distributed as dist
     from torch.distributed.optim import _apply_optimizer_in_backward
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.distributed import DistributedModelParallel
@@ -127,8 +128,7 @@ def torchrec_engine(sizes: list[int]) -> Engine:
     from torchrec.distributed.types import ShardingPlan
     from torchrec.optim import RowWiseAdagrad
 
-    store = dist.FileStore(tempfile.mktemp(), 1)
-    dist.init_process_group("gloo", rank=0, world_size=1, store=store)
+    world = dist.get_world_size()
     names = [f"f{i}" for i in range(len(sizes))]
     configs = [
         EmbeddingBagConfig(name=f"t{i}", embedding_dim=WIDTH, num_embeddings=size, feature_names=[names[i]])
@@ -137,8 +137,11 @@ def torchrec_engine(sizes: list[int]) -> Engine:
     collection = EmbeddingBagCollection(tables=configs)
     _apply_optimizer_in_backward(RowWiseAdagrad, collection.parameters(), {"lr": LR, "eps": EPS})
     sharder = EmbeddingBagCollectionSharder()
-    fused = {name: table_wise(rank=0, compute_kernel="fused") for name in (config.name for config in configs)}
-    plan = construct_module_sharding_plan(collection, fused, sharder, world_size=1, local_size=1, device_type="cpu")
+    by_load = sorted(range(len(sizes)), key=lambda i: sizes[i], reverse=True)  # the largest tables dealt in turn
+    fused = {f"t{i}": table_wise(rank=place % world, compute_kernel="fused") for place, i in enumerate(by_load)}
+    plan = construct_module_sharding_plan(
+        collection, fused, sharder, world_size=world, local_size=world, device_type="cpu"
+    )
     model = DistributedModelParallel(
         collection, device=torch.device("cpu"), plan=ShardingPlan({"": plan}), sharders=[sharder]
     )
@@ -158,13 +161,17 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     """One engine's figures, in this process."""
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
+    store = dist.FileStore(options.store, options.processes)
+    dist.init_process_group("gloo", rank=options.rank, world_size=options.processes, store=store)
     sizes = sizes_of(options.rows)
-    batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent)
+    batches = batches_of(sizes, options.batch, options.steps + options.warm, options.exponent, options.rank)
     if options.engine == "stoker":
-        forward, update, coming = stoker_engine(sizes, options.disk, options.prefetch)
+        forward, update, coming = stoker_engine(sizes, options.disk, options.prefetch, options.processes)
     else:
         forward, update, coming = {"torch": torch_engine, "torchrec": torchrec_engine}[options.engine](sizes)
-    tower = Tower(len(sizes))
+    tower: nn.Module = Tower(len(sizes))
+    if options.processes > 1:
+        tower = nn.parallel.DistributedDataParallel(tower)
     sgd = torch.optim.SGD(tower.parameters(), lr=0.01)
     dense = torch.rand(options.batch, DENSE)
     labels = (torch.rand(options.batch) < 0.25).float()
@@ -185,7 +192,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         times.append(time.perf_counter() - began)
         cpu.append(time.process_time() - busy)
     timed, busy = times[options.warm :], sum(cpu[options.warm :])
-    done = options.batch * len(timed)
+    done = options.batch * len(timed) * options.processes
+    busy *= options.processes
     return {"samples_s": done / sum(timed), "samples_cpu_s": done / busy}
 
 
@@ -193,6 +201,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--engines", default="stoker,torch")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
+    parser.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    parser.add_argument("--processes", type=int, default=1, help="each with its own samples; not for torch's tables")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has torchrec")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--batch", type=int, default=4096)
@@ -208,16 +219,26 @@ def main() -> None:
     )
     options = parser.parse_args()
     if options.engine:
-        print(json.dumps(measure(options)))
+        figures = measure(options)
+        if options.rank == 0:
+            print(json.dumps(figures))
+        dist.barrier()
         return
     engines = options.engines.split(",")
     results: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     for _ in range(options.rounds):
         for engine in engines:
             python = options.python if engine == "torchrec" else sys.executable
-            command = [python, str(Path(__file__)), *sys.argv[1:], "--engine", engine]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            results[engine].append(json.loads(done.stdout.splitlines()[-1]))
+            with tempfile.TemporaryDirectory() as folder:
+                command = [python, str(Path(__file__)), *sys.argv[1:], "--engine", engine, "--store", f"{folder}/store"]
+                ranks = [
+                    subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, text=True)
+                    for rank in range(options.processes)
+                ]
+                printed = [rank.communicate()[0] for rank in ranks]
+            if any(rank.returncode for rank in ranks):
+                raise SystemExit(f"{engine} has failed")
+            results[engine].append(json.loads(printed[0].splitlines()[-1]))
     for engine, rounds in results.items():
         speed = statistics.median(one["samples_s"] for one in rounds)
         each = ", ".join(f"{one['samples_s']:,.0f}" for one in rounds)

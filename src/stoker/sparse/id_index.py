@@ -18,7 +18,7 @@ ROW_BITS = 40
 ROW = np.int64(2**ROW_BITS - 1)
 _ROWS = np.uint64(2**ROW_BITS)
 EMPTY, DELETED = np.int64(-1), np.int64(-2)
-FULL = 0.55  # share of entries in use or deleted beyond which the index grows
+FULL = 0.7  # share of entries in use or deleted beyond which the index grows
 AT_ONCE = 2**18  # entries that are placed together while the index is rebuilt
 
 
