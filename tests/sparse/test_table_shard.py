@@ -181,6 +181,14 @@ def test_rows_take_the_memory_of_their_type(dtype: str, bytes_of_a_row: int) -> 
     assert stored.element_size() * stored.numel() == bytes_of_a_row
 
 
+@pytest.mark.parametrize("width", [1, 3, 4])
+def test_a_single_int8_row_is_read(width: int) -> None:
+    shard = TableShard([replace(TABLE, width=width, dtype="int8", init_scale=1.0)], seed=0)
+    alone = shard.values(shard.look_up(keys_of(shard, [1])).unique)
+    assert alone.shape == (1, width)
+    assert torch.equal(alone, shard.values(shard.look_up(keys_of(shard, [2, 1])).unique)[[1]])
+
+
 def test_rows_of_another_shape_are_not_loaded() -> None:
     shard = TableShard([TABLE], seed=0)
     shard.look_up(keys_of(shard, [1]))

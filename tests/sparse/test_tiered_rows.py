@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stoker.errors import UserError
@@ -31,6 +31,7 @@ def folder() -> Iterator[Path]:
 
 
 @settings(max_examples=60, deadline=None)
+@example(operations=[("write", [1, 2]), ("write", [3])], most=2, state_columns=1)  # a single row comes from the file
 @given(operations=OPERATIONS, most=st.integers(1, 20), state_columns=st.integers(0, 2))
 def test_they_hold_what_memory_holds(
     folder: Path, operations: list[tuple[str, list[int]]], most: int, state_columns: int

@@ -18,33 +18,29 @@ class Route:
     """The way of one lookup's keys.
 
     Attributes:
-        order: int64 [n], this process' keys by owner.
         sent, received: keys to and from each process.
     """
 
-    order: Tensor
     sent: list[int]
     received: list[int]
     group: dist.ProcessGroup
 
     def rows_back(self, rows: Tensor) -> Tensor:
-        """From the rows of received keys [received, width], those of this process' own keys [n, width]."""
+        """From the rows of received keys [received, width], those of the keys that were sent [sent, width]."""
         arrived = rows.new_empty(sum(self.sent), rows.shape[1])
         dist.all_to_all_single(arrived, rows.contiguous(), self.sent, self.received, group=self.group)
-        own = torch.empty_like(arrived)
-        own[self.order] = arrived
-        return own
+        return arrived
 
     def to_owners(self, rows: Tensor) -> Tensor:
-        """From rows of this process' own keys [n, width], those of received keys [received, width]."""
+        """From rows of sent keys [sent, width], those of received keys [received, width]."""
         arrived = rows.new_empty(sum(self.received), rows.shape[1])
-        dist.all_to_all_single(arrived, rows[self.order], self.received, self.sent, group=self.group)
+        dist.all_to_all_single(arrived, rows.contiguous(), self.received, self.sent, group=self.group)
         return arrived
 
 
 def send_keys(
     keys: Keys, counts: np.ndarray, salts: np.ndarray, group: dist.ProcessGroup
-) -> tuple[Route, Keys, np.ndarray]:
+) -> tuple[Route, np.ndarray, Keys, np.ndarray]:
     """Sends keys to their owners. A collective.
 
     Args:
@@ -53,16 +49,19 @@ def send_keys(
         salts: of the tables.
 
     Returns:
-        the route, and the keys and counts that this process has received, by sender.
+        the route; int64 [n], the place of each key among those that are sent; the keys and counts that this process has
+        received, by sender.
     """
     world, tables = dist.get_world_size(group), len(salts)
     cells = owners_of(keys.hashes, world) * tables + keys.tables
     order = np.argsort(cells.astype(np.uint16) if world * tables < 2**16 else cells, kind="stable")
+    places = np.empty(len(keys), np.int64)
+    places[order] = np.arange(len(keys))
     sizes = torch.from_numpy(np.bincount(cells, minlength=world * tables).reshape(world, tables))
     theirs = torch.empty_like(sizes)
     dist.all_to_all_single(theirs, sizes, group=group)
-    route = Route(torch.from_numpy(order), sizes.sum(1).tolist(), theirs.sum(1).tolist(), group)
-    pairs = torch.from_numpy(np.stack([keys.ids, counts], axis=1))
+    route = Route(sizes.sum(1).tolist(), theirs.sum(1).tolist(), group)
+    pairs = torch.from_numpy(np.stack([keys.ids[order], counts[order]], axis=1))
     ids, counts = route.to_owners(pairs).numpy().T
     numbers = np.repeat(np.tile(np.arange(tables), world), theirs.reshape(-1).numpy())
-    return route, Keys.of(np.ascontiguousarray(ids), numbers, salts), np.ascontiguousarray(counts)
+    return route, places, Keys.of(np.ascontiguousarray(ids), numbers, salts), np.ascontiguousarray(counts)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from stoker.sparse.exchange import Route, send_keys
 from stoker.sparse.keys import Keys
-from stoker.sparse.row_source import deduplicated
 from stoker.sparse.state import TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
@@ -71,11 +70,11 @@ class ExchangedRows:
             leaf = shard.values(found.unique)
             owned, inverse, route = found.unique, found.inverse, None
         else:
-            inverse, counts, keys = deduplicated(keys, self.salts)
-            route, received, occurrences = send_keys(keys, counts, self.salts, self._group)
+            inverse, counts, keys = keys.deduplicated()
+            route, places, received, occurrences = send_keys(keys, counts, self.salts, self._group)
             found = shard.look_up(received, occurrences) if training else shard.peek(received)
             owned = found.unique[found.inverse]
-            leaf = route.rows_back(shard.values(owned))
+            leaf, inverse = route.rows_back(shard.values(owned)), places[inverse]
         if training and torch.is_grad_enabled():
             self._lookups.append(_Lookup(leaf.requires_grad_(), owned, route))
         return leaf, inverse
@@ -83,8 +82,8 @@ class ExchangedRows:
     def prefetch(self, keys: Keys) -> None:
         """Begins to bring rows that lie in a file."""
         if self._group is not None:
-            _, counts, keys = deduplicated(keys, self.salts)
-            _, keys, _ = send_keys(keys, counts, self.salts, self._group)
+            _, counts, keys = keys.deduplicated()
+            _, _, keys, _ = send_keys(keys, counts, self.salts, self._group)
         self.shard.prefetch(keys)
 
     def squared_norm(self) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.sparse.hashing import hashes_of
+from stoker.sparse.hashing import GOLDEN, hashes_of, mix64
 
 
 @dataclass(frozen=True)
@@ -40,3 +40,30 @@ class Keys:
 
     def __getitem__(self, which: np.ndarray) -> Keys:
         return Keys(self.ids[which], self.tables[which], self.hashes[which])
+
+    def deduplicated(self) -> tuple[np.ndarray, np.ndarray, Keys]:
+        """The place of each key among the unique ones, how often each of these occurs, and the unique ones.
+
+        Keys claim places by their hashes, all together. Of those at one place the last one has it, which stands for
+        all that are equal to it; the others claim again by other hashes. As equal keys move together, the result is
+        exact.
+        """
+        count = len(self)
+        stands = np.empty(count, np.int64)  # for each key the one that stands for it
+        claims = np.empty(1 << max(10, (4 * count).bit_length()), np.int32)
+        mask = np.uint64(len(claims) - 1)
+        left, hashes = np.arange(count), self.hashes
+        while len(left):
+            places = (hashes & mask).view(np.int64)
+            claims[places] = left
+            holders = np.take(claims, places)
+            same = self.ids[holders] == self.ids[left]
+            same &= self.tables[holders] == self.tables[left]
+            stands[left[same]] = holders[same]
+            other = np.flatnonzero(~same)
+            left, hashes = left[other], mix64(hashes[other] + GOLDEN)
+        first = np.flatnonzero(stands == np.arange(count))
+        numbers = np.empty(count, np.int64)
+        numbers[first] = np.arange(len(first))
+        inverse = np.take(numbers, stands)
+        return inverse, np.bincount(inverse, minlength=len(first)), self[first]

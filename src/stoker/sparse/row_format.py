@@ -51,7 +51,7 @@ class RowFormat:
     def decode(self, stored: Tensor) -> Tensor:
         """Values [n, width] of stored rows [n, columns]."""
         if self.dtype == "int8":
-            scale = stored[:, self.width :].contiguous().view(torch.float32)
+            scale = torch.from_numpy(stored.numpy()[:, self.width :].copy()).view(torch.float32)
             return stored[:, : self.width].to(torch.float32) * scale
         return stored.to(self.compute)
 

@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from stoker.sparse.id_index import IdIndex
 from stoker.sparse.keys import Keys
 from stoker.sparse.state import TableState
 
@@ -55,12 +54,3 @@ class RowSource(Protocol):
 
     def counts(self) -> dict[str, int]:
         """Rows of each table in this process' part."""
-
-
-def deduplicated(keys: Keys, salts: np.ndarray) -> tuple[np.ndarray, np.ndarray, Keys]:
-    """The place of each key among the unique ones, how often each of these occurs, and themselves."""
-    inverse = IdIndex(salts).insert(keys.ids, keys.tables, keys.hashes) - 1
-    counts = np.bincount(inverse)
-    last = np.empty(len(counts), np.int64)
-    last[inverse] = np.arange(len(keys))
-    return inverse, counts, keys[last]

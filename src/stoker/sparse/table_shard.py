@@ -223,9 +223,8 @@ class TableShard:
         keys = Keys.concatenated([keys for keys, _ in self._sightings])
         counts = np.concatenate([counts for _, counts in self._sightings])
         self._sightings.clear()
-        places = IdIndex(self.salts).insert(keys.ids, keys.tables, keys.hashes) - 1
+        places, _, keys = keys.deduplicated()
         counts = np.bincount(places, counts).astype(np.int64)
-        keys = keys[np.unique(places, return_index=True)[1]]
         draws = uniform(mix64(keys.hashes + salt_of("admission", self._seed, self.step)), 1)[:, 0]
         admitted = np.zeros(len(keys), bool)
         for number in np.unique(keys.tables).tolist():

@@ -128,4 +128,4 @@ def _bytes(rows: Tensor) -> np.ndarray:
 
 
 def _tensor(records: np.ndarray, dtype: torch.dtype) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(records)).view(dtype)
+    return torch.from_numpy(records.copy()).view(dtype)  # one row alone counts as contiguous, whatever its stride

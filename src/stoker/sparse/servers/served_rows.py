@@ -16,7 +16,6 @@ from stoker.frames import PeerRefused
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
-from stoker.sparse.row_source import deduplicated
 from stoker.sparse.servers.connection import Address, Message
 from stoker.sparse.servers.row_server import arrays_of, dict_of, part_of
 from stoker.sparse.servers.server_link import ServerLink
@@ -77,7 +76,7 @@ class ServedRows:
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
         """Unique rows, and the place of each key's among them."""
-        inverse, counts, keys = deduplicated(keys, self.salts)
+        inverse, counts, keys = keys.deduplicated()
         least = max(0, self.step - self._servers.staleness) if training else self.step
         owners = owners_of(keys.hashes, len(self._links))
         places = [np.flatnonzero(owners == number) for number in range(len(self._links))]
@@ -158,7 +157,7 @@ class ServedRows:
         if len(self._lookups) == 1:
             keys, counts, total = self._lookups[0].keys, self._lookups[0].counts, grads[0]
         elif grads:
-            inverse, _, keys = deduplicated(Keys.concatenated([some.keys for some in self._lookups]), self.salts)
+            inverse, _, keys = Keys.concatenated([some.keys for some in self._lookups]).deduplicated()
             counts = np.bincount(inverse, np.concatenate([some.counts for some in self._lookups])).astype(np.int64)
             total = torch.zeros(len(keys), self._width, dtype=self._compute)
             total.index_add_(0, torch.from_numpy(inverse), torch.cat(grads))

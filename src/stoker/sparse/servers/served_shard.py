@@ -117,8 +117,8 @@ class ServedShard:
             pushes = [push for _, push in sorted(self._steps[step].pushes.items())]
             grads, keys = torch.cat([push.grads for push in pushes]), Keys.concatenated([push.keys for push in pushes])
             trained = self.shard.has_rows(keys)
-            places, grads = _places(keys[trained]), grads[torch.from_numpy(trained)]
-            sums = grads.new_zeros(int(places.max(initial=-1)) + 1, grads.shape[1])
+            (places, _, unique), grads = keys[trained].deduplicated(), grads[torch.from_numpy(trained)]
+            sums = grads.new_zeros(len(unique), grads.shape[1])
             return float(sums.index_add_(0, torch.from_numpy(places), grads).double().square().sum())
 
     def state(self, since: int | None, rows: int, least: int) -> Iterator[tuple[str, TableState]]:
@@ -198,9 +198,3 @@ class ServedShard:
 
     def _push_of(self, ids: np.ndarray, tables: np.ndarray, counts: np.ndarray, grads: np.ndarray) -> Push:
         return Push(Keys.of(ids, tables, self.shard.salts), counts, torch.from_numpy(np.array(grads)))
-
-
-def _places(keys: Keys) -> np.ndarray:
-    """The same number for the same key. int64 [n]."""
-    pairs = np.stack([keys.tables, keys.ids], axis=1)
-    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
