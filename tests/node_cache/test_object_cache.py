@@ -249,3 +249,18 @@ def test_secrets_of_a_url_are_not_kept(origin: CountingOrigin, cache: NodeCache)
     origin.objects["x"] = b"1"
     fetched(cache, f"{origin.url}/x?signature=geheim")
     assert not any(b"geheim" in path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
+
+
+OPEN_MODEL = """
+import sys
+from stoker.node_cache.remote_folder import local_path, with_weights
+print((with_weights(local_path(sys.argv[1])) / "model.safetensors").stat().st_size)
+"""
+
+
+def test_processes_that_open_a_model_at_once_share_its_folder(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects |= {"m/config.json": b"{}", "m/model.safetensors": random_bytes(MIB)}
+    words = [sys.executable, "-c", OPEN_MODEL, f"{origin.url}/m"]
+    processes = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    assert [process.communicate(timeout=60)[0].strip() for process in processes] == [str(MIB)] * 6
+    assert origin.sent == {name: len(data) for name, data in origin.objects.items()}

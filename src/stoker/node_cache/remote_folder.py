@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from stoker.errors import Problem, UserError, reason_of
 from stoker.files import replace_file
+from stoker.node_cache.file_locks import take
 from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
@@ -140,8 +141,11 @@ def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     folder = root / "folders" / ObjectVersion(None, listing).key("")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (folder / LISTING).exists():
-            replace_file(folder / LISTING, listing)
+        lock = take(folder.parent / ".lock")
+        assert lock is not None
+        with lock:
+            if not (folder / LISTING).exists():
+                replace_file(folder / LISTING, listing)
     except OSError as error:
         raise UserError(Problem(f"the cache cannot be written: {reason_of(error)}", file=str(folder))) from error
     return folder
