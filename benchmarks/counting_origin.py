@@ -23,6 +23,7 @@ class CountingOrigin:
         tags: entity tags, by name; by default one that changes with the content.
         ranges: whether it answers requests for parts with parts.
         lengths: whether it says how long an object is; else answers come in chunks.
+        closes: whether only the end of the connection says where an object ends.
         cut: names of objects whose next answer ends after so many bytes of it.
         rate: bytes a second of each connection; 0 without limit.
         headers: further headers, by name of the object.
@@ -34,6 +35,7 @@ class CountingOrigin:
     tags: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
     lengths: bool = True
+    closes: bool = False
     cut: dict[str, int] = field(default_factory=dict)
     rate: float = 0.0
     headers: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -41,7 +43,7 @@ class CountingOrigin:
     sent: dict[str, int] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        origin = self
+        origin, self.over = self, False
 
         class Handler(_Handler):
             of = origin
@@ -56,6 +58,7 @@ class CountingOrigin:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.over = True
         self._server.shutdown()
         self._server.server_close()
 
@@ -95,6 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         origin, name = self.of, self.path.partition("?")[0].lstrip("/")
+        if origin.over:  # a connection that was kept
+            self.close_connection = True
+            return
         wanted = self.headers.get("Range", "")
         with origin.lock:
             origin.requests.append((self.command, name, wanted))
@@ -112,7 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if match else 200)
         if match:
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
-        if origin.lengths:
+        if origin.closes:
+            self.close_connection = True
+        elif origin.lengths:
             self.send_header("Content-Length", str(end - start))
         else:
             self.send_header("Transfer-Encoding", "chunked")
@@ -130,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             while at < stop:
                 part = data[at : min(stop, at + block)]
-                if origin.lengths:
+                if origin.lengths or origin.closes:
                     self.wfile.write(part)
                 else:
                     self.wfile.write(b"%x\r\n%s\r\n" % (len(part), bytes(part)))
@@ -139,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
                     origin.sent[name] = origin.sent.get(name, 0) + len(part)
                 if origin.rate:
                     time.sleep(max(0.0, at / origin.rate - (time.monotonic() - began)))
-            if not origin.lengths and cut is None:
+            if not origin.lengths and not origin.closes and cut is None:
                 self.wfile.write(b"0\r\n\r\n")
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

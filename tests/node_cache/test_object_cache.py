@@ -16,6 +16,7 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.errors import RunFailed, UserError
+from stoker.node_cache import object_cache
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.object_cache import NodeCache
 from stoker.node_cache.object_reader import ObjectReader
@@ -135,6 +136,27 @@ def test_chunks_that_end_early_are_not_kept(origin: CountingOrigin, cache: NodeC
     with pin:
         assert path.read_bytes() == data
     assert not origin.cut
+
+
+def test_a_server_whose_answers_just_end_is_refused(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.closes = True
+    origin.objects["x"] = random_bytes(1000)
+    with pytest.raises(UserError, match="does not say how long it is"):
+        fetched(cache, f"{origin.url}/x")
+
+
+def test_an_origin_that_is_down_leaves_what_is_here(
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run whose data is here starts again without its origin."""
+    monkeypatch.setattr(object_cache, "FRESH", -1.0)
+    with CountingOrigin({"x": b"1" * 1000}) as origin:
+        url = f"{origin.url}/x"
+        assert fetched(cache, url) == b"1" * 1000
+    assert fetched(cache, url) == b"1" * 1000
+    assert "what it said before is taken" in caplog.text
+    with pytest.raises(RunFailed, match="cannot be reached"):
+        fetched(cache, f"{url}y")
 
 
 def test_what_always_ends_early_is_an_error_and_is_kept_for_later(origin: CountingOrigin, cache: NodeCache) -> None:

@@ -116,6 +116,7 @@ def test_wrong_urls_are_one_error_each_at_their_key(
     assert f"there is no object {origin.url}/gone.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # starts the processes of a run
 def test_two_processes_move_everything_once(
     base: Path, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

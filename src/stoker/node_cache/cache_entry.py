@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stoker.errors import Problem, RunFailed
 from stoker.files import replace_file
+from stoker.hardware.cache_folder import ADVICE
 from stoker.node_cache.file_locks import HeldLock, take
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.urls import shown
@@ -45,15 +47,24 @@ class CacheEntry:
         return self.data.exists()
 
     def pin(self) -> HeldLock:
-        """Keeps the entry from being removed until the lock is closed, and makes it the last one used."""
+        """Keeps the entry from being removed until the lock is closed, and makes it the last one used.
+
+        Raises:
+            RunFailed: the cache cannot be written.
+        """
         while True:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # it was being removed
+            try:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 pinned = take(self.folder / "use", shared=True)
-                assert pinned is not None
-                with suppress(OSError):
-                    os.utime(self.folder / "use")
-                return pinned
+            except FileNotFoundError:  # it was being removed
+                continue
+            except OSError as error:
+                message = f"the cache cannot be written: {error.strerror}"
+                raise RunFailed(Problem(message, ADVICE, file=str(self.folder.parent))) from error
+            assert pinned is not None
+            with suppress(OSError):
+                os.utime(self.folder / "use")
+            return pinned
 
     def lock(self) -> HeldLock | None:
         """The right to download; None where another process or thread has it. The entry is pinned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -26,6 +27,7 @@ from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import expanded, has_magic, shown
 
+LOG = logging.getLogger(__name__)
 SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
 FRESH = 2.0  # seconds for which what one process has found at an origin holds for the others
 POLL = 0.02  # seconds between two looks at what another process downloads
@@ -63,7 +65,8 @@ class NodeCache:
     def find(self, pattern: str) -> list[RemoteObject]:
         """The objects that a URL means, in the order of their URLs: one, those of a folder, or those of a pattern.
 
-        Processes that ask within `FRESH` seconds share one answer.
+        Processes that ask within `FRESH` seconds share one answer. Where the origin cannot be reached, its last answer
+        is taken: a run that has its data here can start again.
 
         Raises:
             UserError: there are none, or they may not be read.
@@ -89,12 +92,17 @@ class NodeCache:
         lock = take(memo.with_suffix(".lock"))
         assert lock is not None
         with lock:
-            if memo.exists() and memo.stat().st_mtime > asked - FRESH:
-                with suppress(OSError, ValueError, KeyError, TypeError):
-                    known = json.loads(memo.read_bytes())
-                    return [RemoteObject(_with_query(each["url"], url), ObjectVersion.of(each)) for each in known]
+            known = _known(memo, url)
+            if known and memo.stat().st_mtime > asked - FRESH:
+                return known
             began = time.time()
-            answer = ask()
+            try:
+                answer = ask()
+            except RunFailed as error:
+                if not known:
+                    raise
+                LOG.warning("%s; what it said before is taken", error.problems[0].message)
+                return known
             replace_file(memo, json.dumps([{"url": shown(each.url), **each.version.plain()} for each in answer]))
             os.utime(memo, (began, began))
             return answer
@@ -253,6 +261,15 @@ def _found(pattern: str) -> list[RemoteObject]:
         if isinstance(error.__cause__, FileNotFoundError) and (below := origin.below(f"{pattern}/")):
             return [RemoteObject(url, version) for url, version in below.items()]
         raise
+
+
+def _known(memo: Path, url: str) -> list[RemoteObject]:
+    """The answer that a file holds; none where there is no such file."""
+    try:
+        known = json.loads(memo.read_bytes())
+        return [RemoteObject(_with_query(each["url"], url), ObjectVersion.of(each)) for each in known]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _with_query(url: str, asked: str) -> str:

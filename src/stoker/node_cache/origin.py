@@ -108,7 +108,7 @@ class OriginStore:
                         yield piece
             else:
                 yield from self._requested(url, version.size, start)
-        except OSError:
+        except (OSError, UserError):
             raise
         except Exception as error:  # libraries raise errors of their own
             raise Broken(reason_of(error) or type(error).__name__) from error
