@@ -1,0 +1,79 @@
+"""A server's log: what was written whole is read, and what was not is cut off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from stoker.sparse.servers.step_log import StepLog
+from stoker.sparse.state import SparseState, TableState
+
+
+def arrays_of(number: int) -> list[np.ndarray]:
+    return [np.arange(number), np.full((number, 2), number / 3, np.float32)]
+
+
+def written(folder: Path, steps: int) -> Path:
+    """A log of steps 1, 2, ..."""
+    log = StepLog(folder)
+    for number in range(1, steps + 1):
+        log.append({"scale": number / 7}, arrays_of(number))
+    log.close()
+    [path] = folder.glob("steps-*")
+    return path
+
+
+def found(folder: Path) -> list[float]:
+    log = StepLog(folder)
+    scales = []
+    for header, arrays in log.steps():
+        number = len(scales) + 1
+        scales.append(header["scale"] * 7)
+        assert all(np.array_equal(a, b) for a, b in zip(arrays, arrays_of(number), strict=True))
+    log.close()
+    return scales
+
+
+def test_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    assert found(tmp_path) == pytest.approx([1, 2, 3])
+
+
+@pytest.mark.parametrize("lost", [1, 20, 60])
+def test_a_step_that_was_being_written_did_not_happen(lost: int, tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    path.write_bytes(path.read_bytes()[:-lost])
+    assert found(tmp_path) == pytest.approx([1, 2])
+    log = StepLog(tmp_path)
+    log.append({"scale": 3 / 7}, arrays_of(3))
+    log.close()
+    assert found(tmp_path) == pytest.approx([1, 2, 3])
+
+
+def test_a_damaged_step_is_cut_off(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert found(tmp_path) == pytest.approx([1, 2])
+
+
+def test_a_snapshot_takes_the_place_of_the_steps_before(tmp_path: Path) -> None:
+    written(tmp_path, 3)
+    rows = torch.arange(2)
+    table = TableState(rows, rows[:, None].float(), torch.empty(2, 0), rows.int(), rows.int())
+    log = StepLog(tmp_path)
+    log.begin([SparseState(3, None, {"t": table}), SparseState(3, None, {"u": table})])
+    log.append({"scale": 1 / 7}, arrays_of(1))
+    log.close()
+    (tmp_path / "partial").mkdir()  # of a snapshot during which the server was killed
+    again = StepLog(tmp_path)
+    parts = list(again.snapshot())
+    again.close()
+    assert [(part.step, [*part.tables]) for part in parts] == [(3, ["t"]), (3, ["u"])]
+    assert torch.equal(parts[0].tables["t"].values, table.values)
+    assert found(tmp_path) == pytest.approx([1])
+    assert len(list(tmp_path.iterdir())) == 3
