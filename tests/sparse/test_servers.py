@@ -114,9 +114,12 @@ def same(found: list[SparseState], expected: list[SparseState], tolerance: float
 
 def test_one_trainer_gets_the_same_rows_to_the_bit(tmp_path: Path) -> None:
     losses, state = trained(None, range(STEPS), [])
-    with serving(tmp_path / "a") as (servers, _):
+    with serving(tmp_path / "a", tmp_path / "b") as (servers, _):
         served, part = trained(servers, range(STEPS), [])
     assert served == losses
+    for name, table in state.tables.items():
+        assert torch.equal(part.tables[name].ids, table.ids)  # ascending
+        assert torch.equal(part.tables[name].values, table.values)
     same([part], [state])
 
 
@@ -156,6 +159,23 @@ def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> Non
     [(served, part)] = results
     assert served == losses
     same([part], [state])
+
+
+def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> None:
+    """What it had been given was not on its disk yet, and must not be missing without a word."""
+    _, state = trained(None, range(4), [])
+
+    def parts(running: list[RowServer]) -> Iterator[SparseState]:
+        yield replace(state, tables={"users": state.tables["users"]})
+        running[0].close()
+        running[0] = RowServer(running[0].address, SECRET, tmp_path / "a")
+        threading.Thread(target=running[0].serve, daemon=True).start()
+        yield replace(state, tables={"items": state.tables["items"]})
+
+    with serving(tmp_path / "a") as (servers, running):
+        tables = SparseEmbeddings([USERS, ITEMS], {}, seed=3, servers=replace(servers, patience=3))
+        with pytest.raises(RunFailed, match="lost while rows were being loaded"):
+            tables.load(parts(running))
 
 
 SERVER = """

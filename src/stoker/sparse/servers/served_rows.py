@@ -72,6 +72,7 @@ class ServedRows:
         self._group = group
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
+        self._losses: list[int] = []  # of the servers, when rows began to be loaded
         self.step = 0
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
@@ -122,6 +123,7 @@ class ServedRows:
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Gives rows to the servers that this process loads for."""
         self.step = step
+        self._losses = self._losses or [link.losses for link in self._own_links()]
         for link in self._own_links():
             link.ask(self._about("load", name=name, step=step), arrays_of(state))
             link.answer()
@@ -131,6 +133,9 @@ class ServedRows:
         for link in self._own_links():
             link.ask(self._about("snapshot"))
             link.answer()
+        if self._losses and self._losses != [link.losses for link in self._own_links()]:
+            raise RunFailed("a server of rows was lost while rows were being loaded")  # those not yet on its disk
+        self._losses = []
         if self._group is not None:
             dist.barrier(self._group)
 

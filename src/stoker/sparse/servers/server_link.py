@@ -23,6 +23,7 @@ class ServerLink:
 
     Attributes:
         connection: the present one.
+        losses: times that the server was lost.
 
     Raises:
         RunFailed: the server cannot be reached.
@@ -33,6 +34,7 @@ class ServerLink:
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
         self.connection: Connection
+        self.losses = -1
         self._connect()
 
     def tell(self, message: Message, arrays: Sequence[np.ndarray] = ()) -> None:
@@ -71,6 +73,7 @@ class ServerLink:
 
     def _connect(self) -> None:
         """Connects, and says again what was not made, and what was asked."""
+        self.losses += 1
         end = time.monotonic() + self._patience
         while True:
             try:
