@@ -14,7 +14,7 @@ from running import Ran, run, write_rows
 
 from stoker.cli.main import main
 from stoker.data import build_cache
-from stoker.errors import RunFailed
+from stoker.errors import RunFailed, UserError
 from stoker.node_cache import remote_folder
 from stoker.node_cache.cache_stats import StatsCounter
 
@@ -55,11 +55,25 @@ def test_a_run_from_urls_is_the_run_from_the_files(base: Path, sft: dict[str, An
     assert not any(name.startswith("cache_") for name in here.folder.read_metrics()[0])
 
 
+def test_a_run_goes_on_from_the_same_content_only(
+    base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.node_cache.object_cache.FRESH", -1.0)
+    url = f"data={origin.url}/rows.jsonl"
+    run(base, sft, url, "steps=5", "output=parts", "train.schedule=constant")
+    moved = origin.total
+    again = run(base, sft, url, "steps=8", "output=parts", "train.schedule=constant")
+    assert origin.total == moved and [line["step"] for line in again.folder.read_metrics()] == list(range(1, 9))
+    origin.objects["rows.jsonl"] = write_rows(base / "other.jsonl", 40, salt=1).read_bytes()
+    with pytest.raises(UserError, match="has changed since the run"):
+        run(base, sft, url, "steps=10", "output=parts", "train.schedule=constant")
+
+
 def test_a_stream_from_a_url_is_the_stream_from_the_file(
     base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It begins before all of the data is here."""
-    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 64)
+    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 256)
     monkeypatch.setattr(build_cache, "CHUNK_ROWS", 16)
     origin.objects["long.jsonl"] = write_rows(base / "long.jsonl", 4000).read_bytes()
     origin.rate = len(origin.objects["long.jsonl"]) / 3
@@ -75,8 +89,8 @@ def test_a_stream_from_a_url_is_the_stream_from_the_file(
 def test_data_that_changes_while_it_is_tokenised_leaves_no_tokens(
     base: Path, sft: dict[str, Any], origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 8)
-    monkeypatch.setattr(build_cache, "CHUNK_ROWS", 8)
+    monkeypatch.setattr("stoker.data.token_cache.SHARD_ROWS", 512)
+    monkeypatch.setattr(build_cache, "CHUNK_ROWS", 64)
     monkeypatch.setattr("stoker.node_cache.download.WAIT", 0.0)
     data = write_rows(base / "long.jsonl", 4000).read_bytes()
     origin.objects["long.jsonl"] = data

@@ -44,8 +44,9 @@ class BaseName:
         """A warning to the users of the export, where the name is local."""
         if not self.local:
             return None
+        where = "at a URL" if is_url(self.name) else "a folder or file of this machine"
         return (
-            f"the base is a folder or file of this machine, {self.name}, and no hub id: whoever loads this needs the "
+            f"the base is {where}, {self.name}, and no hub id: whoever loads this needs the "
             "same weights, and gives their place"
         )
 
@@ -65,7 +66,7 @@ def public_name(job: ResolvedJob, base: Path) -> BaseName:
     if source.kind == "scratch":
         return BaseName(name, local=True, remark="trained from random weights")
     if is_url(name):
-        return BaseName(shown(name), local=True, remark="not on the hub")
+        return BaseName(shown(name), local=True)
     cached = HUB_CACHE.search(source.where)
     if cached:
         return BaseName(f"{cached[1]}/{cached[2]}")

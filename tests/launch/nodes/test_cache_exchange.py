@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.launch.nodes import cache_exchange
-from stoker.launch.nodes.cache_exchange import CacheServer, NodePeers
+from stoker.launch.nodes.cache_exchange import CacheServer, NodePeers, exchanging
 from stoker.launch.nodes.channel import PeerNetwork, Said
 from stoker.node_cache import cache_peers
 from stoker.node_cache.cache_stats import HERE
@@ -154,3 +156,35 @@ def test_what_a_lost_peer_left_is_completed_by_the_origin(
     before = origin.total
     assert read(lab, other, url) == data
     assert origin.total - before == len(data) - cache_exchange.PIECE
+
+
+def test_a_home_that_starts_late_is_waited_for_once(origin: CountingOrigin, tmp_path: Path) -> None:
+    """Supervisors begin to listen some time apart; one that never comes costs its patience once, not once a file."""
+    cache = NodeCache(tmp_path / "late", lambda _: None)
+    origin.objects["data/x"] = data = bytes(range(256)) * 100
+    found = cache.version(f"{origin.url}/data/x")
+    with socket.create_server(("127.0.0.4", 0)) as free:
+        address = free.getsockname()[:2]
+    peers = NodePeers("me", (("home", address),), "127.0.0.5", SECRET, patience=0.3)
+    for limits in ((0.3, 2.0), (0.0, 0.2)):
+        began = time.monotonic()
+        with pytest.raises(OSError):
+            list(peers.feed(found.key)(found.url, found.version, 0))
+        assert limits[0] <= time.monotonic() - began < limits[1]
+    cache_exchange._ABSENT.discard(address)
+
+    def listen_later() -> None:
+        time.sleep(0.4)
+        network = PeerNetwork(address, SECRET)
+        with exchanging(network, CacheServer([found.url]), [address], SECRET):
+            over.wait(20)
+        network.close()
+
+    over = threading.Event()
+    thread = threading.Thread(target=listen_later)
+    thread.start()
+    patient = NodePeers("me", (("home", address),), "127.0.0.5", SECRET, patience=10)
+    assert b"".join(patient.feed(found.key)(found.url, found.version, 100)) == data[100:]
+    over.set()
+    thread.join()
+    assert origin.sent == {"data/x": len(data)}
