@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from stoker.models.ranking.shape import RankingInputs
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
+from stoker.runs.shared_secret import read_secret
 from stoker.sparse.embeddings import Feature, SparseEmbeddings
 from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking.prepare import step_hook
@@ -36,6 +39,7 @@ from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
 from stoker.train.run import start
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
+CONSTANT = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
 
 
 @pytest.fixture
@@ -165,10 +169,9 @@ def test_processes_compute_what_one_does(world: int, overrides: tuple[str, ...],
 
 def test_a_checkpoint_of_any_processes_is_restored_by_any_other(clicks: Path, pool: Pool) -> None:
     table = {"admission": {"count": 2}, "eviction": {"age": 3, "every": 2}}
-    schedule = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
-    write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=schedule))
+    write_job(clicks, ranking_job(output="alone", ranking={"table": table}, train=CONSTANT))
     alone = steps_in_layout(str(clicks), 4, ())
-    write_job(clicks, ranking_job(output="changing", ranking={"table": table}, train=schedule))
+    write_job(clicks, ranking_job(output="changing", ranking={"table": table}, train=CONSTANT))
     for step, world in enumerate((1, 2, 3, 1), start=1):
         found = pool.run(steps_in_layout, str(clicks), step, (f"parallel.data={world}",), world=world)[0]
     assert found[:4] == pytest.approx(alone[:4], rel=1e-12)
@@ -272,8 +275,7 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     for day in (1, 2, 3):
         (clicks / f"day_{day}.jsonl").write_text("".join(lines[60 * (day - 1) : 60 * day]))
     block = {"progressive": True, "ignore": ["bought", "timestamp"]}
-    constant = {"batch": 12, "lr": 1e-2, "precision": "fp64", "warmup": 0, "schedule": "constant"}
-    common = {"train": constant, "evaluate": {}, "epochs": 1, "steps": None}
+    common = {"train": CONSTANT, "evaluate": {}, "epochs": 1, "steps": None}
 
     def job(days: list[int], output: str) -> dict[str, Any]:
         changed = ranking_job(ranking=block, output=output, **common)
@@ -296,6 +298,36 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert found["log_loss"] == pytest.approx(np.mean([period["log_loss"] for period in periods]))
     assert len(found["periods"]) == 2
+
+
+def test_rows_in_a_file_are_those_in_memory(clicks: Path) -> None:
+    table = {"optimizer": "adam", "lr": 0.01}
+    memory = run(clicks, ranking_job(ranking={"table": table}, output="memory"))
+    disk = run(clicks, ranking_job(ranking={"table": {**table, "memory_rows": 16}}))
+    assert disk.losses == memory.losses
+    assert_same_state(disk.last_state(), memory.last_state())
+
+
+def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
+    here = run(clicks, ranking_job(output="here", train=CONSTANT))
+    secret = clicks / "secret"
+    secret.write_bytes(bytes(range(32, 96)))
+    secret.chmod(0o600)
+    server = RowServer(("127.0.0.1", 0), read_secret(secret), clicks / "rows", snapshot_every=3)
+    threading.Thread(target=server.serve, daemon=True).start()
+    try:
+        address = "{}:{}".format(*server.address)
+        block = {"servers": {"addresses": [address], "secret": "secret", "patience": 20.0}}
+        run(clicks, ranking_job(ranking=block, steps=3, train=CONSTANT))
+        served = run(clicks, ranking_job(ranking=block, train=CONSTANT))  # for the server another run
+        assert served.loop.resumed_from == "disk"
+    finally:
+        server.close()
+    assert served.losses == pytest.approx(here.losses, rel=1e-12)
+    assert main(["eval", "run"]) == 0  # without the server
+    wrong = ranking_job(ranking={"servers": {"addresses": ["a"], "secret": "s"}})
+    with pytest.raises(UserError, match="this is no HOST:PORT"):
+        prepare(load_job(write_job(clicks, wrong)), clicks)
 
 
 def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:

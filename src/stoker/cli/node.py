@@ -70,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Take part; returns what `stoker train` would."""
     from stoker.launch.nodes.addresses import own_address, parsed
-    from stoker.launch.nodes.shared_secret import read_secret
     from stoker.resilience.deadline import exit_code
+    from stoker.runs.shared_secret import read_secret
 
     if not NAME.fullmatch(arguments.name):
         raise UserError(Problem(f"--name {arguments.name!r} is no name", "take letters, digits, `-`, `_` and `.`"))

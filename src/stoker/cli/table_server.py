@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; a killed server started again with the same folder goes on."""
     from stoker.launch.nodes.addresses import resolved
-    from stoker.launch.nodes.shared_secret import read_secret
+    from stoker.runs.shared_secret import read_secret
     from stoker.sparse.servers.row_server import RowServer
 
     host, colon, port = arguments.listen.rpartition(":")

@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "train.accumulation",
     "train.tensorboard",
     "train.compile",
+    "ranking.servers",
+    "ranking.table.memory_rows",
 )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from stoker.job.block import Block, PositiveInt, Text
+from stoker.job.block import Block, NaturalInt, PositiveInt, Text
 
 NAMES = ("dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower")
 Positive = Annotated[float, Field(gt=0)]
@@ -49,6 +49,15 @@ class EvictionBlock(Block):
     norm: Positive | None = Field(default=None, description="rows whose length is below it")
 
 
+class ServersBlock(Block):
+    """Processes on other hosts that hold the rows: each is a `stoker table-server`."""
+
+    addresses: Annotated[list[Text], Field(min_length=1)] = Field(description="HOST:PORT of every server")
+    secret: Text = Field(description="a file with the secret that servers and trainers share")
+    staleness: NaturalInt = Field(default=0, description="steps at most that a lookup may lack; 0: none")
+    patience: Positive = Field(default=300.0, description="seconds that a lost server gets to return")
+
+
 class TableBlock(Block):
     """The tables of embeddings and their optimizer."""
 
@@ -63,6 +72,9 @@ class TableBlock(Block):
     weight_decay: NotNegative = Field(default=0.0, description="added to the gradients of rows that are updated")
     dtype: Literal["float32", "float16", "int8"] = Field(default="float32", description="of stored rows")
     init_scale: NotNegative = Field(default=0.01, description="first values lie between its negative and itself")
+    memory_rows: PositiveInt | None = Field(
+        default=None, description="rows that a process keeps in memory; the others lie in a file"
+    )
     admission: AdmissionBlock | None = Field(default=None, description="which new ids get a row")
     eviction: EvictionBlock | None = Field(default=None, description="which rows are deleted")
 
@@ -98,6 +110,7 @@ class RankingBlock(Block):
         default=False, description="rows in order of time; each day is evaluated before it is trained on"
     )
     table: TableBlock = Field(default_factory=TableBlock, description="the tables of embeddings")
+    servers: ServersBlock | None = Field(default=None, description="processes on other hosts that hold the rows")
 
 
 REASONS = {
@@ -134,6 +147,7 @@ REASONS = {
     "table.weight_decay": "no row is drawn to zero",
     "table.dtype": "exact",
     "table.init_scale": "near zero, so that a new id says nothing",
+    "table.memory_rows": "all rows are in memory",
     "table.admission": "every id has a row from the start",
     "table.admission.count": "no occurrence is waited for",
     "table.admission.probability": "every occurrence counts",
@@ -142,6 +156,9 @@ REASONS = {
     "table.eviction.every": "a look costs a pass over all rows",
     "table.eviction.frequency": "however often",
     "table.eviction.norm": "however long",
+    "servers": "the processes that train hold the rows",
+    "servers.staleness": "the same losses as without servers",
+    "servers.patience": "a host may have to start again",
 }
 EXAMPLES = {
     "hidden": "[128, 64]",
@@ -159,7 +176,10 @@ EXAMPLES = {
     "features.boundaries": "[18, 30, 50]",
     "features.table": "item_id",
     "features.log": "true",
+    "table.memory_rows": "1000000",
     "table.eviction.age": "10000",
+    "servers.addresses": '["10.0.0.7:29500"]',
+    "servers.secret": "run.secret",
     "table.eviction.frequency": "2",
     "table.eviction.norm": "0.01",
 }

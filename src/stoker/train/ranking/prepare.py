@@ -24,13 +24,14 @@ from stoker.models.ranking.shape import RankingShape
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
 from stoker.sparse.embeddings import SparseEmbeddings
+from stoker.sparse.servers import RowServers
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
 from stoker.train.prepare import Prepared, apply_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.saved_tables import SavedTables
-from stoker.train.ranking.tables import embeddings_of, shape_of
+from stoker.train.ranking.tables import embeddings_of, servers_of, shape_of
 
 
 def settings_of(block: RankingBlock) -> LogSettings:
@@ -117,7 +118,11 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         raise UserError(loaded.problem("train.precision", message, "write `precision: fp32`"))
     job = job.model_copy(update={"train": job.train.model_copy(update={"precision": device.precision})})
     log = open_log_of(loaded, base)
-    tower, tables, shape = build(loaded, log.features, device, mesh)
+    try:
+        servers = servers_of(block, base)
+    except UserError as error:
+        raise UserError(*(_placed(loaded, problem) for problem in error.problems)) from error
+    tower, tables, shape = build(loaded, log.features, device, mesh, servers)
     rows = job.evaluate.rows
     task = RankingTask(
         tower,
@@ -145,15 +150,22 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
         facts_of(log, block, tower),
         log.fingerprints,
         engine_of(task, device, mesh, parts),
-        further=SavedTables(task, lambda: build(loaded, log.features, device, mesh)[1]),
+        further=SavedTables(task, lambda: build(loaded, log.features, device, mesh, servers)[1]),
         hooks=(step_hook(lambda: task.tables, job.train.lr),),
     )
 
 
 def build(
-    loaded: LoadedJob, features: Features, device: Device, mesh: Mesh | None = None
+    loaded: LoadedJob,
+    features: Features,
+    device: Device,
+    mesh: Mesh | None = None,
+    servers: RowServers | None = None,
 ) -> tuple[nn.Module, SparseEmbeddings, RankingShape]:
     """The tower and the tables of a job, as they are before the first step.
+
+    Args:
+        servers: that hold the rows.
 
     Raises:
         UserError: the model does not go with the features.
@@ -178,6 +190,7 @@ def build(
         group=mesh.groups["batch"] if mesh else None,
         device=device.torch,
         wide=device.precision == "fp64",
+        servers=servers,
     )
     return tower.to(device.torch, dtype_of(device)), tables, shape
 

@@ -44,7 +44,7 @@ class SavedTables:
         held = {PREFIX + STEP: [Chunk.whole(tensors[STEP])]}
         for name, size in sizes.items():
             tensor = tensors[name]
-            every = [share[name] for share in shares]
+            every = [share.get(name, 0) for share in shares]
             if size:
                 offsets = (sum(every[:before]), *(0,) * (tensor.dim() - 1))
                 held[PREFIX + name] = [Chunk(tensor, offsets, (sum(every), *tensor.shape[1:]))]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.distributed as dist
 
 from stoker.data.ranking.features import Column, Features
+from stoker.errors import Problem, UserError
+from stoker.hardware.cache_folder import cache_folder
 from stoker.models.ranking.shape import FIRST_ORDER, RankingShape
+from stoker.runs.shared_secret import read_secret
 from stoker.sparse.embeddings import Feature, SparseEmbeddings
-from stoker.sparse.table_settings import Admission, Eviction, TableSettings
+from stoker.sparse.servers import RowServers
+from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 from stoker.train.ranking.block import RankingBlock, TableBlock
+
+LAST_PORT = 65535
 
 
 def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> RankingShape:
@@ -45,6 +53,7 @@ def embeddings_of(
     group: dist.ProcessGroup | None,
     device: torch.device,
     wide: bool,
+    servers: RowServers | None = None,
 ) -> SparseEmbeddings:
     """The tables of a model.
 
@@ -52,6 +61,7 @@ def embeddings_of(
         first_order: whether each feature has single weights beside its vectors.
         group: the processes that own the rows together.
         wide: whether all arithmetic is in float64.
+        servers: processes that own the rows instead.
     """
     tables: dict[str, TableSettings] = {}
     looked_up: dict[str, Feature] = {}
@@ -63,7 +73,28 @@ def embeddings_of(
             looked_up[column.name + FIRST_ORDER] = Feature(name, looked_up[column.name].pooling)
             tables.setdefault(name, _settings(name, 1, block.table, wide=wide))
     dtype = torch.float64 if wide else torch.float32
-    return SparseEmbeddings(list(tables.values()), looked_up, seed=seed, group=group, device=device, dtype=dtype)
+    return SparseEmbeddings(
+        list(tables.values()), looked_up, seed=seed, group=group, device=device, dtype=dtype, servers=servers
+    )
+
+
+def servers_of(block: RankingBlock, base: Path) -> RowServers | None:
+    """The servers of a job's rows; None where the processes that train hold them.
+
+    Raises:
+        UserError: an address is not HOST:PORT, or the secret cannot be read.
+    """
+    wanted = block.servers
+    if wanted is None:
+        return None
+    found = []
+    for index, text in enumerate(wanted.addresses):
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
+            key = f"ranking.servers.addresses[{index}]"
+            raise UserError(Problem(f"{text}: this is no HOST:PORT", "write it as 10.0.0.7:29500", key=key))
+        found.append((host.strip("[]"), int(port)))
+    return RowServers(tuple(found), read_secret(base / wanted.secret), wanted.staleness, wanted.patience)
 
 
 def _feature(column: Column, table: str, *, apart: bool) -> Feature:
@@ -90,4 +121,5 @@ def _settings(name: str, width: int, block: TableBlock, *, wide: bool) -> TableS
         init_scale=block.init_scale,
         admission=admission,
         eviction=eviction,
+        disk=DiskTier(cache_folder() / "rows", block.memory_rows) if block.memory_rows else None,
     )

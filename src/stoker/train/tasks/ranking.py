@@ -126,7 +126,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
         place = absolute(source.path, base)
         path = str(place) if exists(place) else source.path
         data.append({"path": path, "format": source.format} | ({"split": source.split} if source.split else {}))
-    block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False})
+    block = block_of_task(job, RankingBlock).model_copy(update={"progressive": False, "servers": None})
     values = {key: value for key, value in block.model_dump(exclude_none=True).items() if value != []}
     return {"ranking": values, "data": data}, len(open_log_of(loaded, base).training)
 
