@@ -228,7 +228,7 @@ def push(link: Connection, step: int) -> None:
 def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool, tmp_path: Path) -> None:
     """A trainer that is ahead waits for the other's steps, but for as many as the bound allows."""
     run = {"name": "r", "seed": 0, "servers": 1, "trainers": 2, "number": 0, "layouts": [[dict_of(WORDS)]]}
-    with serving(tmp_path / "a") as (servers, _):
+    with serving(tmp_path / "a") as (servers, [server]):
         links = [Connection.dial(servers.addresses[0], SECRET) for _ in range(2)]
         for trainer, link in enumerate(links):
             link.send({"run": run, "trainer": trainer})
@@ -243,9 +243,11 @@ def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool,
         assert thread.is_alive() == waits
         push(links[1], 0)
         thread.join(20)
+        push(links[0], 0)  # said again, as after a lost connection
         links[0].send({**message, "least": 1}, [np.array([7]), np.array([0])])
         [after], [before] = links[0].receive()[1], answers
         assert np.allclose(before - after, 0 if waits else 0.2)
+        assert not server._shards[0]._steps
         for link in links:
             link.close()
 
