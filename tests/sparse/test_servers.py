@@ -151,14 +151,34 @@ def test_a_server_that_was_closed_goes_on_from_its_folder(tmp_path: Path) -> Non
         thread.start()
         for _ in range(3):
             time.sleep(0.15)
-            running[1].close()
-            time.sleep(0.05)
-            running[1] = RowServer(servers.addresses[1], SECRET, tmp_path / "b", snapshot_every=3)
-            threading.Thread(target=running[1].serve, daemon=True).start()
+            restart(running, 1, tmp_path / "b")
         thread.join()
     [(served, part)] = results
     assert served == losses
     same([part], [state])
+
+
+def test_a_step_that_a_lost_server_did_not_hear_is_said_again(tmp_path: Path) -> None:
+    ids = {"words": JaggedIds.single(torch.arange(5))}
+    found = []
+    with serving(tmp_path / "a") as (servers, running):
+        for of in (None, servers):
+            tables = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3, servers=of)
+            tables(ids)["words"].square().sum().backward()
+            if of is not None:
+                running[0].close()  # all that follows is lost
+            threading.Timer(0.3, restart, (running, 0, tmp_path / "a")).start()
+            tables.apply_gradients()
+            found.append(tables(ids)["words"].detach())
+            time.sleep(0.4)
+    assert torch.equal(*found)
+
+
+def restart(running: list[RowServer], number: int, folder: Path) -> None:
+    """A server again at the same address, as after it was killed."""
+    running[number].close()
+    running[number] = RowServer(running[number].address, SECRET, folder, snapshot_every=3)
+    threading.Thread(target=running[number].serve, daemon=True).start()
 
 
 def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> None:
@@ -167,9 +187,7 @@ def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> Non
 
     def parts(running: list[RowServer]) -> Iterator[SparseState]:
         yield replace(state, tables={"users": state.tables["users"]})
-        running[0].close()
-        running[0] = RowServer(running[0].address, SECRET, tmp_path / "a")
-        threading.Thread(target=running[0].serve, daemon=True).start()
+        restart(running, 0, tmp_path / "a")
         yield replace(state, tables={"items": state.tables["items"]})
 
     with serving(tmp_path / "a") as (servers, running):
