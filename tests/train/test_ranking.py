@@ -362,6 +362,7 @@ def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.
     assert found["retrieval_ndcg@3"] == pytest.approx(np.mean(gains))
 
 
+@pytest.mark.slow  # a layout is run eight times
 def test_verify_compares_layouts(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(clicks, {**ranking_job(), "train": {"batch": 8}, "parallel": {"data": 2}})
     assert main(["verify", "job.yaml", "--steps", "3"]) == 0

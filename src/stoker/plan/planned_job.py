@@ -45,7 +45,10 @@ def work_of(loaded: LoadedJob, cluster: Cluster | None = None, *, base: Path | N
     job = loaded.job
     if job.model is None:
         message = f"a job of task {job.task} has no language model to plan for"
-        raise UserError(loaded.problem("task", message, "write the layout into `parallel` yourself"))
+        hint = "write the layout into `parallel` yourself"
+        if task_of(job).sources:
+            hint = "write `parallel: {data: 2}` yourself: the tower is copied, and rows of tables are spread by id"
+        raise UserError(loaded.problem("task", message, hint))
     try:
         shape = shape_of_name(job.model.name, base or Path.cwd())
     except UserError as error:

@@ -42,7 +42,9 @@ def predicted_of(prepared: Prepared) -> PredictionRecord:
     hosts = together(platform.node)
     if rank() != 0:
         return PredictionRecord(None)
-    if not task_of(prepared.job).text:
+    if (task := task_of(prepared.job)).sources:
+        return PredictionRecord(None, f"the planner has no figures for task {task.name}")
+    if not task.text:
         return PredictionRecord(None, "the shape of a module of one's own is not known")
     try:
         return PredictionRecord(_predicted(prepared, len(hosts), hosts.count(hosts[0])))
