@@ -219,10 +219,25 @@ def test_a_damaged_part_is_found_when_it_is_gone_on_with(origin: CountingOrigin,
     found = cache.version(f"{origin.url}/x")
     entry = cache.entry(found)
     entry.pin().close()
+    entry.note(found.url, found.version)
     entry.partial.write_bytes(b"z" * MIB)  # as a disk may have it after a power cut
     path, pin = cache.fetch(found)
     with pin:
         assert path.read_bytes() == data
+
+
+def test_a_part_from_before_the_machine_started_is_not_trusted(origin: CountingOrigin, cache: NodeCache) -> None:
+    """No checksum says that it is damaged."""
+    origin.objects["x"] = data = random_bytes(2 * MIB)
+    found = cache.version(f"{origin.url}/x")
+    entry = cache.entry(found)
+    entry.pin().close()
+    entry.note(found.url, found.version, boot="another")
+    entry.partial.write_bytes(bytes(MIB))
+    path, pin = cache.fetch(found)
+    with pin:
+        assert path.read_bytes() == data
+    assert origin.sent == {"x": len(data)}
 
 
 def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCache) -> None:

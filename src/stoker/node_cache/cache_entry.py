@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ class CacheEntry:
 
     def note(self, url: str, version: ObjectVersion, **values: Any) -> None:
         """Writes down what is known. Signatures and passwords of a URL are not kept."""
-        about = {**self.about(), "url": shown(url), **version.plain(), **values}
+        about = {**self.about(), "url": shown(url), **version.plain(), "boot": boot(), **values}
         replace_file(self.folder / ABOUT, json.dumps(about))
 
     def here(self) -> int:
@@ -126,6 +127,14 @@ class CacheEntry:
         except FileNotFoundError:
             pass
         return True
+
+
+@cache
+def boot() -> str:
+    """Names the time since this machine was started; empty where the system does not say."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 def entries(root: Path) -> Iterator[CacheEntry]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import no_link
-from stoker.node_cache.cache_entry import CacheEntry
+from stoker.node_cache.cache_entry import CacheEntry, boot
 from stoker.node_cache.cache_stats import HERE, CacheStats
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_version import ObjectVersion
@@ -111,9 +111,10 @@ class Download:
 
     def _begin(self, *, fresh: bool) -> None:
         """Opens the partial file behind what is there."""
-        self._entry.note(self._url, self._version)
         about = self._entry.about()
-        self._got = {name: 0 if fresh else int(about.get(name, 0)) for name in self._got}
+        self._entry.note(self._url, self._version)
+        # After a crash of the machine a file may hold what was never written to it.
+        fresh = fresh or about.get("boot") != boot()
         if fresh:
             self._entry.partial.unlink(missing_ok=True)  # a reader that has it open sees that it has gone
         self._file = open(  # noqa: SIM115 -- closed by `close`
@@ -123,6 +124,8 @@ class Download:
         if size is not None and self._at > size:
             self._file.truncate(size)
             self._file.seek(size)
+        peer_bytes = 0 if fresh else min(self._at, int(about.get("peer_bytes", 0)))
+        self._got = {"origin_bytes": self._at - peer_bytes, "peer_bytes": peer_bytes}
         self._hasher = self._version.hasher()
         if self._hasher is not None and self._at:
             with self._entry.partial.open("rb") as file:
