@@ -119,3 +119,15 @@ def test_gathers_travel_beside_the_passes() -> None:
     ]
     assert exposed[0] == pytest.approx((1 - whole.software.hidden_most) * moved[0])
     assert exposed[1] == pytest.approx(moved[1] - slow.software.hidden * step_time(slow).parts["compute"], rel=1e-6)
+
+
+def test_islands_pay_for_the_network_between_them_now_and_then() -> None:
+    real = Efficiency()
+    every_step = step_time(setting(Layout(data=64)), real).total
+    near = step_time(setting(Layout(data=64, islands=8, sync_every=1000)), real).total
+    own = setting(Layout(data=8), cluster=cluster_of(device_kind("A100"), gpus=8))
+    alone = step_time(replace(own, work=TrainingWork(SHAPE, 4096, 8)), real).total
+    assert near < every_step
+    assert near == pytest.approx(alone, rel=0.05)
+    often, seldom = (step_time(setting(Layout(data=64, islands=8, sync_every=n)), real).total - alone for n in (10, 20))
+    assert often == pytest.approx(2 * seldom, rel=0.1)

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from stoker.checkpoint.chunks import Chunk, Held, chunk_of
-from stoker.checkpoint.store import State
+from stoker.checkpoint.store import ISLAND, OUTER, State
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.parallel.shard import reshard
 from stoker.parallel.shard_spec import Piece
 
 NONE: Mapping[str, Any] = MappingProxyType({})
 AVERAGE = "average"  # of a parameter, among the optimizer's moments
+FURTHER = ("optimizer/", OUTER, ISLAND)  # what is no weight of the model
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -90,7 +91,7 @@ def averaged(state: State) -> State:
 @torch.no_grad()
 def restore_weights(model: nn.Module, state: State) -> None:
     """Copies the weights of a checkpoint, read whole, into a model that lies in one process."""
-    saved = {key for key in state.tensors if not key.startswith("optimizer/")}
+    saved = {key for key in state.tensors if not key.startswith(FURTHER)}
     places = held_weights(model)
     if saved != set(places):
         odd = sorted(saved ^ set(places))[0]

@@ -39,6 +39,8 @@ from stoker.checkpoint.storage import Storage, name_of, read_state, storage_of
 from stoker.checkpoint.writer import commit, write_part
 from stoker.errors import DiskFailed, RunFailed
 
+ISLAND, OUTER = "island-", "outer/"  # names of what islands but the first hold, and of what all keep, begin so
+
 
 def place_of(to: str | None, *, base: Path, otherwise: Path) -> Path | str:
     """Where a job's checkpoints lie: ``checkpoint.to``, a URL or a folder below ``base``, or else a given folder."""
@@ -161,7 +163,7 @@ class Store:
 
         Raises:
             DamagedError: it is not as it was written.
-            RunFailed: it is of another model: names or shapes differ.
+            RunFailed: it is of another model: names or shapes differ. What is of islands may be left.
         """
         where = self._name(step)
         with _damage(where):
@@ -177,7 +179,8 @@ class Store:
                     self._mismatch(step, f"{name} is {saved[name].shape} in it, and {wrong.pop()} here")
             return set(held)
 
-        if odd := sorted(set().union(*together(match)) ^ set(saved)):
+        needed = {name for name in saved if not name.startswith((ISLAND, OUTER))}
+        if odd := sorted((wanted := set().union(*together(match))) - set(saved) | needed - wanted):
             self._mismatch(step, f"{odd[0]} is only in one of them")
         with _damage(where), _one_process():
             dcp.load(dict(held), storage_reader=RestrictedReader(self.storage.path(step), files), planner=ChunkLoader())

@@ -49,9 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps is not None and arguments.steps < 1:
         raise UserError(f"--steps {arguments.steps}: give at least 1")
     loaded = planned(open_job(arguments.job, arguments.overrides))
-    if task_of(loaded.job).prompts:
-        message = f"`stoker verify` compares steps on rows, and those of task {loaded.job.task} are on answers"
-        raise UserError(loaded.problem("task", message, "verify a job of task sft with the same model and layout"))
+    _check_comparable(loaded)
     # For the processes that are started: torch's own C++ warnings say nothing of the layouts.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.device == "cpu":
@@ -91,6 +89,17 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"\n{_summary(verdicts)}")
     return 0 if passed else 1
+
+
+def _check_comparable(loaded: LoadedJob) -> None:
+    """Refuses jobs whose steps are not those of one process on the same rows."""
+    if task_of(loaded.job).prompts:
+        message = f"`stoker verify` compares steps on rows, and those of task {loaded.job.task} are on answers"
+        raise UserError(loaded.problem("task", message, "verify a job of task sft with the same model and layout"))
+    if loaded.job.parallel.sync.every > 1:
+        message = "`stoker verify` compares steps with those of one process, and islands take others"
+        hint = "add parallel.sync.every=1 to verify the layout"
+        raise UserError(loaded.problem("parallel.sync.every", message, hint))
 
 
 def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:

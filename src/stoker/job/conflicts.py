@@ -11,6 +11,7 @@ from stoker.job.conflict_view import CannotTellError, View
 from stoker.job.key_paths import TARGET, KeyPath, dotted, field_at, parse_key
 from stoker.job.layout_conflicts import LAYOUT_CHECKS, OF_AXIS
 from stoker.job.schema import Job
+from stoker.job.sync_conflicts import SYNC_CHECKS
 from stoker.job.targets import KINDS, TargetBlock, chosen_block
 from stoker.job.task_spec import TASKS
 from stoker.job.text_conflicts import OF_TEXT, TEXT_CHECKS
@@ -168,7 +169,7 @@ def _one_target(view: View) -> Iterator[Problem]:
 CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     _steps_and_epochs, _needs_model, _needs_data, _task_blocks, _without_text, _of_tasks, _score_head,
     _weights, _two_evaluations, _samples, _warmup, _batch, _nodes, _one_target,
-    *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS,
+    *TEXT_CHECKS, *TUNE_CHECKS, *LAYOUT_CHECKS, *SYNC_CHECKS,
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 ContextBy = Literal["gather", "ulysses"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "params"]
+Outer = Literal["average", "nesterov"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble", "zbv")  # two stages a process
 ROUNDS: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble")  # micro-batches go through in equal rounds
@@ -37,6 +38,8 @@ class Layout:
         context_by: ``gather`` gathers keys and values, ``ulysses`` exchanges heads for tokens.
         recompute: what is computed again in the backward pass instead of being kept.
         offload: what is kept in the host's memory instead of the device's.
+        islands: groups of copies that train by themselves between two synchronisations.
+        sync_every: optimizer steps from one synchronisation of the islands to the next.
     """
 
     data: int = 1
@@ -51,6 +54,8 @@ class Layout:
     context_by: ContextBy = "gather"
     recompute: Recompute = "none"
     offload: Offload = "none"
+    islands: int = 1
+    sync_every: int = 1
 
     @property
     def world(self) -> int:
@@ -114,12 +119,15 @@ class Layout:
             parts.append(f"context {self.context} ({self.context_by})")
         more = [f"recompute {self.recompute}"] if self.recompute != "none" else []
         more += [f"offload {self.offload}"] if self.offload != "none" else []
+        more += [f"{self.islands} islands, synchronised every {self.sync_every} steps"] if self.islands > 1 else []
         return ", ".join([" x ".join(parts), *more])
 
 
 def layout_of(job: ResolvedJob) -> Layout:
     """The layout that a resolved job asks for."""
     parts = job.parallel
+    copies = parts.data // parts.shard_size
+    islands = 1 if parts.sync.every == 1 else copies if parts.sync.islands == "auto" else parts.sync.islands
     return Layout(
         data=parts.data,
         shard=parts.shard,
@@ -133,4 +141,6 @@ def layout_of(job: ResolvedJob) -> Layout:
         context_by=parts.context_by,
         recompute=parts.recompute,
         offload=parts.offload,
+        islands=islands,
+        sync_every=parts.sync.every if islands > 1 else 1,
     )

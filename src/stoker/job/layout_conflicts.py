@@ -51,6 +51,14 @@ def _data(view: View) -> int:
         raise CannotTellError("parallel.data") from None
 
 
+def copies_of(view: View) -> int:
+    """Copies of the model as they will be."""
+    parts = _parts(view)
+    if parts.shard == "none":
+        return _data(view)
+    return 1 if parts.shard_size == "auto" else _data(view) // parts.shard_size
+
+
 def _pipeline(view: View) -> Layout:
     """The layout's pipeline alone."""
     parts = _parts(view)

@@ -183,9 +183,14 @@ def _layout(job: Job) -> dict[str, Decided]:
     }
 
 
-def intervals(steps: int) -> tuple[int, int]:
-    """Default steps between evaluations, and between checkpoints, in a run of ``steps``."""
-    return max(1, steps // 10), min(MOST_BETWEEN_CHECKPOINTS, max(1, steps // 5))
+def intervals(steps: int, sync_every: int) -> tuple[int, int]:
+    """Default steps between evaluations, and between checkpoints, in a run of ``steps``.
+
+    Args:
+        sync_every: `parallel.sync.every`: islands are evaluated when they are alike.
+    """
+    evaluate = max(1, steps // 10)
+    return -(-evaluate // sync_every) * sync_every, min(MOST_BETWEEN_CHECKPOINTS, max(1, steps // 5))
 
 
 def _length(job: Job) -> dict[str, Decided]:
@@ -193,8 +198,10 @@ def _length(job: Job) -> dict[str, Decided]:
     if job.steps is None and job.epochs is None:
         found["epochs"] = Decided(1.0, "one pass over the data unless steps or epochs are given")
     if job.steps is not None:
-        evaluate, save = intervals(job.steps)
-        found["evaluate.every"] = Decided(evaluate, f"a tenth of the {job.steps} steps")
+        apart = job.parallel.sync.every
+        evaluate, save = intervals(job.steps, apart)
+        rounded = f", up to a multiple of `sync.every: {apart}`" if apart > 1 else ""
+        found["evaluate.every"] = Decided(evaluate, f"a tenth of the {job.steps} steps{rounded}")
         limit = f", but no more than {save}, so that a crash costs little" if save == MOST_BETWEEN_CHECKPOINTS else ""
         found["checkpoint.every"] = Decided(save, f"a fifth of the {job.steps} steps{limit}")
     if job.evaluate.data:

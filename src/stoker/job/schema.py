@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
-from stoker.job.layout import ContextBy, Offload, Recompute, ScheduleName, Shard
+from stoker.job.layout import ContextBy, Offload, Outer, Recompute, ScheduleName, Shard
 from stoker.job.targets import TargetBlock
 from stoker.job.task_spec import TASKS
 
@@ -314,6 +314,22 @@ class FaultsBlock(Block):
     )
 
 
+class SyncBlock(Block):
+    """Islands: groups of processes that train by themselves between two synchronisations (local SGD, DiLoCo)."""
+
+    every: PositiveInt = Field(default=1, description="steps between two synchronisations; 1: there are no islands")
+    outer: Outer = Field(
+        default="nesterov",
+        description="what the islands' changes since the last one become: their average, or a step of SGD with "
+        "Nesterov momentum along it",
+    )
+    lr: Annotated[float, Field(gt=0)] = Field(default=0.7, description="learning rate of outer: nesterov")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of outer: nesterov")
+    islands: PositiveInt | Auto = Field(
+        default="auto", description="number of islands; auto: one for each copy of the model"
+    )
+
+
 class ParallelBlock(Block):
     """How the work is spread: processes = data x tensor x pipeline x context."""
 
@@ -358,6 +374,9 @@ class ParallelBlock(Block):
         description="kept in the host's memory: optimizer states, or params (weights and gradients too, with zero3)",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
+    sync: SyncBlock = Field(
+        default_factory=SyncBlock, description="gradients summed less often, for slow links between nodes"
+    )
     devices: Annotated[list[NaturalInt], Field(min_length=1)] | Auto = Field(
         default="auto", description="numbers of the devices that are used, one for each process: [0, 2]"
     )

@@ -1,7 +1,7 @@
 """The processes of a run as a grid: one axis for each kind of parallelism, one process group for each line.
 
 Ranks count the axis ``tensor`` fastest, as its processes communicate most and should be neighbours; then ``context``,
-``shard``, ``replica``, and ``pipe``, whose processes communicate least.
+``shard``, ``replica``, ``pipe``, and ``island``, whose processes communicate least.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from stoker.job.layout import Layout
 
-AXES = ("pipe", "replica", "shard", "context", "tensor")
-Axis = Literal["pipe", "batch", "context", "tensor", "ends"]
+AXES = ("island", "pipe", "replica", "shard", "context", "tensor")
+Axis = Literal["island", "pipe", "data", "batch", "context", "tensor", "ends"]
 _LINES: dict[Axis, tuple[str, ...]] = {
+    "island": ("island",),
+    "data": ("island", "replica", "shard", "context"),
     "pipe": ("pipe",),
     "batch": ("replica", "shard", "context"),
     "context": ("context",),
@@ -36,7 +38,9 @@ class Mesh:
     Attributes:
         groups: by axis; None for a single process. ``pipe``: the stages of a pipeline. ``tensor``: processes that split
             each matrix. ``context``: processes that split each row. ``batch``: processes with the same weights and
-            other tokens, over which gradients are summed. ``ends``: the first and the last stage of a pipeline.
+            other tokens, over which gradients are summed in every step. ``data``: the same of all islands. ``island``:
+            processes with the same part of the model, one in each island. ``ends``: the first and the last stage of a
+            pipeline.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
@@ -46,14 +50,20 @@ class Mesh:
         self.rank = dist.get_rank()
         self._whole_rows = False
         self._grid = np.arange(layout.world).reshape(
-            layout.pipeline, layout.replicas, layout.shard_size, layout.context, layout.tensor
+            layout.islands,
+            layout.pipeline,
+            layout.replicas // layout.islands,
+            layout.shard_size,
+            layout.context,
+            layout.tensor,
         )
         self._at = dict(zip(AXES, (int(i[0]) for i in np.nonzero(self._grid == self.rank)), strict=True))
         self.groups: dict[Axis, dist.ProcessGroup | None] = {
-            axis: self._group(lines, axis) for axis, lines in _LINES.items()
+            axis: self._group(lines, axis) for axis, lines in _LINES.items() if axis != "data" or layout.islands > 1
         }
-        ends = self._grid[[0, -1]] if layout.pipeline > 1 else self._grid[:1]
-        self.groups["ends"] = self._new_group(np.moveaxis(ends, 0, -1).reshape(-1, len(ends)), "ends")
+        self.groups.setdefault("data", self.groups["batch"])
+        ends = self._grid[:, [0, -1]] if layout.pipeline > 1 else self._grid[:, :1]
+        self.groups["ends"] = self._new_group(np.moveaxis(ends, 1, -1).reshape(-1, ends.shape[1]), "ends")
 
     def _group(self, lines: tuple[str, ...], axis: str) -> dist.ProcessGroup | None:
         along = [AXES.index(name) for name in lines]
@@ -91,14 +101,15 @@ class Mesh:
         group = self.groups[axis]
         return 1 if group is None else dist.get_world_size(group)
 
-    def at(self, axis: Literal["pipe", "replica", "shard", "context", "tensor"]) -> int:
+    def at(self, axis: Literal["island", "pipe", "replica", "shard", "context", "tensor"]) -> int:
         """The coordinate of this process."""
         return self._at[axis]
 
     @property
     def data_index(self) -> int:
         """Which of the ``layout.data`` portions of a batch this process takes."""
-        return self.at("replica") * self.layout.shard_size + self.at("shard")
+        replica = self.at("island") * (self.layout.replicas // self.layout.islands) + self.at("replica")
+        return replica * self.layout.shard_size + self.at("shard")
 
     @property
     def is_first(self) -> bool:
@@ -110,9 +121,11 @@ class Mesh:
         """The mesh for ``fully_shard``, which includes the context processes; two-dimensional with replicas. A
         collective."""
         layout = self.layout
-        sizes = (layout.pipeline, layout.replicas, layout.shard_size * layout.context, layout.tensor)
-        whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=("pipe", "replica", "shard", "tensor"))
-        return whole["replica", "shard"] if layout.replicas > 1 else whole["shard"]
+        replicas = layout.replicas // layout.islands
+        sizes = (layout.islands, layout.pipeline, replicas, layout.shard_size * layout.context, layout.tensor)
+        names = ("island", "pipe", "replica", "shard", "tensor")
+        whole = init_device_mesh(self.device.type, sizes, mesh_dim_names=names)
+        return whole["replica", "shard"] if replicas > 1 else whole["shard"]
 
 
 def sum_over(group: dist.ProcessGroup | None, *tensors: torch.Tensor) -> None:

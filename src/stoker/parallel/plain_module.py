@@ -33,7 +33,7 @@ def spread_module(model: nn.Module, mesh: Mesh, *, compiled: bool, compute: torc
     if layout.shard != "none":
         shard(model, blocks_of(model), mesh, compute)
     trained = [Trained(p) for p in model.parameters() if p.requires_grad]
-    if layout.shard == "none":
+    if layout.shard == "none" and mesh.groups["batch"] is not None:
         root = replicate(model, mesh, may_be_unused=True)
     gradients = Gradients(trained, mesh, reduce_batch=False)
     return ParallelModel(model, None, root, None, {}, {}, gradients)

@@ -149,6 +149,8 @@ def precision_of(job: ResolvedJob, cluster: Cluster | None = None) -> str:
 def software_of_job(job: ResolvedJob) -> Software:
     """Stoker, with the states of the job's optimizer."""
     states = STATES[job.train.optimizer] + 4 * (job.train.average is not None)
+    if layout_of(job).islands > 1:  # the weights of the last synchronisation, and the momentum of the outer step
+        states += 4 + 4 * (job.parallel.sync.outer == "nesterov")
     return STOKER if states == STOKER.states else replace(STOKER, states=states)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from stoker.plan.block_collectives import block_collectives
@@ -245,6 +245,19 @@ def _optimizer(setting: Setting, efficiency: Efficiency) -> float:
 
 def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
     """Seconds of gradient and weight collectives that the passes do not hide."""
+    islands = setting.layout.islands
+    if islands == 1:
+        return _gradients_summed(setting, efficiency, compute=compute, last=last)
+    layout = replace(setting.layout, data=setting.layout.data // islands, islands=1)
+    alone = replace(setting, layout=layout)
+    group = CollectiveGroup(islands, setting.layout.world // islands)
+    outer = 4 * trained_parameters(setting, most_held(setting)).total / layout.sharers
+    seconds = collective_seconds("all-reduce", outer, group, setting.cluster, efficiency)
+    return _gradients_summed(alone, efficiency, compute=compute, last=last) + seconds / setting.layout.sync_every
+
+
+def _gradients_summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
+    """The same of one island."""
     layout, software, cluster = setting.layout, setting.software, setting.cluster
     data = layout.data * layout.context
     if data == 1:

@@ -41,11 +41,13 @@ class Counts:
 
     Attributes:
         passes: forward passes of the process that has most.
+        of_island: the targets that this process' gradient is the mean over: those of its island.
     """
 
     targets: int
     tokens: int
     passes: int
+    of_island: int
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class SingleProcess:
         return mine()
 
     def count(self, parts: Sequence[Part]) -> Counts:
-        return Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))
+        targets = sum(p.targets for p in parts)
+        return Counts(targets, sum(p.tokens for p in parts), len(parts), targets)
 
     def train(self, parts: Sequence[Part], counts: Counts, scaler: torch.amp.GradScaler) -> Tensor:
         total = _zero(self._device)
@@ -207,16 +210,19 @@ class Distributed:
         return [one for _, some in sorted(filter(None, found), key=lambda pair: pair[0]) for one in some]
 
     def count(self, parts: Sequence[Part]) -> Counts:
-        mine = Counts(sum(p.targets for p in parts), sum(p.tokens for p in parts), len(parts))
-        if self._mesh.layout.data == 1:
+        mesh, layout = self._mesh, self._mesh.layout
+        own = sum(p.targets for p in parts)
+        mine = Counts(own, sum(p.tokens for p in parts), len(parts), own)
+        if layout.data == 1:
             return self._fitting(mine)
         # On the CPU: how many passes there are steers what is started, and the device must not be waited for.
-        everybody = torch.zeros(self._mesh.layout.data, 3, dtype=torch.int64)
-        if self._mesh.at("context") == 0:
-            everybody[self._mesh.data_index] = torch.tensor([mine.targets, mine.tokens, mine.passes])
-        dist.all_reduce(everybody, group=self._mesh.groups["batch"])
+        everybody = torch.zeros(layout.data, 3, dtype=torch.int64)
+        if mesh.at("context") == 0:
+            everybody[mesh.data_index] = torch.tensor([mine.targets, mine.tokens, mine.passes])
+        dist.all_reduce(everybody, group=mesh.groups["data"])
         targets, tokens, _ = everybody.sum(0).tolist()
-        return self._fitting(Counts(targets, tokens, int(everybody[:, 2].max())))
+        of_island = int(everybody.view(layout.islands, -1, 3)[mesh.at("island"), :, 0].sum())
+        return self._fitting(Counts(targets, tokens, int(everybody[:, 2].max()), of_island))
 
     def _fitting(self, counts: Counts) -> Counts:
         """A pipeline's schedule takes some numbers of micro-batches only."""
@@ -231,7 +237,7 @@ class Distributed:
         if self._pipeline is not None:
             rows = [part.inputs for part in self._laid_out(parts, alike=True)]
             with self._device.autocast():
-                losses = self._pipeline.train(rows, 1.0 / max(1, counts.targets))  # type: ignore[arg-type]
+                losses = self._pipeline.train(rows, 1.0 / max(1, counts.of_island))  # type: ignore[arg-type]
             self._gradients.finish()
             return sum((loss.to(total) for loss in losses), total)
         for number, part in enumerate(self._laid_out(parts)):
@@ -380,7 +386,7 @@ def _forward_backward(task: Task, device: Device, part: Part, counts: Counts, sc
     with task.around(part):
         with device.autocast():
             loss = task.loss(part).total
-        scaler.scale(loss / max(1, counts.targets)).backward()
+        scaler.scale(loss / max(1, counts.of_island)).backward()
     return loss.detach()
 
 

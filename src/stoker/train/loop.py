@@ -41,6 +41,7 @@ from stoker.train.task import Task
 from stoker.train.training_state import FurtherState, TrainingState
 
 WENT_ON = {"skip": "the step is left out", "back": "there is no checkpoint to go back to"}
+LEFT_OUT = "islands of this state are not in the layout: what they learnt since the last synchronisation is left out"
 Replan = Callable[[Progress], tuple[RunSchedule, Schedule]]
 
 
@@ -80,6 +81,7 @@ class Loop:
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
         further: FurtherState | None = None,
+        island: tuple[int, int] = (0, 1),
         hooks: Sequence[Hook] = (),
         heart: Heart = UNWATCHED,
     ) -> None:
@@ -90,7 +92,7 @@ class Loop:
         self.progress = Progress()
         self.derive_plan()
         scaler = torch.amp.GradScaler(device.type, enabled=device.precision == "fp16")
-        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further)
+        self.state = TrainingState(task.model, optimizer, scaler, pieces, aliases, further, island)
         # A run that ends with a step that is not finite need not put its buffers back.
         buffers = [] if faults.not_finite == "stop" else list(saved_buffers(task.model).values())
         self.batches = Batches(task, engine, device.torch, batch=self.plan.batch, micro_batch=self.plan.micro_batch)
@@ -143,6 +145,8 @@ class Loop:
         if restored is None:
             return False
         self.progress = self.state.restored(restored.numbers)
+        if self.state.left_out:
+            self.display.note(f"{self.state.left_out} {LEFT_OUT}")
         self.resumed_from = restored.where
         return True
 

@@ -75,6 +75,7 @@ class Prepared:
         new_rows: of tokens that the model did not have.
         further: what checkpoints hold beside weights and moments.
         hooks: what the task does within a step.
+        mesh: the processes of the layout; None for one.
     """
 
     job: ResolvedJob
@@ -91,6 +92,7 @@ class Prepared:
     new_rows: NewRows | None = None
     further: FurtherState | None = None
     hooks: tuple[Hook, ...] = ()
+    mesh: Mesh | None = None
 
 
 def prepare(
@@ -179,9 +181,8 @@ def _prepare_language(
     fingerprints = {s.source.name: s.source.fingerprint() for s in (*corpus.sources, *corpus.evaluation)}
     pieces, aliases = (spread_out.pieces, spread_out.aliases) if spread_out else (NONE, NONE)
     engine = engine_of(task, device, mesh, spread_out)
-    return Prepared(
-        job, task, device, facts, fingerprints, engine, pieces, aliases, checked, corpus, text, built.new_rows
-    )
+    read = (checked, corpus, text, built.new_rows)
+    return Prepared(job, task, device, facts, fingerprints, engine, pieces, aliases, *read, mesh=mesh)
 
 
 def _first_values(loaded: LoadedJob, base: Path) -> Drawn:
@@ -256,7 +257,7 @@ def prepare_module(
         assert parts.root is not None
         task.root = parts.root
     fingerprints = {"data": fingerprint_of(task.data)}
-    return Prepared(job, task, device, facts, fingerprints, engine_of(task, device, mesh, parts))
+    return Prepared(job, task, device, facts, fingerprints, engine_of(task, device, mesh, parts), mesh=mesh)
 
 
 def apply_to_blocks(job: ResolvedJob, model: nn.Module, family: Family | None = None) -> None:

@@ -30,6 +30,7 @@ from stoker.train.hooks import Hook
 from stoker.train.loop import Loop, LoopOutcome
 from stoker.train.lr_schedule import Schedule
 from stoker.train.optimizer import build_optimizer
+from stoker.train.outer_step import OuterStep
 from stoker.train.plan_prediction import compared, predicted_of
 from stoker.train.prepare import Prepared
 from stoker.train.progress import Display
@@ -68,9 +69,7 @@ def start(
         on_host=job.parallel.offload == "optimizer",
         loraplus_ratio=job.tune.loraplus_ratio,
     )
-    chaos = Chaos(
-        folder, rank(), Path(saver.store.folder), [p for group in optimizer.param_groups for p in group["params"]]
-    )
+    outer = _outer(prepared)
     loop = Loop(
         task,
         optimizer=optimizer,
@@ -85,11 +84,13 @@ def start(
         sampler=_sampler(prepared),
         pieces=prepared.pieces,
         aliases=prepared.aliases,
-        further=prepared.further,
+        further=outer or prepared.further,
+        island=(prepared.mesh.at("island"), prepared.mesh.layout.islands) if prepared.mesh else (0, 1),
         hooks=[
+            *([outer.hook(lambda: loop.plan.steps)] if outer else []),
             *_own_hooks(prepared, optimizer),
             *prepared.hooks,
-            Hook(chaos.before_passes, chaos.after_passes),
+            _chaos(folder, saver, optimizer),
             *hooks,
         ],
         heart=heart,
@@ -138,6 +139,20 @@ def start(
         comparison.write(folder)
     display.note(comparison.line())
     return outcome, loop
+
+
+def _chaos(folder: RunFolder, saver: Saver, optimizer: Optimizer) -> Hook:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    chaos = Chaos(folder, rank(), Path(saver.store.folder), parameters)
+    return Hook(chaos.before_passes, chaos.after_passes)
+
+
+def _outer(prepared: Prepared) -> OuterStep | None:
+    mesh = prepared.mesh
+    if mesh is None or mesh.layout.islands == 1:
+        return None
+    sync = prepared.job.parallel.sync
+    return OuterStep(prepared.task.model, sync, mesh, prepared.pieces, prepared.aliases)
 
 
 def _own_hooks(prepared: Prepared, optimizer: Optimizer) -> list[Hook]:

@@ -86,7 +86,7 @@ def plan_of(job: ResolvedJob, task: Task, done: Progress | None = None) -> RunSc
         steps = done.step + steps_in(done.samples, samples, train.batch, done.skipped)
     if steps == 0:
         raise UserError("epochs: so small a part of the data holds no sample")
-    every, save = intervals(steps)
+    every, save = intervals(steps, job.parallel.sync.every)
     return RunSchedule(
         steps,
         samples,

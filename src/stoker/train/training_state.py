@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from stoker.checkpoint.chunks import Held
 from stoker.checkpoint.run_weights import NONE, held_weights
 from stoker.checkpoint.state import Saved, State
+from stoker.checkpoint.store import ISLAND
 from stoker.parallel.shard_spec import Piece
 from stoker.train.optimizer import empty_moments, held_moments
 from stoker.train.run_schedule import Progress
@@ -37,6 +38,8 @@ class TrainingState:
         pieces: by parameter, the part of a whole one that this process holds.
         aliases: names under which checkpoints have parameters.
         further: what else is saved.
+        island: number of the island that this process belongs to, among how many. Between two synchronisations each
+            has weights of its own, and always moments: those of the first have the usual names.
     """
 
     def __init__(
@@ -47,28 +50,39 @@ class TrainingState:
         pieces: Mapping[str, Piece] = NONE,
         aliases: Mapping[str, str] = NONE,
         further: FurtherState | None = None,
+        island: tuple[int, int] = (0, 1),
     ) -> None:
-        self._further = further
+        self._further, self._islands = further, island[1]
+        self._prefix = f"{ISLAND}{island[0]}/" if island[0] else ""
+        self.left_out = 0  # islands of the restored state that this run does not have
         self._model, self._optimizer, self._scaler = model, optimizer, scaler
         self._names = (pieces, aliases)
 
     def now(self, progress: Progress) -> State:
         """The current state, by reference."""
+        own = {
+            **held_weights(self._model, *self._names),
+            **held_moments(self._model, self._optimizer, *self._names),
+        }
         return State(
             progress.step,
-            {
-                **held_weights(self._model, *self._names),
-                **held_moments(self._model, self._optimizer, *self._names),
-                **(self._further.now() if self._further else {}),
-            },
+            {**self._named(own), **(self._further.now() if self._further else {})},
             {"progress": vars(progress), "scaler": self._scaler.state_dict()},
         )
 
     def places(self, saved: Mapping[str, Saved]) -> Held:
-        """Where a checkpoint's tensors go."""
-        moments = empty_moments(self._model, self._optimizer, saved, *self._names)
+        """Where a checkpoint's tensors go. An island that it does not have begins as the first one was."""
+        prefix, islands = self._prefix, {name.partition("/")[0] for name in saved if name.startswith(ISLAND)}
+        self.left_out = max(0, len(islands) + 1 - self._islands)
+        known = bool(prefix) and any(name.startswith(prefix) for name in saved)
+        own = {n.removeprefix(prefix): e for n, e in saved.items() if n.startswith(prefix)} if known else saved
+        moments = empty_moments(self._model, self._optimizer, own, *self._names)
+        held = {**held_weights(self._model, *self._names), **moments}
         further = self._further.places(saved) if self._further else {}
-        return {**held_weights(self._model, *self._names), **moments, **further}
+        return {**(self._named(held) if known else held), **further}
+
+    def _named(self, held: Held) -> Held:
+        return {f"{self._prefix}{name}": chunks for name, chunks in held.items()}
 
     def restored(self, numbers: Mapping[str, Any]) -> Progress:
         """Takes over the numbers of a state whose tensors have been put in their places."""

@@ -1,0 +1,119 @@
+"""Islands of processes that train by themselves between two synchronisations: local SGD and DiLoCo.
+
+With the weights w_i of island i and the weights a of the last synchronisation, d = a - mean_i w_i, and
+
+    average (Stich, 2019)              a <- a - d
+    nesterov (Douillard et al., 2023)  m <- momentum m + d;  a <- a - lr (d + momentum m)
+
+All islands go on from a, each with the moments of its own optimizer. Buffers of floating point become their mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from stoker.checkpoint.chunks import Held, chunk_of
+from stoker.checkpoint.run_weights import saved_buffers, stepped
+from stoker.checkpoint.state import Saved
+from stoker.checkpoint.store import OUTER
+from stoker.job.schema import SyncBlock
+from stoker.parallel.mesh import Mesh, sum_over
+from stoker.parallel.shard_spec import Piece
+from stoker.runs.run_folder import StepMetrics
+from stoker.train.hooks import Hook
+
+MESSAGE = 2**24  # numbers that are summed at once
+
+
+class OuterStep:
+    """The synchronisation of the islands; `stoker.train.training_state.FurtherState` of what it keeps."""
+
+    def __init__(
+        self, model: nn.Module, sync: SyncBlock, mesh: Mesh, pieces: Mapping[str, Piece], aliases: Mapping[str, str]
+    ) -> None:
+        """
+        Args:
+            model: with the weights that all islands begin with.
+            pieces, aliases: see `stoker.checkpoint.run_weights.stepped`.
+        """
+        self._sync, self._group, self._islands = sync, mesh.groups["island"], mesh.layout.islands
+        self._model, self._names = model, (pieces, aliases)
+        self._kept: dict[str, dict[str, Tensor]] = {}
+        self._begins = False  # whether what was restored had no islands
+        for name, parameter, _ in stepped(model, pieces, aliases):
+            self._kept[name] = {"weights": parameter.detach().clone()}
+            if sync.outer == "nesterov":
+                self._kept[name]["momentum"] = torch.zeros_like(parameter, requires_grad=False)
+
+    def hook(self, last: Callable[[], int]) -> Hook:
+        """What the loop calls.
+
+        Args:
+            last: the run's last step, after which the islands are synchronised in any case.
+        """
+
+        def after_step(metrics: StepMetrics) -> None:
+            if metrics.step % self._sync.every == 0 or metrics.step == last():
+                self.synchronise()
+
+        return Hook(after_step=after_step)
+
+    @torch.no_grad()
+    def synchronise(self) -> None:
+        """Takes the outer step; a collective."""
+        found = [(self._kept[name], parameter) for name, parameter, _ in stepped(self._model, *self._names)]
+        means = self._means([_own(parameter) for _, parameter in found])
+        for (kept, parameter), mean in zip(found, means, strict=True):
+            weights = _own(kept["weights"])
+            if self._sync.outer == "average":
+                weights.copy_(mean)
+            else:
+                change, momentum = weights - mean, _own(kept["momentum"])
+                momentum.mul_(self._sync.momentum).add_(change)
+                weights.sub_(change.add_(momentum, alpha=self._sync.momentum), alpha=self._sync.lr)
+            _own(parameter).copy_(weights)
+        buffers = [b for b in saved_buffers(self._model).values() if b.is_floating_point()]
+        for buffer, mean in zip(buffers, self._means([_own(b) for b in buffers]), strict=True):
+            _own(buffer).copy_(mean)
+
+    def _means(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The means over the islands, summed in messages of limited size."""
+        means = [tensor.detach().clone() for tensor in tensors]
+        by_type: dict[torch.dtype, list[list[Tensor]]] = {}
+        for mean in means:
+            messages = by_type.setdefault(mean.dtype, [[]])
+            if messages[-1] and sum(t.numel() for t in messages[-1]) + mean.numel() > MESSAGE:
+                messages.append([])
+            messages[-1].append(mean)
+        for messages in by_type.values():
+            for message in messages:
+                sum_over(self._group, *message)
+        return [mean.div_(self._islands) for mean in means]
+
+    def now(self) -> Held:
+        return {
+            f"{OUTER}{name}/{kind}": [chunk_of(tensor, piece)]
+            for name, _, piece in stepped(self._model, *self._names)
+            for kind, tensor in self._kept[name].items()
+        }
+
+    def places(self, saved: Mapping[str, Saved]) -> Held:
+        found = {name: chunks for name, chunks in self.now().items() if name in saved}
+        self._begins = not found
+        return found
+
+    @torch.no_grad()
+    def restored(self) -> None:
+        """The state of a run without islands is that of their last synchronisation."""
+        for name, parameter, _ in stepped(self._model, *self._names) if self._begins else ():
+            for kind, tensor in self._kept[name].items():
+                _own(tensor).copy_(_own(parameter)) if kind == "weights" else _own(tensor).zero_()
+
+
+def _own(value: Tensor) -> Tensor:
+    """What this process holds of it."""
+    return value.to_local() if isinstance(value, DTensor) else value
