@@ -113,7 +113,7 @@ def by_hand(base: Path, islands: int, every: int, outer: dict[str, float] | None
 SYNCS = {
     "local SGD": (["parallel.sync.every=3", "parallel.sync.outer=average"], None),
     "DiLoCo": (
-        ["parallel.sync.every=3", "parallel.sync.lr=0.6", "parallel.sync.momentum=0.8"],
+        ["parallel.sync.every=3", "parallel.sync.outer_lr=0.6", "parallel.sync.outer_momentum=0.8"],
         {"lr": 0.6, "momentum": 0.8},
     ),
 }
@@ -181,7 +181,10 @@ def test_a_run_goes_on_with_other_islands_and_without(pool: Pool, base: Path) ->
     ("words", "told"),
     [
         (["parallel.sync.outer=average"], "`sync.outer` has no effect with `sync.every: 1`"),
-        (["parallel.sync.every=2", "parallel.sync.outer=average", "parallel.sync.lr=1"], "is of `outer: nesterov`"),
+        (
+            ["parallel.sync.every=2", "parallel.sync.outer=average", "parallel.sync.outer_lr=1"],
+            "is of `outer: nesterov`",
+        ),
         (["parallel.sync.every=2", "parallel.data=1"], "needs several copies of the model, and there is one"),
         (["parallel.sync.every=2", "parallel.shard=zero3"], "needs several copies of the model, and there is one"),
         (["parallel.sync.every=2", "parallel.data=4", "parallel.sync.islands=3"], "write `islands: 2 or 4`"),

@@ -42,7 +42,7 @@ def run(path: str, name: str, overrides: list[str]) -> None:
 @pytest.mark.slow  # six runs of several processes
 def test_inner_layouts(pool: Pool, sft: dict[str, Any], base: Path) -> None:
     train = {**sft["train"], "precision": "fp64", "batch": 8, "clip": 0.0}
-    sync = {"every": 2, "lr": 0.8, "momentum": 0.5}
+    sync = {"every": 2, "outer_lr": 0.8, "outer_momentum": 0.5}
     write_job(base, {**sft, "steps": 5, "train": train, "parallel": {"data": 2, "sync": sync}})
     pool.run(run, str(base), "plain", [], world=2)
     expected = Store(RunFolder(base / "plain").checkpoints).load(5).tensors

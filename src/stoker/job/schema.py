@@ -323,8 +323,8 @@ class SyncBlock(Block):
         description="what the islands' changes since the last one become: their average, or a step of SGD with "
         "Nesterov momentum along it",
     )
-    lr: Annotated[float, Field(gt=0)] = Field(default=0.7, description="learning rate of outer: nesterov")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of outer: nesterov")
+    outer_lr: Annotated[float, Field(gt=0)] = Field(default=0.7, description="learning rate of outer: nesterov")
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.9, description="momentum of outer: nesterov")
     islands: PositiveInt | Auto = Field(
         default="auto", description="number of islands; auto: one for each copy of the model"
     )

@@ -8,18 +8,21 @@ from stoker.errors import Problem
 from stoker.job.batch_solver import divisors
 from stoker.job.conflict_view import View
 from stoker.job.layout_conflicts import copies_of
+from stoker.job.schema import SyncBlock
 
 KEYS = ["parallel.sync.islands", "parallel.sync.every"]
 
 
 def _without_effect(view: View) -> Iterator[Problem]:
     every, outer = view.value("parallel.sync.every"), view.value("parallel.sync.outer")
-    for name in ("outer", "lr", "momentum", "islands"):
+    for name in ("outer", "outer_lr", "outer_momentum", "islands"):
         key = f"parallel.sync.{name}"
-        if view.given(key) and every == 1:
+        if not view.given(key) or view.value(key) == SyncBlock.model_fields[name].default:
+            continue  # a run's own job.yaml has every key
+        if every == 1:
             message = f"`sync.{name}` has no effect with `sync.every: 1`, where gradients are summed in every step"
             yield from view.at_each([key], message, "write `every: 100` beside it, or remove it")
-        elif view.given(key) and outer == "average" and name in ("lr", "momentum"):
+        elif outer == "average" and name in ("outer_lr", "outer_momentum"):
             message = f"`sync.{name}` is of `outer: nesterov`, and it is average"
             yield from view.at_each([key], message, "remove it, or write `outer: nesterov`")
 

@@ -73,8 +73,8 @@ class OuterStep:
                 weights.copy_(mean)
             else:
                 change, momentum = weights - mean, _own(kept["momentum"])
-                momentum.mul_(self._sync.momentum).add_(change)
-                weights.sub_(change.add_(momentum, alpha=self._sync.momentum), alpha=self._sync.lr)
+                momentum.mul_(self._sync.outer_momentum).add_(change)
+                weights.sub_(change.add_(momentum, alpha=self._sync.outer_momentum), alpha=self._sync.outer_lr)
             _own(parameter).copy_(weights)
         buffers = [b for b in saved_buffers(self._model).values() if b.is_floating_point()]
         for buffer, mean in zip(buffers, self._means([_own(b) for b in buffers]), strict=True):
