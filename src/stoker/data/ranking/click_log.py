@@ -61,10 +61,10 @@ class RowSet:
     def first_ids(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """The first id of each row of a feature, int64, and whether the row has one."""
         number = [column.name for column in self.features.columns].index(name)
-        offsets, ids = self.store.offsets(number), self.store.array(f"column{number}")
-        there = offsets[self.rows + 1] > offsets[self.rows]
+        begin, lengths = self.store.spans(number, self.rows)
+        there = lengths > 0
         found = np.zeros(len(self), dtype=np.int64)
-        found[there] = ids[offsets[self.rows[there]]]
+        found[there] = self.store.array(f"column{number}")[begin[there]]
         return found, there
 
     def periods(self) -> np.ndarray:

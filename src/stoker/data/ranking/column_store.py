@@ -79,12 +79,16 @@ class ColumnStore:
         found = np.memmap(path, kind, "r") if path.stat().st_size else np.empty(0, kind)
         return found.reshape(-1, wide) if wide else found
 
-    def offsets(self, number: int) -> np.ndarray:
-        """Where the ids of each row begin, and the end of the last; shape (rows + 1,)."""
+    def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the ids of rows begin within their column, and how many there are; int64."""
+        single = self.features.columns[number].kind == "id"
+        if single and len(self.array(f"column{number}")) == len(self):  # one each
+            return rows, np.ones(len(rows), dtype=np.int64)
         if number not in self._offsets:
             lengths = self.array(f"lengths{number}")
             self._offsets[number] = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        return self._offsets[number]
+        offsets = self._offsets[number]
+        return offsets[rows], offsets[rows + 1] - offsets[rows]
 
     def _type(self, name: str) -> Any:
         stem = name.rstrip("0123456789")

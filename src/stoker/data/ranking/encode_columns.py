@@ -236,7 +236,7 @@ def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
     if isinstance(value, dict):
         pairs = list(value.items())
     elif isinstance(value, (list, tuple)):
-        pairs = [tuple(item) if column.weighted and isinstance(item, list) else (item, 1.0) for item in value]
+        pairs = [tuple(item) if column.weighted and isinstance(item, (list, tuple)) else (item, 1.0) for item in value]
     elif is_missing(value):
         return []
     else:

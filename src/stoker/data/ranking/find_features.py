@@ -159,7 +159,7 @@ def _is_weighted(value: Any) -> bool:
     if isinstance(value, dict):
         return True
     return isinstance(value, list) and all(
-        isinstance(item, list) and len(item) == 2 and isinstance(item[1], (int, float)) for item in value
+        isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[1], (int, float)) for item in value
     )
 
 

@@ -151,8 +151,7 @@ def _details(column: Column) -> str:
 
 def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids of rows, and which row each is of."""
-    offsets = rows.store.offsets(number)
-    begin, lengths = offsets[rows.rows], offsets[rows.rows + 1] - offsets[rows.rows]
+    begin, lengths = rows.store.spans(number, rows.rows)
     at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
     return rows.store.array(f"column{number}")[at], np.repeat(np.arange(len(rows)), lengths)
 

@@ -88,11 +88,9 @@ def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:
 
 
 def _ragged(store: ColumnStore, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
-    offsets = store.offsets(number)
-    begin, end = offsets[rows], offsets[rows + 1]
-    if column.longest:
-        begin = np.maximum(begin, end - column.longest)  # the newest are the last
-    lengths = end - begin
+    begin, lengths = store.spans(number, rows)
+    if column.longest:  # the newest are the last
+        begin, lengths = begin + np.maximum(0, lengths - column.longest), np.minimum(lengths, column.longest)
     at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
     weights = store.array(f"weights{number}")[at] if column.weighted else None
     return RaggedIds(store.array(f"column{number}")[at], lengths, weights)
