@@ -121,10 +121,10 @@ class ColumnEncoder:
         """The ids of a feature, of all rows one after another."""
         ids_of = self._ids[column.name]
         if column.kind == "id":
-            present = [value for value in cells if not is_missing(value)]
-            lengths = np.array([not is_missing(value) for value in cells], dtype=np.int32)
+            there = [v is not None and v != "" and v == v for v in cells]  # noqa: PLR0124 -- NaN is no equal of itself
             try:
-                return {f"column{number}": _int64([ids_of[v] for v in present]), f"lengths{number}": lengths}
+                found = [ids_of[value] for value, is_there in zip(cells, there, strict=True) if is_there]
+                return {f"column{number}": _int64(found), f"lengths{number}": np.array(there, dtype=np.int32)}
             except (ValueError, TypeError):
                 _each(cells, lambda v: None if is_missing(v) else _id(ids_of, v, column.name))
                 raise
