@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -15,6 +16,7 @@ from stoker.node_cache.file_locks import take
 from stoker.node_cache.object_cache import RemoteObject, node_cache, pinned
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
+from stoker.node_cache.prefetch import AT_ONCE
 from stoker.node_cache.urls import WEB, name_of, scheme_of, shown
 
 LISTING = ".listing.json"  # in the folder: the objects that it stands for
@@ -158,9 +160,10 @@ def _objects(folder: Path) -> dict[str, RemoteObject]:
 
 def _link(folder: Path, files: dict[str, RemoteObject]) -> None:
     """Fetches objects and links them into a folder, for as long as this process lives."""
-    for name, found in files.items():
-        data, pin = node_cache().fetch(found)
-        pinned([pin])
+    with ThreadPoolExecutor(AT_ONCE, "stoker-model") as pool:
+        fetched = list(pool.map(node_cache().fetch, files.values()))
+    pinned([pin for _, pin in fetched])
+    for name, (data, _) in zip(files, fetched, strict=True):
         target = os.path.relpath(data, folder)
         link = folder / name
         with suppress(OSError):
