@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -205,3 +207,21 @@ def test_a_layout_is_whole_or_its_problems_are_told_at_their_places(
     again = check_document(parse_document(dump_job(job), "job.yaml"))
     assert again.job == job
     assert {dotted(path) for path, _ in leaves(job)} == set(loaded.origins)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "told"),
+    [
+        ({"compress": "bf16"}, "has no effect on one copy of the model"),
+        ({"data": 2, "compress_rank": 2}, "has no effect without `compress: powersgd`"),
+        ({"data": 2, "shard": "zero2", "compress": "bf16"}, "`shard` spreads one over processes"),
+        ({"data": 2, "pipeline": 2, "compress": "powersgd"}, "`pipeline` spreads one over processes"),
+        ({"data": 2, "sync": {"every": 5}, "compress": "bf16"}, "each island has one copy"),
+    ],
+)
+def test_compression_that_would_have_no_effect(tmp_path: Path, parallel: dict[str, Any], told: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps({"task": "sft", "model": "m", "data": "d.jsonl", "steps": 20, "parallel": parallel}))
+    with pytest.raises(UserError) as error:
+        load_job(path)
+    assert told in str(error.value)

@@ -96,10 +96,13 @@ def _check_comparable(loaded: LoadedJob) -> None:
     if task_of(loaded.job).prompts:
         message = f"`stoker verify` compares steps on rows, and those of task {loaded.job.task} are on answers"
         raise UserError(loaded.problem("task", message, "verify a job of task sft with the same model and layout"))
-    if loaded.job.parallel.sync.every > 1:
-        message = "`stoker verify` compares steps with those of one process, and islands take others"
-        hint = "add parallel.sync.every=1 to verify the layout"
-        raise UserError(loaded.problem("parallel.sync.every", message, hint))
+    parallel = loaded.job.parallel
+    changing = {"sync.every": (parallel.sync.every > 1, 1), "compress": (parallel.compress != "none", "none")}
+    for key, (differs, plain) in changing.items():
+        if differs:
+            message = f"`stoker verify` compares steps with those of one process, and `{key}` changes them"
+            hint = f"add parallel.{key}={plain} to verify the layout"
+            raise UserError(loaded.problem(f"parallel.{key}", message, hint))
 
 
 def _cells(layouts: str, loaded: LoadedJob) -> list[Cell]:

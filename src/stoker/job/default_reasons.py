@@ -84,6 +84,8 @@ REASONS = {
     "parallel.context": "a process has whole rows unless asked otherwise",
     "parallel.recompute": "memory is spent before time",
     "parallel.offload": "everything stays on the device unless asked otherwise",
+    "parallel.compress": "gradients are exact",
+    "parallel.compress_rank": "what most models need to learn as well (Vogels et al., 2019)",
     "parallel.sync": "the same steps as one process takes",
     "parallel.sync.every": "the same steps as one process takes",
     "parallel.sync.outer": "fewer steps than plain averages (Douillard et al., 2023)",

@@ -13,6 +13,7 @@ ScheduleName = Literal["gpipe", "1f1b", "interleaved", "zero-bubble", "zbv"]
 ContextBy = Literal["gather", "ulysses"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "optimizer", "params"]
+Compress = Literal["none", "bf16", "powersgd"]
 Outer = Literal["average", "nesterov"]
 SHARDS: tuple[Shard, ...] = get_args(Shard)
 LOOPED: tuple[ScheduleName, ...] = ("interleaved", "zero-bubble", "zbv")  # two stages a process
@@ -38,6 +39,8 @@ class Layout:
         context_by: ``gather`` gathers keys and values, ``ulysses`` exchanges heads for tokens.
         recompute: what is computed again in the backward pass instead of being kept.
         offload: what is kept in the host's memory instead of the device's.
+        compress: how gradients are sent between copies.
+        compress_rank: width of the matrices of ``powersgd``.
         islands: groups of copies that train by themselves between two synchronisations.
         sync_every: optimizer steps from one synchronisation of the islands to the next.
     """
@@ -54,6 +57,8 @@ class Layout:
     context_by: ContextBy = "gather"
     recompute: Recompute = "none"
     offload: Offload = "none"
+    compress: Compress = "none"
+    compress_rank: int = 4
     islands: int = 1
     sync_every: int = 1
 
@@ -119,6 +124,7 @@ class Layout:
             parts.append(f"context {self.context} ({self.context_by})")
         more = [f"recompute {self.recompute}"] if self.recompute != "none" else []
         more += [f"offload {self.offload}"] if self.offload != "none" else []
+        more += [f"gradients in {self.compress}"] if self.compress != "none" else []
         more += [f"{self.islands} islands, synchronised every {self.sync_every} steps"] if self.islands > 1 else []
         return ", ".join([" x ".join(parts), *more])
 
@@ -141,6 +147,8 @@ def layout_of(job: ResolvedJob) -> Layout:
         context_by=parts.context_by,
         recompute=parts.recompute,
         offload=parts.offload,
+        compress=parts.compress,
+        compress_rank=parts.compress_rank,
         islands=islands,
         sync_every=parts.sync.every if islands > 1 else 1,
     )

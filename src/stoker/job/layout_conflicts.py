@@ -14,6 +14,7 @@ from stoker.job.layout import SPLIT_BACKWARD, Layout
 from stoker.job.schema import ParallelBlock
 
 AXES = ("tensor", "pipeline", "context")
+COMPRESS_RANK = ParallelBlock.model_fields["compress_rank"].default
 # Keys that do nothing while the axis they belong to is one, and the values that say just that.
 OF_AXIS: dict[str, tuple[tuple[str, object], ...]] = {
     "tensor": (("sequence", False),),
@@ -246,8 +247,31 @@ def _two_compiles(view: View) -> Iterator[Problem]:
         yield from view.at_each(["parallel.compile", "train.compile"], message, "keep one of them")
 
 
+def _compressed(view: View) -> Iterator[Problem]:
+    parts = _parts(view)
+    kind = parts.compress
+    if kind != "powersgd" and view.given("parallel.compress_rank") and parts.compress_rank != COMPRESS_RANK:
+        message = "`compress_rank` has no effect without `compress: powersgd`"
+        yield from view.at_each(
+            ["parallel.compress_rank"], message, "write `compress: powersgd` beside it, or remove it"
+        )
+    if kind == "none":
+        return
+    keys = ["parallel.compress"]
+    why = {"shard": parts.shard != "none", "pipeline": parts.pipeline > 1}
+    for name in (name for name, there in why.items() if there):
+        message = f"`compress: {kind}` is of whole copies of the model, and `{name}` spreads one over processes"
+        yield from view.at_each([*keys, f"parallel.{name}"], message, f"remove `compress`, or `{name}`")
+    if view.task.prompts:
+        message = f"`compress: {kind}` is for tasks on rows, and `task: {view.task.name}` learns from answers"
+        yield from view.at_each(keys, message, "remove it")
+    if _data(view) == 1 and parts.context == 1:
+        message = f"`compress: {kind}` has no effect on one copy of the model"
+        yield from view.at_each(keys, message, "write `data: 2` or more beside it, or remove it")
+
+
 LAYOUT_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (
     *(partial(_keys_without_axis, axis) for axis in AXES),
     _nothing_to_shard, _shard_size, _stages, _split_backward, _offload, _expert, _repeated_devices,
-    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles,
+    _number_of_devices, _own_model, _quantised, _whole_matrices, _fp16_pipeline, _two_compiles, _compressed,
 )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from stoker.job.block import LARGEST, Auto, Block, Fraction, NaturalInt, PositiveInt, Text
-from stoker.job.layout import ContextBy, Offload, Outer, Recompute, ScheduleName, Shard
+from stoker.job.layout import Compress, ContextBy, Offload, Outer, Recompute, ScheduleName, Shard
 from stoker.job.targets import TargetBlock
 from stoker.job.task_spec import TASKS
 
@@ -374,6 +374,12 @@ class ParallelBlock(Block):
         description="kept in the host's memory: optimizer states, or params (weights and gradients too, with zero3)",
     )
     compile: bool | Auto = Field(default="auto", description="torch.compile each block, as train.compile")
+    compress: Compress = Field(
+        default="none",
+        description="how gradients are sent between copies: as they are, rounded to bf16, or as products of two "
+        "narrow matrices (powersgd), whose error is added to the next step's",
+    )
+    compress_rank: PositiveInt = Field(default=4, description="width of the matrices of compress: powersgd")
     sync: SyncBlock = Field(
         default_factory=SyncBlock, description="gradients summed less often, for slow links between nodes"
     )

@@ -59,6 +59,9 @@ def _number(view: View) -> Iterator[Problem]:
         sizes = " or ".join(str(n) for n in divisors(copies) if n > 1)
         message = f"{copies} copies of the model cannot form {islands} island{'s' * (islands > 1)}"
         yield from view.at_each(KEYS, message, f"write `islands: {sizes}`")
+    elif islands in ("auto", copies) and view.value("parallel.compress") != "none":
+        message = "`compress` is of gradients that copies sum, and each island has one copy"
+        yield from view.at_each(["parallel.compress", *KEYS], message, "remove it, or write fewer `islands`")
 
 
 SYNC_CHECKS: tuple[Callable[[View], Iterator[Problem]], ...] = (_without_effect, _other_weights, _number)

@@ -256,6 +256,14 @@ def _data_parallel(setting: Setting, efficiency: Efficiency, *, compute: float, 
     return _gradients_summed(alone, efficiency, compute=compute, last=last) + seconds / setting.layout.sync_every
 
 
+def _sent_share(setting: Setting) -> float:
+    """Share of the gradients' bytes in float32 that is sent; PowerSGD's of the model's square matrices."""
+    layout = setting.layout
+    if layout.compress == "powersgd":
+        return min(1.0, 2 * layout.compress_rank / setting.work.shape.width)
+    return 0.5 if layout.compress == "bf16" else 1.0
+
+
 def _gradients_summed(setting: Setting, efficiency: Efficiency, *, compute: float, last: float) -> float:
     """The same of one island."""
     layout, software, cluster = setting.layout, setting.software, setting.cluster
@@ -271,7 +279,7 @@ def _gradients_summed(setting: Setting, efficiency: Efficiency, *, compute: floa
     far = CollectiveGroup(data // inner, layout.tensor * inner)
     # FSDP gathers and scatters block by block; a distributed optimizer in few large buckets.
     units = 1 + max(sum(own.values()) for own in setting.blocks) if layout.zero == 3 or software.by_block else 1
-    sent = trained * software.sent_gradients
+    sent = trained * software.sent_gradients * _sent_share(setting)
     gather = collective_seconds("all-gather", parameters * HALF, near, cluster, efficiency, calls=units)
     scatter = collective_seconds("reduce-scatter", sent, near, cluster, efficiency, calls=units)
     across = collective_seconds("all-reduce", sent / inner, far, cluster, efficiency)

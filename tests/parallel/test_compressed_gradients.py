@@ -1,0 +1,84 @@
+"""Gradients that are sent in fewer bytes: what arrives, and that a step which is not finite leaves nothing behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stoker.job.layout import Compress, Layout
+from stoker.launch.process_pool import Pool
+from stoker.parallel.mesh import Mesh
+from stoker.parallel.replicate import EXACT_STEPS, replicate
+
+WIDTH = 64
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(10 * step + rank)
+    x = torch.randn(16, WIDTH, generator=made)
+    return x, x.flip(1) / 2
+
+
+def gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    model.zero_grad()
+    (model(x) - y).square().mean().div(dist.get_world_size()).backward()
+    found = next(model.parameters()).grad
+    assert found is not None
+    return found.clone()
+
+
+def gradients(kind: Compress, steps: int, bad: int | None = None) -> list[tuple[Tensor, list[Tensor], float]]:
+    """Of each step: what the optimizer gets, the processes' own gradients, and the loss on all samples."""
+    torch.manual_seed(0)
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    plain = nn.Linear(WIDTH, WIDTH, bias=False)
+    layout = Layout(data=dist.get_world_size(), compress=kind, compress_rank=8)
+    spread = replicate(model, Mesh(layout, torch.device("cpu")))
+    found = []
+    for step in range(steps):
+        plain.load_state_dict(model.state_dict())
+        everybody = [batch(rank, step) for rank in range(dist.get_world_size())]
+        own = [gradient(plain, x, y) for x, y in everybody]
+        with torch.no_grad():
+            loss = sum(float((plain(x) - y).square().mean()) for x, y in everybody) / len(everybody)
+        x, y = everybody[dist.get_rank()]
+        summed = gradient(spread, x * math.nan if step == bad else x, y)
+        found.append((summed, own, loss))
+        if summed.isfinite().all():
+            with torch.no_grad():
+                model.weight.sub_(summed, alpha=8.0)
+    return found
+
+
+@pytest.mark.pool
+def test_bf16_rounds_what_is_sent(pool: Pool) -> None:
+    first, second = pool.run(gradients, "bf16", 2, world=2)
+    for (one, own, _), (other, _, _) in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, (own[0].bfloat16() + own[1].bfloat16()).float())
+        assert not torch.equal(one, own[0] + own[1])
+
+
+@pytest.mark.pool
+def test_powersgd_learns_from_narrow_matrices(pool: Pool) -> None:
+    steps = EXACT_STEPS + 40
+    first, second = pool.run(gradients, "powersgd", steps, world=2)
+    for step, ((one, own, _), (other, _, _)) in enumerate(zip(first, second, strict=True)):
+        assert torch.equal(one, other)
+        if step < EXACT_STEPS:
+            torch.testing.assert_close(one, own[0] + own[1])
+        else:
+            assert torch.linalg.matrix_rank(one) <= 8
+    assert first[-1][2] < 1e-3 * first[0][2]
+
+
+@pytest.mark.pool
+def test_powersgd_forgets_a_step_that_was_not_finite(pool: Pool) -> None:
+    bad = EXACT_STEPS + 3
+    found = pool.run(gradients, "powersgd", bad + 6, bad, world=2)[0]
+    assert [bool(summed.isfinite().all()) for summed, _, _ in found] == [step != bad for step in range(bad + 6)]
+    assert found[-1][2] < found[bad][2]
