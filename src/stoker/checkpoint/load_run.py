@@ -111,6 +111,10 @@ def open_run(path: str, base: Path, *, at: str = "last", trusted: Sequence[str] 
     folder = find_run(path, base)
     loaded = load_job(folder.job, trusted)
     job = loaded.job
+    if job.model is None and task_of(job).sources:
+        raise UserError(
+            f"{folder.path} is a run of task {job.task}, without a language model: `stoker eval` measures it"
+        )
     if job.model is None:
         raise UserError(
             f"{folder.path} trained a module of your own: load its weights in Python, from {folder.checkpoints}"

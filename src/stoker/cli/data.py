@@ -53,6 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         loaded = open_job(arguments.job, arguments.overrides)
         if (of_log := task_of(loaded.job).audit) is not None:
+            from stoker.cli.report import quiet_libraries
+
+            quiet_libraries()
             return _run_log(arguments, of_log(loaded, Path.cwd()))
         audit, dropped = _audit(arguments, loaded)
     except UserError as error:

@@ -28,7 +28,8 @@ from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.block import RankingBlock
 from stoker.train.ranking.figures import Figure, RankingFigures, figures_of
-from stoker.train.ranking.prepare import build, dtype_of, open_log_of, settings_of
+from stoker.train.ranking.job_log import open_log_of, settings_of
+from stoker.train.ranking.prepare import build, dtype_of
 from stoker.train.ranking.progressive import over_periods
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures

@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.click_log import ClickLog
 from stoker.data.ranking.features import Features
-from stoker.data.ranking.log_audit import LogAudit, audit_log
-from stoker.data.ranking.log_gate import log_problems
-from stoker.data.ranking.settings import LogSettings, StatedFeature
-from stoker.errors import Problem, UserError
+from stoker.errors import UserError
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
@@ -29,81 +26,10 @@ from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
 from stoker.train.prepare import Prepared, apply_to_blocks, describe_parameters, engine_of
 from stoker.train.ranking.block import RankingBlock
+from stoker.train.ranking.job_log import open_log_of, placed
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.saved_tables import SavedTables
 from stoker.train.ranking.tables import embeddings_of, servers_of, shape_of
-
-
-def settings_of(block: RankingBlock) -> LogSettings:
-    """What a job says of its columns."""
-    stated = tuple(
-        StatedFeature(
-            feature.name,
-            None if feature.kind == "auto" else feature.kind,
-            feature.separator or "",
-            feature.buckets,
-            tuple(feature.boundaries),
-            feature.longest,
-            feature.table or "",
-            feature.log,
-        )
-        for feature in block.features
-    )
-    return LogSettings(
-        (block.label,) if isinstance(block.label, str) else tuple(block.label),
-        block.positive,
-        block.time,
-        block.group,
-        block.weight,
-        tuple(block.slices),
-        tuple(block.ignore),
-        tuple(tuple(pair) for pair in block.crosses),
-        stated,
-    )
-
-
-def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
-    """The log of a job.
-
-    Raises:
-        UserError: it cannot be read or must not be trained on, with the places in the job where a key is what is wrong.
-    """
-    log = _opened(loaded, base)
-    if problems := _problems(loaded, log):
-        raise UserError(*problems)
-    return log
-
-
-def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
-    return [_placed(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
-
-
-def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
-    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
-    settings = settings_of(block)
-    try:
-        return open_log(
-            job.data,
-            settings,
-            base,
-            held_out=job.evaluate.data,
-            fraction=job.evaluate.fraction,
-            progressive=block.progressive,
-        )
-    except UserError as error:
-        raise UserError(*(_placed(loaded, problem) for problem in error.problems)) from error
-
-
-def _placed(loaded: LoadedJob, problem: Problem) -> Problem:
-    if not problem.key or problem.file:
-        return problem
-    return loaded.problem(problem.key, problem.message, problem.suggestion)
-
-
-def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
-    """The audit of a job's log."""
-    log = _opened(loaded, base)
-    return audit_log(log, _problems(loaded, log))
 
 
 def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:
@@ -121,7 +47,7 @@ def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: 
     try:
         servers = servers_of(block, base)
     except UserError as error:
-        raise UserError(*(_placed(loaded, problem) for problem in error.problems)) from error
+        raise UserError(*(placed(loaded, problem) for problem in error.problems)) from error
     tower, tables, shape = build(loaded, log.features, device, mesh, servers)
     rows = job.evaluate.rows
     task = RankingTask(

@@ -98,13 +98,13 @@ def _prepare(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -
 
 
 def _gate(loaded: LoadedJob, base: Path) -> None:
-    from stoker.train.ranking.prepare import open_log_of
+    from stoker.train.ranking.job_log import open_log_of
 
     open_log_of(loaded, base)
 
 
 def _audit(loaded: LoadedJob, base: Path) -> LogAudit:
-    from stoker.train.ranking.prepare import audit_of
+    from stoker.train.ranking.job_log import audit_of
 
     return audit_of(loaded, base)
 
@@ -118,7 +118,7 @@ def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[s
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     """The model and the log themselves: towers are small, and rows are read from columns on the disk."""
     from stoker.job.paths import absolute, exists
-    from stoker.train.ranking.prepare import open_log_of
+    from stoker.train.ranking.job_log import open_log_of
 
     base, job = Path.cwd(), loaded.job
     data = []

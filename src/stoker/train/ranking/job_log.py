@@ -1,0 +1,87 @@
+"""The click log of a job, and its audit; nothing here needs torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.log_audit import LogAudit, audit_log
+from stoker.data.ranking.log_gate import log_problems
+from stoker.data.ranking.settings import LogSettings, StatedFeature
+from stoker.errors import Problem, UserError
+from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import block_of_task
+from stoker.train.ranking.block import RankingBlock
+
+
+def settings_of(block: RankingBlock) -> LogSettings:
+    """What a job says of its columns."""
+    stated = tuple(
+        StatedFeature(
+            feature.name,
+            None if feature.kind == "auto" else feature.kind,
+            feature.separator or "",
+            feature.buckets,
+            tuple(feature.boundaries),
+            feature.longest,
+            feature.table or "",
+            feature.log,
+        )
+        for feature in block.features
+    )
+    return LogSettings(
+        (block.label,) if isinstance(block.label, str) else tuple(block.label),
+        block.positive,
+        block.time,
+        block.group,
+        block.weight,
+        tuple(block.slices),
+        tuple(block.ignore),
+        tuple(tuple(pair) for pair in block.crosses),
+        stated,
+    )
+
+
+def open_log_of(loaded: LoadedJob, base: Path) -> ClickLog:
+    """The log of a job.
+
+    Raises:
+        UserError: it cannot be read or must not be trained on, with the places in the job where a key is what is wrong.
+    """
+    log = _opened(loaded, base)
+    if problems := _problems(loaded, log):
+        raise UserError(*problems)
+    return log
+
+
+def _problems(loaded: LoadedJob, log: ClickLog) -> list[Problem]:
+    return [placed(loaded, found) for found in log_problems(log, loaded.job.data, loaded.job.evaluate.data)]
+
+
+def _opened(loaded: LoadedJob, base: Path) -> ClickLog:
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    settings = settings_of(block)
+    try:
+        return open_log(
+            job.data,
+            settings,
+            base,
+            held_out=job.evaluate.data,
+            fraction=job.evaluate.fraction,
+            progressive=block.progressive,
+        )
+    except UserError as error:
+        raise UserError(*(placed(loaded, problem) for problem in error.problems)) from error
+
+
+def placed(loaded: LoadedJob, problem: Problem) -> Problem:
+    """A problem with the place of its key in the job."""
+    if not problem.key or problem.file:
+        return problem
+    return loaded.problem(problem.key, problem.message, problem.suggestion)
+
+
+def audit_of(loaded: LoadedJob, base: Path) -> LogAudit:
+    """The audit of a job's log."""
+    log = _opened(loaded, base)
+    return audit_log(log, _problems(loaded, log))
