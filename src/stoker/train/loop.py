@@ -84,8 +84,9 @@ class Loop:
         island: tuple[int, int] = (0, 1),
         hooks: Sequence[Hook] = (),
         heart: Heart = UNWATCHED,
+        reads_urls: bool = False,
     ) -> None:
-        self.task, self.optimizer = task, optimizer
+        self.task, self.optimizer, self._reads_urls = task, optimizer, reads_urls
         self.folder, self.saver, self.display = folder, saver, display
         self.store, self._event = saver.store, event
         self.engine, self.sampler, self.hooks, self._replan = engine, sampler, list(hooks), replan
@@ -162,7 +163,7 @@ class Loop:
             if self.progress.step == 0:
                 evaluation = self._evaluate()
                 first = evaluation.loss if evaluation else None
-            self.metrics.cache = RunCacheStats()
+            self.metrics.cache = RunCacheStats() if self._reads_urls else None
             if self.engine.first:
                 self.metrics.open()
             try:
@@ -182,7 +183,7 @@ class Loop:
             finally:
                 self.metrics.close()
         state = "done" if finished else "paused" if paused else "stopped"
-        cached = RunCacheStats().measures()
+        cached = RunCacheStats().measures() if self._reads_urls else {}
         return LoopOutcome(state, self.progress.step, self.stop.signal, evaluation, first, cached)
 
     def _step(self, step: int) -> StepMetrics | None:

@@ -21,6 +21,7 @@ from stoker.data.mixture_report import in_words
 from stoker.errors import RunFailed
 from stoker.job.job_to_yaml import dump_job
 from stoker.job.resolved import ResolvedJob
+from stoker.node_cache.job_urls import urls_of
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.resilience.fault_injection import Chaos
 from stoker.resilience.heartbeat import Heart
@@ -94,6 +95,7 @@ def start(
             *hooks,
         ],
         heart=heart,
+        reads_urls=bool(urls_of(job)),
     )
     heart.beat("restore")
     resumed = loop.resume()

@@ -17,6 +17,6 @@ class RunCacheStats:
         self._mine = HERE.counts
 
     def measures(self) -> dict[str, float]:
-        """The fields of a line of metrics; none where nothing was read from a URL."""
+        """The fields of a line of metrics."""
         counts = self._all + (HERE.counts - self._mine)
-        return {} if counts == CacheStats() else {f"cache_{name}": round(n, 3) for name, n in asdict(counts).items()}
+        return {f"cache_{name}": round(n, 3) for name, n in asdict(counts).items()}
