@@ -114,7 +114,7 @@ def test_every_model_learns(model: str, clicks: Path) -> None:
     block = {"model": model, "item": ["item_id"] if model == "two-tower" else []}
     if model == "mmoe":
         block |= {"label": ["clicked", "bought"], "ignore": []}
-    ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.2}}, steps=90, evaluate={"every": 90}))
+    ran = run(clicks, ranking_job(ranking={**block, "table": {"lr": 0.4}}, steps=60, evaluate={"every": 60}))
     assert np.mean(ran.losses[-15:]) < np.mean(ran.losses[:15]) - 0.05
     found = ran.outcome.evaluation
     assert found is not None
