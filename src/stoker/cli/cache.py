@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from stoker.node_cache.listing import CachedObject
+    from stoker.node_cache.cache_listing import CachedObject
     from stoker.node_cache.object_cache import NodeCache
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the cache, or what was done to it."""
-    from stoker.node_cache.listing import clean
+    from stoker.node_cache.cache_listing import clean
     from stoker.node_cache.object_cache import node_cache
 
     cache = node_cache()
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(cache: NodeCache, *, as_json: bool) -> int:
     from stoker.hardware.cache_folder import cache_folder
-    from stoker.node_cache.listing import cached_objects
+    from stoker.node_cache.cache_listing import cached_objects
 
     objects = cached_objects(cache)
     tokens = sum(path.stat().st_size for path in (cache_folder() / "tokens").rglob("*") if path.is_file())

@@ -17,8 +17,8 @@ from peft import PeftModel
 from torch import Tensor, nn
 
 from stoker.errors import UserError
-from stoker.generate.cache import Kept, RowCache
 from stoker.generate.request import BASE
+from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.small_products import BlockedWeights, plain_linears, small_products
 from stoker.hardware.device import Device
 from stoker.models.adapters import unwrap, without_adapter

@@ -15,10 +15,10 @@ import psutil
 import torch
 
 from stoker.errors import Problem, UserError
-from stoker.generate.cache import RowCache
 from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, Prefill
 from stoker.generate.request import Ending, Generation, Listener, Request, Token
+from stoker.generate.row_cache import RowCache
 from stoker.generate.sampling import next_tokens
 from stoker.generate.step_threads import StepThreads
 from stoker.generate.waiting import Waiting

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stoker.generate.cache import Kept, RowCache
 from stoker.generate.decoder import Decoder
 from stoker.generate.request import Generation, Token
+from stoker.generate.row_cache import Kept, RowCache
 from stoker.generate.sampling import alternatives, next_tokens
 
 PASS = 2048  # most tokens in a pass, padding included

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from stoker.generate.cache import Kept
+from stoker.generate.row_cache import Kept
 
 
 @dataclass(frozen=True)

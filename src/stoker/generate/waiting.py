@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stoker.generate.cache import Kept
 from stoker.generate.decoder import Decoder
 from stoker.generate.prefill import PASS, PendingPrompt, Prefill
 from stoker.generate.prefixes import Prefixes, common_length
 from stoker.generate.request import Generation
+from stoker.generate.row_cache import Kept
 
 PADDING = 0.4  # most padding among them
 WORTH_SHARING = 32  # tokens of a common beginning that is computed first

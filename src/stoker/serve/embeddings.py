@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stoker.errors import UserError
-from stoker.generate.cache import RowCache
 from stoker.generate.generation_engine import prompt_too_long
+from stoker.generate.row_cache import RowCache
 from stoker.serve.api_error import of_user_error, wrong
 from stoker.serve.bodies import EmbeddingBody
 from stoker.serve.endpoint_state import Service, Usage
