@@ -301,6 +301,18 @@ def test_without_the_secret_nothing_is_served(tmp_path: Path) -> None:
         trained(replace(servers, secret=bytes(32), patience=0.5), range(1), [])
 
 
+def test_strangers_take_no_more_than_their_places(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, [server]):
+        strangers = [socket.create_connection(servers.addresses[0]) for _ in range(70)]
+        for stranger in strangers[-3:]:  # 32 random bytes for those that there is room for, an end for the others
+            assert stranger.recv(64) == b""
+        assert len(server._strangers) == 64
+        for stranger in strangers:
+            stranger.close()
+        trained(servers, range(1), [])
+        assert not server._strangers
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = free.getsockname()

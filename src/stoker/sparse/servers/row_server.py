@@ -25,6 +25,7 @@ from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSet
 
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch")
 _BACKLOG = 128
+_STRANGERS = 64  # connections at most that have not proved that they have the secret
 
 
 class RowServer:
@@ -54,6 +55,7 @@ class RowServer:
         self._run: Message = {}
         self._shards: list[ServedShard] = []
         self._connected: set[socket.socket] = set()
+        self._strangers: set[socket.socket] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -68,6 +70,10 @@ class RowServer:
                 connection, _ = self._listening.accept()
             except OSError:
                 return
+            if len(self._strangers) >= _STRANGERS:
+                connection.close()
+                continue
+            self._strangers.add(connection)
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def close(self) -> None:
@@ -87,6 +93,7 @@ class RowServer:
         self._connected.add(connected)
         try:
             connection = Connection(connected, self._secret, dialled=False)
+            self._strangers.discard(connected)
             hello, _ = connection.receive()
             self._begin(hello["run"])
             shards, trainer = self._shards, int(hello["trainer"])
@@ -97,6 +104,7 @@ class RowServer:
         except (OSError, PeerRefused):
             pass
         finally:
+            self._strangers.discard(connected)
             self._connected.discard(connected)
             connected.close()
 
