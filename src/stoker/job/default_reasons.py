@@ -109,7 +109,6 @@ UNDECIDED = {
     "data.stream": "decided by the size when the data is opened: streamed above 2 GiB",
     "parallel.stages": "spread evenly once the model's blocks are counted",
     "parallel.devices": "the machine's first ones, when the processes start",
-    "parallel.sync.islands": "one for each copy of the model, where `every` is above 1",
     "evaluate.every": "a tenth of all steps, known once the data is counted",
     "checkpoint.every": "a fifth of all steps, at most 500, known once the data is counted",
     "checkpoint.memory": "every step where several processes train, seldomer where copies would take 2 % of the time",

@@ -132,8 +132,6 @@ class Layout:
 def layout_of(job: ResolvedJob) -> Layout:
     """The layout that a resolved job asks for."""
     parts = job.parallel
-    copies = parts.data // parts.shard_size
-    islands = 1 if parts.sync.every == 1 else copies if parts.sync.islands == "auto" else parts.sync.islands
     return Layout(
         data=parts.data,
         shard=parts.shard,
@@ -149,6 +147,6 @@ def layout_of(job: ResolvedJob) -> Layout:
         offload=parts.offload,
         compress=parts.compress,
         compress_rank=parts.compress_rank,
-        islands=islands,
-        sync_every=parts.sync.every if islands > 1 else 1,
+        islands=parts.sync.islands,
+        sync_every=parts.sync.every,
     )

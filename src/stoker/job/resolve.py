@@ -170,6 +170,10 @@ def _layout(job: Job) -> dict[str, Decided]:
     def along(axis: str, value: Any, why: str) -> Decided:
         return Decided(value, why if getattr(parts, axis) > 1 else f"not used: `{axis}` is one")
 
+    copies = data // (shard_size.value if parts.shard_size == "auto" else parts.shard_size)
+    islands = Decided(copies, "each copy of the model is one")
+    if parts.sync.every == 1:
+        islands = Decided(1, "gradients are summed in every step")
     compiled = next((c for c in (job.train.compile, parts.compile) if c != "auto"), False)
     compiling = "as the other `compile` says" if compiled else "compiling pays only in long runs"
     return {
@@ -178,6 +182,7 @@ def _layout(job: Job) -> dict[str, Decided]:
         "parallel.schedule": along("pipeline", DEFAULT_SCHEDULE, "holds the fewest activations"),
         "parallel.context_by": along("context", "gather", "works with any number of heads"),
         "parallel.expert": Decided(parts.tensor, "experts are spread over the processes of `tensor`"),
+        "parallel.sync.islands": islands,
         "parallel.compile": Decided(compiled, compiling),
         "train.compile": Decided(compiled, compiling),
     }

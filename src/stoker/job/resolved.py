@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import create_model
 
 from stoker.job.layout import ContextBy, ScheduleName
-from stoker.job.schema import EvaluateBlock, Job, ParallelBlock, SourceBlock, TrainBlock, TuneBlock
+from stoker.job.schema import EvaluateBlock, Job, ParallelBlock, SourceBlock, SyncBlock, TrainBlock, TuneBlock
 from stoker.job.task_spec import TASKS
 
 
@@ -41,6 +41,10 @@ class ResolvedEvaluate(EvaluateBlock):
     rows: int | Literal["all"]
 
 
+class ResolvedSync(SyncBlock):
+    islands: int
+
+
 class ResolvedParallel(ParallelBlock):
     data: int
     shard_size: int
@@ -49,6 +53,7 @@ class ResolvedParallel(ParallelBlock):
     context_by: ContextBy
     expert: int
     compile: bool
+    sync: ResolvedSync
 
 
 class ResolvedJob(Job):

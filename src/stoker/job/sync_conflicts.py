@@ -17,7 +17,8 @@ def _without_effect(view: View) -> Iterator[Problem]:
     every, outer = view.value("parallel.sync.every"), view.value("parallel.sync.outer")
     for name in ("outer", "outer_lr", "outer_momentum", "islands"):
         key = f"parallel.sync.{name}"
-        if not view.given(key) or view.value(key) == SyncBlock.model_fields[name].default:
+        idle = 1 if name == "islands" else SyncBlock.model_fields[name].default
+        if not view.given(key) or view.value(key) == idle:
             continue  # a run's own job.yaml has every key
         if every == 1:
             message = f"`sync.{name}` has no effect with `sync.every: 1`, where gradients are summed in every step"
