@@ -122,6 +122,27 @@ def test_bad_rows_are_counted_with_their_place(tmp_path: Path) -> None:
     assert "ranking.positive" in problem.suggestion
 
 
+def test_numbers_and_weights_beyond_float32_are_bad(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "user_id": n, "price": n / 4, "tags": {"a": 0.5}, "weight": 1.0} for n in range(40)]
+    bad = [
+        {**rows[0], "price": 1e39},
+        {**rows[0], "price": -1e39},
+        {**rows[0], "tags": {"a": 1e39}},
+        {**rows[0], "weight": 1e39},
+    ]
+    largest = {**rows[0], "price": float(np.finfo(np.float32).max)}
+    log = log_of(tmp_path, "log.jsonl", json_lines([*rows, *bad, largest]), weight="weight", fraction=0.0)
+    assert sorted(reasons_of(log), key=lambda found: found[1]) == [
+        ("log.jsonl", 41, "number out of range: price is '1e+39', beyond float32"),
+        ("log.jsonl", 42, "number out of range: price is '-1e+39', beyond float32"),
+        ("log.jsonl", 43, "not an id with its weight: ('a', 1e+39) in tags"),
+        ("log.jsonl", 44, "not a weight: '1e+39'"),
+    ]
+    batch = log.training.batch(np.arange(41))
+    assert np.isfinite(batch.dense).all()
+    assert np.isfinite(batch.weights).all()
+
+
 CRITEO = ["\t".join([str(n % 2), *["3"] * 13, *[f"c{n % 4}"] * 26]) for n in range(20)]
 
 

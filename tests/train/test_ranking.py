@@ -254,6 +254,10 @@ def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.Capt
         ({"model": "dlmr"}, "there is no ranking model `dlmr`; write dlrm"),
         ({"model": "two-tower"}, "needs to know which features are the item's"),
         ({"model": "two-tower", "item": ["itm"]}, "itm is no feature with ids"),
+        (
+            {"ignore": ["bought", "user_id", "item_history", "tags", "price", "device"]},
+            "dlrm multiplies pairs of vectors, and there is one: item_id; write `model: deepfm`",
+        ),
         ({"model": "din", "ignore": ["item_history"]}, "`model: din` needs a sequence"),
         ({"label": "click"}, "the rows have no column 'click'; did you mean clicked?"),
         ({"features": [{"name": "price", "kind": "buckets", "boundaries": [2.0, 1.0]}]}, "boundaries rise"),

@@ -18,6 +18,7 @@ SLICES = 1000  # values of a column that metrics are given by; all others are on
 OTHER = "(others)"
 _LABELS = {"0": 0.0, "1": 1.0, "-1": 0.0, "+1": 1.0, "true": 1.0, "false": 0.0}
 _SHOWN = 40  # characters of a value in a reason
+LARGEST = float(np.finfo(np.float32).max)  # numbers and weights are stored as float32
 
 Arrays = dict[str, np.ndarray]
 
@@ -190,7 +191,7 @@ def _time(value: Any, name: str | None) -> float:
 
 def _row_weight(value: Any) -> float:
     weight = _float(value)
-    if not (np.isfinite(weight) and weight >= 0):
+    if not 0 <= weight <= LARGEST:
         raise ValueError(f"not a weight: {str(value)[:_SHOWN]!r}")
     return weight
 
@@ -208,7 +209,7 @@ def _numbers(cells: list[Any], name: str) -> np.ndarray:
         found = np.array([nan if cell is None or cell == "" else cell for cell in cells], dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         found = np.array([np.inf])
-    if found.shape != (len(cells),) or np.isinf(found).any():
+    if found.shape != (len(cells),) or (np.abs(found) > LARGEST).any():
         found = np.array(_each(cells, lambda cell: _number(cell, name)), dtype=np.float64)
     return found.astype(np.float32)
 
@@ -219,6 +220,8 @@ def _number(cell: Any, name: str) -> float:
     number = _float(cell)
     if not np.isfinite(number):
         raise ValueError(f"not a number: {name} is {str(cell)[:_SHOWN]!r}")
+    if abs(number) > LARGEST:
+        raise ValueError(f"number out of range: {name} is {str(cell)[:_SHOWN]!r}, beyond float32")
     return number
 
 
@@ -244,7 +247,7 @@ def _items(value: Any, column: Column) -> list[tuple[Any, float]]:
         pairs = [_weighted(text) if column.weighted else (text, 1.0) for text in texts]
     out = []
     for pair in pairs:
-        if len(pair) != 2 or not np.isfinite(weight := _float(pair[1])):
+        if len(pair) != 2 or not abs(weight := _float(pair[1])) <= LARGEST:
             raise ValueError(f"not an id with its weight: {str(pair)[:_SHOWN]} in {column.name}")
         if not is_missing(pair[0]):
             out.append((pair[0], weight))

@@ -133,14 +133,23 @@ def _misfit(shape: RankingShape, block: RankingBlock, features: Features) -> tup
         return "ranking.features", "no feature has ids, so there is nothing to look up", "write `kind: id` for one"
     if missing := [name for name in shape.item if name not in shape.features]:
         return "ranking.item", f"{missing[0]} is no feature with ids", f"these are {', '.join(shape.features)}"
-    if block.model == "two-tower" and features[shape.item[0]].kind != "id":
-        message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
-        return "ranking.item", message, "name the item's id first"
-    if block.model == "two-tower" and set(shape.item) >= set(shape.features) and not shape.numbers:
-        return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
+    if block.model == "dlrm" and len(shape.features) + (shape.numbers > 0) < 2:
+        message = f"dlrm multiplies pairs of vectors, and there is one: {shape.features[0]}"
+        return "ranking.model", message, "write `model: deepfm` or `model: dcn`"
+    if block.model == "two-tower":
+        return _misfit_of_towers(shape, features)
     if block.model == "din" and not shape.sequences:
         message = "`model: din` needs a sequence that shares the table of the row's item"
         return "ranking.model", message, "write `features: [{name: history, kind: sequence, table: item_id}]`"
+    return None
+
+
+def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str, str] | None:
+    if features[shape.item[0]].kind != "id":
+        message = f"{shape.item[0]} has several ids a row, and two-tower finds items by one"
+        return "ranking.item", message, "name the item's id first"
+    if set(shape.item) >= set(shape.features) and not shape.numbers:
+        return "ranking.item", "every feature is the item's, and none is left for the user", "leave some out"
     return None
 
 
