@@ -35,8 +35,8 @@ def gradients() -> list[dict[int, Tensor]]:
     return found
 
 
-def rows_after_training(table: TableSettings) -> tuple[Tensor, Tensor]:
-    """First and last values of all rows."""
+def rows_after_training(table: TableSettings, *, falling: bool = False) -> tuple[Tensor, Tensor]:
+    """First and last values of all rows, with a constant rate or with one that falls to 0."""
     tables = SparseEmbeddings([table], {"f": Feature("t")}, seed=1)
     with torch.no_grad():
         first = tables({"f": JaggedIds.single(torch.arange(IDS))})["f"]
@@ -44,7 +44,7 @@ def rows_after_training(table: TableSettings) -> tuple[Tensor, Tensor]:
     for step in range(STEPS):
         ids = seen_in(step)
         (tables({"f": JaggedIds.single(torch.tensor(ids))})["f"] * factors(step, ids)).sum().backward()
-        tables.apply_gradients()
+        tables.apply_gradients(lr_factor=1 - step / (STEPS - 1) if falling else 1.0)
     tables.eval()
     return first, tables({"f": JaggedIds.single(torch.arange(IDS))})["f"].detach()
 
@@ -121,9 +121,10 @@ def ftrl(w: float, gradients: list[float], *, alpha: float, beta: float, l1: flo
     return w
 
 
-def test_ftrl_is_the_published_algorithm() -> None:
+@pytest.mark.parametrize("falling", [False, True])
+def test_ftrl_is_the_published_algorithm_whatever_the_schedule(falling: bool) -> None:
     table = replace(TABLE, optimizer="ftrl", ftrl_beta=0.5, l1=0.4, l2=0.1, initial=0.2)
-    first, last = rows_after_training(table)
+    first, last = rows_after_training(table, falling=falling)
     expected = [
         [
             ftrl(

@@ -128,7 +128,7 @@ class SparseEmbeddings(nn.Module):
 
         Args:
             scale: factor of all gradients, such as that of clipping.
-            lr_factor: factor of each table's learning rate, such as that of a schedule.
+            lr_factor: factor of each table's learning rate, such as that of a schedule. FTRL ignores it.
         """
         for fused in self._fused:
             fused.source.apply(scale=scale, lr_factor=lr_factor)

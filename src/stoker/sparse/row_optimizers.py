@@ -23,7 +23,7 @@ class RowOptimizer:
         columns: numbers of state a row, from the table's width.
         first: state [n, columns] of new rows, from their values [n, width].
         step: updates values [n, width] and state [n, columns] in place, from the gradients [n, width] and the learning
-            rate.
+            rate, which a schedule may have changed.
     """
 
     columns: Callable[[int], int]
@@ -74,15 +74,19 @@ def _adam_first(values: Tensor, settings: TableSettings) -> Tensor:
 
 
 def _ftrl(values: Tensor, state: Tensor, grads: Tensor, settings: TableSettings, lr: float) -> None:
-    """FTRL-Proximal (McMahan et al., 2013, algorithm 1), with alpha = lr."""
+    """FTRL-Proximal (McMahan et al., 2013, algorithm 1), with the table's rate as alpha.
+
+    The present rate ``lr`` is ignored: weights are a closed form of all gradients so far and of alpha, so an alpha that
+    falls to 0 would bring every row to 0. FTRL's own rate falls with the square root of the summed squares.
+    """
     width = values.shape[1]
     z, n = state[:, :width], state[:, width:]
     before = n.sqrt()
     n.addcmul_(grads, grads)
     root = n.sqrt()
-    z.add_(grads).sub_((root - before) / lr * values)
+    z.add_(grads).sub_((root - before) / settings.lr * values)
     shrunk = z - z.clamp(-settings.l1, settings.l1)
-    values.copy_(-shrunk / ((settings.ftrl_beta + root) / lr + settings.l2))
+    values.copy_(-shrunk / ((settings.ftrl_beta + root) / settings.lr + settings.l2))
 
 
 def _ftrl_first(values: Tensor, settings: TableSettings) -> Tensor:
