@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,39 @@ def test_a_damaged_archive_gives_the_samples_before_the_damage(name: str, tmp_pa
     assert 1 <= len(rows) < 6
     assert [row["text"].encode() for row in rows] == bodies[: len(rows)]
     assert isinstance(last, Rejected) and last.reason.startswith("damaged archive") and last.row == len(rows) + 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "rows"),
+    [
+        (lambda data: data[:2100] + bytes([data[2100] ^ 1]) + data[2101:], 1),  # a byte of the third header
+        (lambda data: data[:3100], 2),  # within the fourth header
+        (lambda data: data[:3072], 2),  # between two files
+    ],
+)
+def test_a_damaged_header_is_no_end(damage: Callable[[bytes], bytes], rows: int, tmp_path: Path) -> None:
+    """Nor the end of the sample before it, of which files may be missing."""
+    whole = shard(tmp_path / "a.tar", [(f"{n}.txt", b"row %d" % n) for n in range(6)])
+    (tmp_path / "a.tar").write_bytes(damage(whole))
+    *found, last = values(tmp_path / "a.tar")
+    assert found == [{"text": f"row {n}"} for n in range(rows)]
+    assert isinstance(last, Rejected) and last.reason.startswith("damaged archive: ") and last.row == rows + 1
+
+
+SPARSE_1_0 = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "5"}
+
+
+@pytest.mark.parametrize("pax", [{"GNU.sparse.map": "x,y"}, {"GNU.sparse.size": "x"}, SPARSE_1_0])
+def test_a_malformed_sparse_file_is_damage(pax: dict[str, str], tmp_path: Path) -> None:
+    """The last kind has a map of a million entries, of which none is there."""
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, headers in (("0.txt", {}), ("1.txt", {}), ("2.txt", pax)):
+            info = tarfile.TarInfo(name)
+            info.size, info.pax_headers = 8, headers
+            archive.addfile(info, io.BytesIO(b"1000000\n"))
+    first, last = values(tmp_path / "a.tar")
+    assert first == {"text": "1000000\n"}
+    assert isinstance(last, Rejected) and last.row == 2 and last.reason.startswith("damaged archive: ")
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:

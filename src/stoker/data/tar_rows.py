@@ -11,7 +11,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 from stoker.data.byte_streams import LONGEST_LINE, ByteStream
 from stoker.data.messages import kind_of_json
@@ -39,10 +39,23 @@ def tar_rows(stream: ByteStream, path: DataFile) -> Iterator[Raw | Rejected]:
         yield Rejected(source, row + 1, stream.damage or damage[0])
 
 
+class _Header(tarfile.TarInfo):
+    """The header of a file in an archive. `tarfile` takes a damaged or missing one for the end; here it is an error."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end mark
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(str(error)) from error
+
+
 def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
     """The files of an archive up to its end or to the damage in it; a file that is cut off is none."""
     try:
-        with tarfile.open(fileobj=stream.buffer, mode="r|") as archive:
+        with tarfile.open(fileobj=stream.buffer, mode="r|", tarinfo=_Header) as archive:
             for info in archive:
                 folder, _, base = info.name.rpartition("/")
                 if not info.isfile() or base.startswith(("._", "__")) or base == ".DS_Store":
@@ -55,7 +68,7 @@ def _members(stream: ByteStream, damage: list[str]) -> Iterator[Member]:
                     assert file is not None
                     content = file.read()
                 yield f"{folder}/{name}", column.lower(), content if not long else None
-    except (tarfile.TarError, EOFError) as error:
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:  # numbers of sparse maps are not checked
         damage.append(f"damaged archive: {error}")
 
 
