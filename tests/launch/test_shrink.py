@@ -48,6 +48,13 @@ def test_the_batch_stays(
     assert (train.batch, train.micro_batch, train.accumulation) == (24, micro_batch, accumulation)
 
 
+@pytest.mark.parametrize("keys", ["compress: bf16", "compress: powersgd, compress_rank: 2", "sync: {every: 5}"])
+def test_one_copy_needs_nothing_that_is_between_copies(tmp_path: Path, keys: str) -> None:
+    job = load(tmp_path, f"{{data: 2, {keys}}}")
+    fewer = with_fewer(job, job.document, devices=None, left=1)
+    assert fewer is not None and layout_of(fewer.job).one_process
+
+
 def test_the_devices_that_are_left_are_named(tmp_path: Path) -> None:
     job = load(tmp_path, "{data: 2, tensor: 2, devices: [4, 5, 6, 7]}")
     fewer = with_fewer(job, job.document, devices=[4, 6, 7], left=3)

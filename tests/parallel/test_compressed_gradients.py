@@ -25,17 +25,19 @@ def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 def gradient(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     model.zero_grad()
-    (model(x) - y).square().mean().div(dist.get_world_size()).backward()
+    (model(x) - y[:, : len(next(model.parameters()))]).square().mean().div(dist.get_world_size()).backward()
     found = next(model.parameters()).grad
     assert found is not None
     return found.clone()
 
 
-def gradients(kind: Compress, steps: int, bad: int | None = None) -> list[tuple[Tensor, list[Tensor], float]]:
+def gradients(
+    kind: Compress, steps: int, bad: int | None = None, *, out: int = WIDTH
+) -> list[tuple[Tensor, list[Tensor], float]]:
     """Of each step: what the optimizer gets, the processes' own gradients, and the loss on all samples."""
     torch.manual_seed(0)
-    model = nn.Linear(WIDTH, WIDTH, bias=False)
-    plain = nn.Linear(WIDTH, WIDTH, bias=False)
+    model = nn.Linear(WIDTH, out, bias=False)
+    plain = nn.Linear(WIDTH, out, bias=False)
     layout = Layout(data=dist.get_world_size(), compress=kind, compress_rank=8)
     spread = replicate(model, Mesh(layout, torch.device("cpu")))
     found = []
@@ -44,13 +46,13 @@ def gradients(kind: Compress, steps: int, bad: int | None = None) -> list[tuple[
         everybody = [batch(rank, step) for rank in range(dist.get_world_size())]
         own = [gradient(plain, x, y) for x, y in everybody]
         with torch.no_grad():
-            loss = sum(float((plain(x) - y).square().mean()) for x, y in everybody) / len(everybody)
+            loss = sum(float((plain(x) - y[:, :out]).square().mean()) for x, y in everybody) / len(everybody)
         x, y = everybody[dist.get_rank()]
         summed = gradient(spread, x * math.nan if step == bad else x, y)
         found.append((summed, own, loss))
         if summed.isfinite().all():
             with torch.no_grad():
-                model.weight.sub_(summed, alpha=8.0)
+                model.weight.sub_(summed, alpha=out / 8)
     return found
 
 
@@ -76,9 +78,16 @@ def test_powersgd_learns_from_narrow_matrices(pool: Pool) -> None:
     assert first[-1][2] < 1e-3 * first[0][2]
 
 
+def narrow_gradients(steps: int, bad: int) -> list[tuple[Tensor, list[Tensor], float]]:
+    """Of a matrix that PowerSGD sends whole, as products would not be smaller."""
+    return gradients("powersgd", steps, bad, out=8)
+
+
 @pytest.mark.pool
-def test_powersgd_forgets_a_step_that_was_not_finite(pool: Pool) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_powersgd_forgets_a_step_that_was_not_finite(pool: Pool, narrow: bool) -> None:
     bad = EXACT_STEPS + 3
-    found = pool.run(gradients, "powersgd", bad + 6, bad, world=2)[0]
+    run = (narrow_gradients,) if narrow else (gradients, "powersgd")
+    found = pool.run(*run, bad + 6, bad, world=2)[0]  # type: ignore[arg-type]
     assert [bool(summed.isfinite().all()) for summed, _, _ in found] == [step != bad for step in range(bad + 6)]
     assert found[-1][2] < found[bad][2]

@@ -50,6 +50,28 @@ def test_a_node_that_reaches_nobody_is_left_out_with_all_its_processes(pool: Poo
     assert links.rates["b"] == 0 < links.rates["a"]
 
 
+def with_a_node_that_waits(patience: float) -> Links | None:
+    """Node 0 exchanges nothing, and says so only when its patience is over."""
+    rank = dist.get_rank()
+    exchange = exchange_with(torch.device("cpu"))
+
+    def with_patience(other: int) -> float:
+        begin = time.perf_counter()
+        if 0 in (rank, other):
+            time.sleep(patience)
+            return math.inf
+        seconds = exchange(other)
+        return seconds if time.perf_counter() - begin < patience else math.inf
+
+    return check_links("abc"[rank], with_patience)
+
+
+@pytest.mark.pool
+def test_those_that_wait_for_the_partner_of_a_bad_node_are_not_at_fault(pool: Pool) -> None:
+    links = pool.run(with_a_node_that_waits, 1.0, world=3)[0]
+    assert [finding.ranks for finding in links.findings(on_cpu=True) if finding.out] == [(0,)]
+
+
 @pytest.mark.pool
 def test_good_links_and_two_nodes_have_no_findings(pool: Pool) -> None:
     links = pool.run(checked, ["a", "b", "c"], None, None, world=3)[0]
@@ -61,8 +83,9 @@ def test_numbers_that_arrive_changed_count_as_none(monkeypatch: pytest.MonkeyPat
     class Sent:
         def wait(self, _: object) -> None: ...
 
-    monkeypatch.setattr(dist, "P2POp", lambda *words: words)
-    monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: [Sent()])
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    for name in ("isend", "irecv"):
+        monkeypatch.setattr(dist, name, lambda *_: Sent())
     assert math.isinf(exchange_with(torch.device("cpu"))(1))
 
 

@@ -49,6 +49,7 @@ def with_fewer(current: LoadedJob, read: JobDocument, *, devices: list[int] | No
             dropped.remove("parallel.shard_size")
         if data == 1:
             dropped.append("parallel.shard")
+            dropped += ["parallel.compress", "parallel.compress_rank"] if layout.context == 1 else []
         # Islands go where the copies that are left cannot form them.
         for also in ((), ("train.micro_batch",), ("parallel.sync",), ("train.micro_batch", "parallel.sync")):
             document = _written(current.document, values, dropped=(*dropped, *also))

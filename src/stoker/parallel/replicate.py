@@ -1,7 +1,7 @@
 """Data parallelism with PyTorch's DistributedDataParallel, with summed gradients."""
 
 # Annotations are types here and not strings, as DistributedDataParallel checks those of its hook.
-from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,7 @@ def replicate(root: nn.Module, mesh: Mesh, *, may_be_unused: bool = False) -> Di
     )
     if layout.compress == "powersgd":
         rank = layout.compress_rank
-        state = PowerSGDState(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
+        state = PowerSgd(group, matrix_approximation_rank=rank, start_powerSGD_iter=EXACT_STEPS)
         replicated.register_comm_hook(state, _power_sgd)
     else:
         replicated.register_comm_hook(group, _sum_in_bf16 if layout.compress == "bf16" else _sum)
@@ -50,16 +50,28 @@ def _sum_in_bf16(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.fut
     return work.get_future().then(lambda done: gradient.copy_(done.value()[0]))
 
 
-def _power_sgd(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """PowerSGD (Vogels et al., 2019). What it remembers of a step that was not finite is dropped."""
+class PowerSgd(PowerSGDState):
+    """What PowerSGD remembers of each bucket of gradients (Vogels et al., 2019).
+
+    Attributes:
+        finite: whether what it gave last was finite, by bucket: the same on all processes.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, **settings: Any) -> None:
+        super().__init__(group, **settings)
+        self.finite: dict[int, torch.Tensor] = {}
+
+
+def _power_sgd(state: PowerSgd, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Sums a bucket. What is remembered of a step that was not finite is dropped."""
     index = bucket.index()
-    narrow = state.q_memory_dict.get(index)
-    if narrow is not None and not narrow.isfinite().all():  # the same on all processes, as it has been summed
+    if index in state.finite and not state.finite.pop(index):
         for held in (state.q_memory_dict, state.p_memory_dict, state.error_dict):
             held.pop(index, None)
-    return powerSGD_hook(state, bucket).then(partial(_times, state.process_group.size()))
 
+    def summed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
+        mean = done.value()
+        state.finite[index] = mean.isfinite().all()
+        return mean.mul_(state.process_group.size())
 
-def _times(processes: int, done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-    """The sum, of which PowerSGD gives the mean."""
-    return done.value().mul_(processes)
+    return powerSGD_hook(state, bucket).then(summed)

@@ -91,13 +91,24 @@ def check_links(node: str, exchange: Exchange) -> Links | None:
         for a, b in pairs(order):
             if rank in (firsts[a], firsts[b]):
                 mine, other = (a, b) if rank == firsts[a] else (b, a)
-                times[mine] = min(times[mine], exchange(firsts[other]))
+                if _both_are_there(store, f"links/{number}/{a}-{b}", rank, firsts[other]):
+                    times[mine] = min(times[mine], exchange(firsts[other]))
         if rank in firsts:
             store.set(f"links/{number}/{rank}", json.dumps(times[firsts.index(rank)]))
         rounds.append([float(json.loads(store.get(f"links/{number}/{first}"))) for first in firsts])
         by_time = sorted(order, key=lambda i: rounds[-1][i])
         order = [i for pair in zip(by_time, reversed(by_time), strict=True) for i in pair][: len(order)]
     return Links([tuple(i for i, of in enumerate(nodes) if of == name) for name in names], names, rounds)
+
+
+def _both_are_there(store: dist.Store, pair: str, rank: int, other: int) -> bool:
+    """Waits for the other node, which may still wait for a third one: that time is not this link's."""
+    store.set(f"{pair}/{rank}", "")
+    try:
+        store.wait([f"{pair}/{other}"], 3 * PATIENCE)
+    except RuntimeError:
+        return False
+    return True
 
 
 def pairs(order: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -114,14 +125,16 @@ def exchange_with(device: torch.device) -> Exchange:
     sent = torch.arange(NUMBERS, dtype=torch.float32, device=device)
 
     def exchange(other: int) -> float:
+        first = dist.get_rank() < other  # NCCL has a communicator for a pair, and takes its messages in one order
         best = math.inf
         for _ in range(1 + TIMES):  # the first one connects
             got = torch.empty_like(sent)
             begin = time.perf_counter()
             try:
-                for work in dist.batch_isend_irecv(
-                    [dist.P2POp(dist.isend, sent, other), dist.P2POp(dist.irecv, got, other)]
-                ):
+                works = [dist.isend(sent, other) if first else dist.irecv(got, other)]
+                works.append(dist.irecv(got, other) if first else dist.isend(sent, other))
+                for work in works:
+                    assert work is not None
                     work.wait(PATIENCE)
             except RuntimeError:
                 return math.inf

@@ -34,6 +34,7 @@ WITHOUT_EFFECT = {
     "setup": "prepare the nodes where Ray is started",
     "port": "the supervisors choose their ports themselves",
 }
+LEFT_OUT_BY_RAY = (".gitignore", ".rayignore")
 METADATA = "stoker"  # key of a Ray job's metadata, under which its record is
 
 
@@ -100,11 +101,7 @@ class RayTarget:
             _stage(submission, staged)
             (staged / PLAN).write_text(self._plan(submission, gpus=gpus))
             (staged / FILE).write_text(record.to_json())
-            environment = {
-                **variables(self._block, os.environ),
-                "RAY_JOB_STOP_WAIT_TIME_S": str(int(deadline + SECONDS_TO_END)),  # SIGKILL comes after that
-            }
-            runtime = {"working_dir": str(staged), "env_vars": environment}
+            runtime = self._runtime(str(staged), deadline)
             self._asked(
                 lambda: client.submit_job(
                     entrypoint=self._entry,
@@ -113,10 +110,10 @@ class RayTarget:
                     metadata={METADATA: json.dumps(asdict(record))},
                 )
             )
-            uri = self._asked(lambda: client.get_job_info(number)).runtime_env
+            sent = self._asked(lambda: client.get_job_info(number)).runtime_env
         finally:
             shutil.rmtree(staged, ignore_errors=True)
-        return replace(record, handle={**record.handle, "runtime_env": uri})
+        return replace(record, handle={**record.handle, "sent": sent["working_dir"]})
 
     def status(self, record: Record) -> Status:
         info = self._info(record)
@@ -141,7 +138,7 @@ class RayTarget:
         shown = 0
         while True:
             last = not follow or self.status(record).state not in ("waiting", "running")
-            lines = self._said(record)
+            lines = self._said(record, whole=last)
             for line in lines[shown:]:
                 if label is None:
                     yield line
@@ -164,13 +161,17 @@ class RayTarget:
         if status.state in ("waiting", "running"):
             raise UserError(Problem(f"{record.name} is {status.state}", "nothing is to be done"))
         client = self._client()
+        info = self._info(record)
+        sent = record.handle.get("sent") or (info.runtime_env or {}).get("working_dir") if info is not None else None
+        if not sent:
+            raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         number = f"{record.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
         self._asked(
             lambda: client.submit_job(
                 entrypoint=self._entry,
                 submission_id=number,
-                runtime_env=dict(record.handle["runtime_env"]),
+                runtime_env=self._runtime(sent, record.handle["deadline"]),
                 metadata={METADATA: json.dumps(asdict(again))},
             )
         )
@@ -196,6 +197,14 @@ class RayTarget:
             if record is not None and (record.name not in newest or newest[record.name].time < record.time):
                 newest[record.name] = record
         return list(newest.values())
+
+    def _runtime(self, folder: str, deadline: float) -> dict[str, Any]:
+        """Ray's runtime environment: a folder here or what has been sent, and variables, which no record keeps."""
+        environment = {
+            **variables(self._block, os.environ),
+            "RAY_JOB_STOP_WAIT_TIME_S": str(int(deadline + SECONDS_TO_END)),  # SIGKILL comes after that
+        }
+        return {"working_dir": folder, "env_vars": environment}
 
     @property
     def _entry(self) -> str:
@@ -230,7 +239,7 @@ class RayTarget:
         """What Ray's client returns; its errors as one line."""
         try:
             return ask()
-        except (RuntimeError, ConnectionError) as error:
+        except (RuntimeError, OSError) as error:  # what `requests` raises is an OSError
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
     def _nodes(self, client: Any) -> list[dict[str, Any]] | None:
@@ -276,18 +285,24 @@ class RayTarget:
                 return None
             raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
 
-    def _said(self, record: Record) -> list[str]:
-        """The lines of the driver's log."""
+    def _said(self, record: Record, *, whole: bool = True) -> list[str]:
+        """The lines of the driver's log.
+
+        Args:
+            whole: whether the last line has ended; else one without its end is left for later.
+        """
         client = self._client()
         text: str = self._asked(lambda: client.get_job_logs(record.handle["job"]))
         lines = text.split("\n")
-        return lines[:-1] if lines and not lines[-1] else lines
+        return lines[:-1] if not lines[-1] or not whole else lines
 
 
 def _stage(submission: Submission, folder: Path) -> None:
     """Lays the files out as the nodes see them, with the package `stoker` beside the job."""
     for file in submission.files:
         place = folder / file.path
+        if place.name in LEFT_OUT_BY_RAY:  # it would not send what they name
+            continue
         place.parent.mkdir(parents=True, exist_ok=True)
         if file.source is not None:
             shutil.copyfile(file.source, place)

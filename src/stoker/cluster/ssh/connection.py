@@ -17,6 +17,7 @@ from stoker.cluster.shell import Given, ShellFailed, finished
 from stoker.errors import RunFailed
 
 UNREACHED = 255  # exit code of ssh itself
+LONGEST = 30  # characters of the folder in which that of the sockets is
 PERSIST = 120  # seconds that a connection is kept after its last command
 
 
@@ -127,10 +128,16 @@ def control_folder() -> Path:
     Raises:
         RunFailed: it belongs to somebody else.
     """
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = Path(runtime) / "stoker" if runtime else Path(tempfile.gettempdir()) / f"stoker-ssh-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR") or "/nonexistent")
+    temporary = next(path for path in (tempfile.gettempdir(), "/tmp") if len(path) <= LONGEST or path == "/tmp")
+    path = Path(temporary) / f"stoker-ssh-{os.getuid()}"
+    if len(str(runtime)) <= LONGEST and runtime.is_dir() and os.access(runtime, os.W_OK):  # it may be another user's
+        path = runtime / "stoker"
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise RunFailed(f"{path}, for connections that are kept, cannot be made: {error.strerror}") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise RunFailed(f"{path} must be a folder that only you can enter; remove it, and try again")
     return path
