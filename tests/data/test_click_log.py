@@ -288,3 +288,23 @@ def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> No
     audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
     assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
     assert any("no column of time" in leak for leak in audit.leaks)
+
+
+def repeated(log: ClickLog) -> list[str]:
+    return [leak for leak in audit_log(log).leaks if "training part too" in leak]
+
+
+def test_rows_with_other_lists_or_weights_are_not_the_same(tmp_path: Path) -> None:
+    lines = [f"{n % 2} {n}:1 {n + 1}:0.5" for n in range(40)]
+    assert repeated(log_of(tmp_path, "one.svm", "\n".join(lines))) == []
+    weights = [f"{n % 2} 3:{n + 1} 4:{n + 2}" for n in range(40)]
+    assert repeated(log_of(tmp_path, "two.svm", "\n".join(weights))) == []
+    same = [*lines[:30], *lines[:5], *lines[35:]]
+    assert len(found := repeated(log_of(tmp_path, "three.svm", "\n".join(same)))) == 1
+    assert found[0].startswith("5 held-out rows")
+    # A bag has no order, a sequence has.
+    rows = [{"label": 1, "tags": [n, n + 1], "history": [n, n + 1]} for n in range(30)]
+    turned = {"tags": [{**row, "tags": row["tags"][::-1]} for row in rows[:10]]}
+    turned["history"] = [{**row, "history": row["history"][::-1]} for row in rows[:10]]
+    assert repeated(log_of(tmp_path, "tags.jsonl", json_lines([*rows, *turned["tags"]])))[0].startswith("10 held-out")
+    assert repeated(log_of(tmp_path, "history.jsonl", json_lines([*rows, *turned["history"]]))) == []

@@ -18,10 +18,13 @@ from torch import nn
 from stoker.checkpoint.state import State
 from stoker.checkpoint.store import Store
 from stoker.cli.main import main
+from stoker.data.ranking.click_log import open_log
 from stoker.data.ranking.ids import id_of
+from stoker.data.ranking.settings import LogSettings
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
+from stoker.job.schema import SourceBlock
 from stoker.launch.process_pool import Pool
 from stoker.models.ranking.shape import RankingInputs
 from stoker.parallel.float64_mode import in_float64
@@ -33,9 +36,10 @@ from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.servers.row_server import RowServer
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
+from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.prepare import step_hook
 from stoker.train.ranking.progressive import read_periods
-from stoker.train.ranking.ranking_task import RankingBatch, RankingTask
+from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
 from stoker.train.run import start
 
 MODELS = ["dlrm", "dcn", "deepfm", "wide-deep", "din", "mmoe", "two-tower"]
@@ -334,7 +338,32 @@ def test_rows_on_servers_are_those_of_the_trainer(clicks: Path) -> None:
         prepare(load_job(write_job(clicks, wrong)), clicks)
 
 
+def test_rows_without_a_group_are_in_no_metric_of_groups(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    users = [None if n % 3 == 0 else n % 5 for n in range(60)]  # user 0 is a user like any other
+    rows = [
+        {"label": int(label), "user_id": user} for label, user in zip(random.integers(0, 2, 60), users, strict=True)
+    ]
+    rows += [{"label": n % 2, "user_id": None} for n in range(7)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    log = open_log([SourceBlock(path="log.jsonl")], LogSettings(), tmp_path, held_out=[], fraction=0.1)
+    logits = random.normal(size=(60, 1))
+    kept = np.array([user is not None for user in users])
+    scored = scored_rows(log.training.part(0, 60), logits)
+    found = figures_of(scored, ["label"], [2]).means
+    expected = figures_of(Scored(scored.labels[kept], logits[kept], np.array(users)[kept]), ["label"], [2]).means
+    for name in ("grouped_auc", "ndcg@2", "recall@2"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-12)
+    assert found["auc"] != pytest.approx(expected["auc"])
+    assert log.held_out is not None
+    assert "ndcg@2" not in figures_of(scored_rows(log.held_out, np.zeros((7, 1))), ["label"], [2]).means
+
+
 def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
+    for row in rows[3::7]:
+        row["user_id"] = None
+    (clicks / "clicks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     block = {"model": "two-tower", "item": ["item_id"], "at": [3]}
     ran = run(clicks, ranking_job(ranking=block, steps=20, evaluate={"every": 20, "fraction": 0.5}))
     assert main(["eval", "run", "--json"]) == 0
@@ -342,12 +371,11 @@ def test_two_towers_are_measured_by_what_they_find(clicks: Path, capsys: pytest.
     task = ran.prepared.task
     assert isinstance(task, RankingTask)
     assert task.held_out is not None
-    rows = [json.loads(line) for line in (clicks / "clicks.jsonl").read_text().splitlines()]
     before, after = rows[:120], rows[120:]
     task.tables.eval()
     recalls, gains = [], []
     with torch.no_grad(), in_float64():
-        for user in sorted({row["user_id"] for row in after}):
+        for user in sorted({row["user_id"] for row in after} - {None}):
             seen = {row["item_id"] for row in before if row["user_id"] == user}
             wanted = {row["item_id"] for row in after if row["user_id"] == user and row["clicked"]} - seen
             first = next(n for n, row in enumerate(after) if row["user_id"] == user)

@@ -22,7 +22,7 @@ from stoker.data.token_cache import lock, reason_kind, write_json
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 2  # of the files' layout
+VERSION = 3  # of the files' layout
 BATCH = 4096  # rows encoded at a time
 PLACES = 100  # rejected rows of a kind that are named
 _TYPES = {
@@ -30,6 +30,7 @@ _TYPES = {
     "time": np.float64,
     "weight": np.float32,
     "group": np.int64,
+    "grouped": np.bool_,
     "place": np.int64,
     "slice": np.int32,
     "lengths": np.int32,

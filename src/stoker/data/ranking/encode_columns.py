@@ -50,10 +50,10 @@ class _BadRowsError(Exception):
 class ColumnEncoder:
     """Turns batches of rows into arrays.
 
-    ``labels`` [rows, labels] float32, ``time`` float64, ``weight`` float32, ``group`` int64, ``place`` [rows, 2] int64
-    (file and row), ``slice<n>`` int32; of the n-th feature ``column<n>``: float32 of a number, NaN where it is
-    missing; otherwise int64, the ids of all rows one after another, with ``lengths<n>`` int32 and, if they have
-    weights, ``weights<n>`` float32.
+    ``labels`` [rows, labels] float32, ``time`` float64, ``weight`` float32, ``group`` int64 and ``grouped`` bool
+    (whether the row has a group), ``place`` [rows, 2] int64 (file and row), ``slice<n>`` int32; of the n-th feature
+    ``column<n>``: float32 of a number, NaN where it is missing; otherwise int64, the ids of all rows one after another,
+    with ``lengths<n>`` int32 and, if they have weights, ``weights<n>`` float32.
     """
 
     def __init__(self, features: Features, known: Iterable[str] = ()) -> None:
@@ -104,7 +104,9 @@ class ColumnEncoder:
         if features.weight is not None:
             arrays["weight"] = np.array(_each(cells(features.weight), _row_weight), dtype=np.float32)
         if features.group is not None:
-            arrays["group"] = np.array(_each(cells(features.group), self._group), dtype=np.int64)
+            groups = cells(features.group)
+            arrays["group"] = np.array(_each(groups, self._group), dtype=np.int64)
+            arrays["grouped"] = np.array([not is_missing(value) for value in groups], dtype=np.bool_)
         for number, name in enumerate(features.slices):
             codes = self.slices[number]
             arrays[f"slice{number}"] = np.array([_code(codes, value) for value in cells(name)], dtype=np.int32)

@@ -20,6 +20,7 @@ COUNTS = (1, 2, 5, 10)  # sightings by which the admission of an id may be decid
 PERIODS_SHOWN = 14
 TELLING = 0.95  # an AUC of one number alone from which on it is said to tell the label
 SAMPLE = 200_000  # rows by which that is judged
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio
 
 
 @dataclass(frozen=True)
@@ -151,9 +152,15 @@ def _details(column: Column) -> str:
 
 def _lookups(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
     """The ids of rows, and which row each is of."""
+    at, row = _places(rows, number)
+    return rows.store.array(f"column{number}")[at], row
+
+
+def _places(rows: RowSet, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the ids of rows are in their column, and which row each is of."""
     begin, lengths = rows.store.spans(number, rows.rows)
     at = np.repeat(begin - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
-    return rows.store.array(f"column{number}")[at], np.repeat(np.arange(len(rows)), lengths)
+    return at, np.repeat(np.arange(len(rows)), lengths)
 
 
 def _ids(log: ClickLog, number: int, column: Column) -> IdAudit:
@@ -233,22 +240,34 @@ def _repeated(training: RowSet, held_out: RowSet) -> int:
 
 
 def _digests(rows: RowSet) -> np.ndarray:
-    """A number for each row that is the same where labels and single features are."""
+    """A number for each row that is the same where labels and features are."""
     total = np.zeros(len(rows), dtype=np.uint64)
     with np.errstate(over="ignore"):
         for number, column in enumerate(rows.features.columns):
-            if column.kind == "id":
-                ids, row = _lookups(rows, number)
-                values = np.zeros(len(rows), dtype=np.uint64)
-                values[row] = mix64(ids.view(np.uint64) + np.uint64(1))
-            elif column.kind in NUMBERS:
+            if not column.stored:
+                continue
+            if column.kind in NUMBERS:
                 values = rows.store.array(f"column{number}")[rows.rows].astype(np.float64).view(np.uint64)
             else:
-                continue
-            total = mix64(total * np.uint64(0x9E3779B97F4A7C15) + values)
+                values = _digests_of_ids(rows, number, column)
+            total = mix64(total * _GOLDEN + values)
         for label in rows.labels.T:
-            total = mix64(total * np.uint64(0x9E3779B97F4A7C15) + label.astype(np.uint64))
+            total = mix64(total * _GOLDEN + label.astype(np.uint64))
     return total
+
+
+def _digests_of_ids(rows: RowSet, number: int, column: Column) -> np.ndarray:
+    """A number for each row that is the same where its ids and their weights are, and of a sequence their order."""
+    at, row = _places(rows, number)
+    lengths = np.bincount(row, minlength=len(rows))
+    ends = np.cumsum(lengths)
+    items = mix64(rows.store.array(f"column{number}")[at].view(np.uint64) * _GOLDEN + _GOLDEN)
+    if column.weighted:
+        items = mix64(items + rows.store.array(f"weights{number}")[at].view(np.uint32))
+    if column.kind == "sequence":
+        items = mix64(items + (np.arange(len(at)) - (ends - lengths)[row]).astype(np.uint64))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(items, dtype=np.uint64)])
+    return mix64(sums[ends] - sums[ends - lengths] + lengths.astype(np.uint64))
 
 
 def lines(audit: LogAudit) -> Sequence[tuple[str, str]]:

@@ -32,7 +32,8 @@ class Scored:
     Attributes:
         labels: [rows, labels].
         logits: [rows, labels].
-        groups: of each row; None where rows have none.
+        groups: of each row; None where the log has none.
+        grouped: whether each row has a group; None where all have. Metrics of groups leave the others out.
         slices: by column, the value of each row.
     """
 
@@ -40,6 +41,7 @@ class Scored:
     logits: np.ndarray
     groups: np.ndarray | None = None
     slices: Mapping[str, np.ndarray] = field(default_factory=dict)
+    grouped: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -47,7 +49,8 @@ class Scored:
     def some(self, chosen: np.ndarray) -> Scored:
         """The rows of a mask or of numbers, without slices."""
         groups = None if self.groups is None else self.groups[chosen]
-        return Scored(self.labels[chosen], self.logits[chosen], groups)
+        grouped = None if self.grouped is None else self.grouped[chosen]
+        return Scored(self.labels[chosen], self.logits[chosen], groups, grouped=grouped)
 
 
 @dataclass(frozen=True)
@@ -141,10 +144,12 @@ def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Figure]
         "positive_rate": Figure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
     }
     if scored.groups is not None:
-        found["grouped_auc"] = _over_groups(grouped_auc(labels, logits, scored.groups), by_rows=True)
+        there = np.ones(len(scored), dtype=bool) if scored.grouped is None else scored.grouped
+        labels, logits, groups = labels[there], logits[there], scored.groups[there]
+        found["grouped_auc"] = _over_groups(grouped_auc(labels, logits, groups), by_rows=True)
         for k in at:
-            found[f"ndcg@{k}"] = _over_groups(ndcg(labels, logits, scored.groups, k), by_rows=False)
-            found[f"recall@{k}"] = _over_groups(recall(labels, logits, scored.groups, k), by_rows=False)
+            found[f"ndcg@{k}"] = _over_groups(ndcg(labels, logits, groups, k), by_rows=False)
+            found[f"recall@{k}"] = _over_groups(recall(labels, logits, groups, k), by_rows=False)
     return {name: figure for name, figure in found.items() if figure is not None}
 
 

@@ -241,9 +241,9 @@ class RankingTask:
 def scored_rows(rows: RowSet, logits: np.ndarray) -> Scored:
     """Rows with their scores, groups and slices."""
     features = rows.features
-    groups = rows.column("group") if features.group is not None else None
+    groups, grouped = (rows.column(name) if features.group is not None else None for name in ("group", "grouped"))
     slices: dict[str, Any] = {}
     for number, name in enumerate(features.slices):
         texts = np.array(rows.store.summary.slices[number] or [""], dtype=object)
         slices[name] = texts[rows.column(f"slice{number}")].astype(str)
-    return Scored(rows.labels, logits, groups, slices)
+    return Scored(rows.labels, logits, groups, slices, grouped)

@@ -30,12 +30,12 @@ def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Seq
     """
     model = task.model
     assert isinstance(model, TwoTower)
-    if rows.features.group is None or not len(rows):
+    if rows.features.group is None or not (grouped := rows.column("grouped")).any():
         return {}
     name = task.shape.item[0]
     catalogue, item_vectors = _items(task, model, name, [training, rows])
-    groups, first = np.unique(rows.column("group"), return_index=True)
-    user_vectors = _vectors(task, rows, first, model.user_vectors)
+    groups, first = np.unique(rows.column("group")[grouped], return_index=True)
+    user_vectors = _vectors(task, rows, np.flatnonzero(grouped)[first], model.user_vectors)
     wanted = _pairs(rows, name, groups, catalogue, rows.labels[:, 0] > 0)
     seen = _pairs(training, name, groups, catalogue, np.ones(len(training), dtype=bool))
     found: dict[str, list[np.ndarray]] = {}
@@ -105,5 +105,5 @@ def _pairs(rows: RowSet, name: str, groups: np.ndarray, catalogue: np.ndarray, c
     ids, there = rows.first_ids(name)
     group = rows.column("group")
     place = np.searchsorted(groups, group).clip(max=len(groups) - 1)
-    mine = chosen & there & (groups[place] == group)
+    mine = chosen & there & rows.column("grouped") & (groups[place] == group)
     return np.stack([place[mine], np.searchsorted(catalogue, ids[mine])], axis=1)
