@@ -240,11 +240,50 @@ def test_a_discarded_step_leaves_no_trace() -> None:
     for step in (0, 1, 2):
         loss_of(tables(batch_of(step))).backward()
     tables.discard()
-    assert tables.version == 2
+    assert tables.version == 1
     for name, (ids, values, optimizer, *_) in all_rows([tables.state()]).items():
         assert torch.equal(ids, before[name][0])
         assert torch.equal(values, before[name][1])
         assert torch.equal(optimizer, before[name][2])
+
+
+def test_a_step_that_is_taken_again_is_the_same_step() -> None:
+    """Rounding, admission, ages and evictions know nothing of the first attempt."""
+
+    def change(table: TableSettings) -> TableSettings:
+        rules = {"admission": Admission(probability=0.6), "eviction": Eviction(age=1, every=2)}
+        return replace(table, dtype="float16", **rules)
+
+    def states(failing: int) -> SparseState:
+        tables = made(change=change)
+        for step in range(6):
+            if step == failing:
+                loss_of(tables(batch_of(step))).backward()
+                tables.discard()
+            trained(tables, steps=range(step, step + 1))
+        return tables.state()
+
+    undisturbed, disturbed = states(-1), states(1)
+    assert disturbed.step == undisturbed.step
+    for name, columns in all_rows([undisturbed]).items():
+        assert len(columns[0])
+        assert all(torch.equal(a, b) for a, b in zip(columns, all_rows([disturbed])[name], strict=True))
+
+
+def test_steps_that_were_left_out_are_empty_ones() -> None:
+    def change(table: TableSettings) -> TableSettings:
+        return replace(table, eviction=Eviction(age=1, every=2))
+
+    tables = made(change=change)
+    trained(tables, steps=range(1))
+    loss_of(tables(batch_of(1))).backward()
+    tables.discard()
+    assert any(tables.rows.values())
+    tables.end_empty_steps(2)
+    assert tables.version == 2
+    assert not any(tables.rows.values())
+    tables.end_empty_steps(1)
+    assert tables.version == 2
 
 
 def test_evaluation_gives_unknown_ids_zeros_and_changes_nothing() -> None:

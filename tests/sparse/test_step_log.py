@@ -66,11 +66,12 @@ def test_a_snapshot_takes_the_place_of_the_steps_before(tmp_path: Path) -> None:
     rows = torch.arange(2)
     table = TableState(rows, rows[:, None].float(), torch.empty(2, 0), rows.int(), rows.int())
     log = StepLog(tmp_path)
-    log.begin([SparseState(3, None, {"t": table}), SparseState(3, None, {"u": table})])
+    log.begin([SparseState(3, None, {"t": table}), SparseState(3, None, {"u": table})], first=4)
     log.append({"scale": 1 / 7}, arrays_of(1))
     log.close()
     (tmp_path / "partial").mkdir()  # of a snapshot during which the server was killed
     again = StepLog(tmp_path)
+    assert again.first == 4
     parts = list(again.snapshot())
     again.close()
     assert [(part.step, [*part.tables]) for part in parts] == [(3, ["t"]), (3, ["u"])]

@@ -214,6 +214,17 @@ def test_a_step_that_is_not_finite_leaves_the_rows_alone() -> None:
     assert not torch.equal(tables(ids)["x"], before)
 
 
+def test_the_tables_count_the_steps_of_the_run() -> None:
+    tables = SparseEmbeddings([TableSettings("t", 2)], {"x": Feature("t")}, seed=0)
+    hook = step_hook(lambda: tables, 1.0)
+    for step, taken in ((1, True), (2, False), (2, True), (3, False), (4, True)):  # 2 is taken again, 3 is left out
+        hook.before_passes(step)
+        assert tables.version == step - 1
+        tables({"x": JaggedIds.single(torch.tensor([1, 2]))})["x"].sum().backward()
+        hook.after_optimizer(1.0, taken)
+    assert tables.version == 4
+
+
 def test_the_verbs_from_the_log_to_its_metrics(clicks: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = ranking_job(steps=20, ranking={"slices": ["device"]})
     write_job(clicks, job)

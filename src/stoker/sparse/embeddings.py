@@ -134,9 +134,20 @@ class SparseEmbeddings(nn.Module):
             fused.source.apply(scale=scale, lr_factor=lr_factor)
 
     def discard(self) -> None:
-        """Leaves the step out: no row is updated, and those that it made are gone."""
+        """Forgets this step's lookups: no row is updated, and those that they made are gone. A collective.
+
+        The step has not ended: it can be taken again, with the result that it would have had at first.
+        """
         for fused in self._fused:
             fused.source.discard()
+
+    def end_empty_steps(self, until: int) -> None:
+        """Ends steps without lookups, until ``until`` steps have ended: ages and evictions follow the run's steps.
+
+        A collective.
+        """
+        while self.version < until:
+            self.apply_gradients()
 
     def state(self, since: int | None = None) -> SparseState:
         """What this process holds, by id: a copy.

@@ -103,7 +103,7 @@ class ExchangedRows:
         self.shard.end_step()
 
     def discard(self) -> None:
-        """Leaves the step out: nothing of it remains but its number."""
+        """Forgets the step's lookups; the step has not ended."""
         self._forget()
         self.shard.undo_step()
 

@@ -41,7 +41,7 @@ class RowSource(Protocol):
         """Updates rows and ends the step."""
 
     def discard(self) -> None:
-        """Leaves the step out: nothing of it remains but its number."""
+        """Forgets the step's lookups; the step has not ended."""
 
     def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
         """This process' part of all rows, as `TableShard.state`."""

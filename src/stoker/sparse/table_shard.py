@@ -162,7 +162,7 @@ class TableShard:
             self._evict()
 
     def undo_step(self) -> None:
-        """Forgets this step's lookups, the rows that they made and what they counted, and ends the step."""
+        """Forgets this step's lookups, the rows that they made and what they counted. The step has not ended."""
         for rows, last, sums in reversed(self._touched):
             self._seen[rows] -= sums
             self._last[rows] = last
@@ -173,7 +173,6 @@ class TableShard:
             self._made.clear()
             self.index.remove(made)
             self.store.free(made)
-        self.step += 1
 
     def _unique(self, rows: np.ndarray) -> Rows:
         """In linear time: each row remembers its last place among these."""

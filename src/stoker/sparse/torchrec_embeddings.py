@@ -133,8 +133,11 @@ class TorchRecEmbeddings(nn.Module):
         self._step += 1
 
     def discard(self) -> None:
-        """Ends the step; an update that the backward pass has made stays."""
-        self._step += 1
+        """Nothing: an update that the backward pass has made stays. The step has not ended."""
+
+    def end_empty_steps(self, until: int) -> None:
+        """Counts steps without lookups, until ``until`` steps have ended."""
+        self._step = max(self._step, until)
 
     def gradient_norm(self) -> float:
         """0: the gradients of rows are not kept."""

@@ -73,12 +73,13 @@ class ServedRows:
         self._lookups: list[_Lookup] = []
         self._is_pushed = False
         self._losses: list[int] = []  # of the servers, when rows began to be loaded
+        self._decided = 0  # steps made or left out in this run: what messages count
         self.step = 0
 
     def rows(self, keys: Keys, *, training: bool) -> tuple[Tensor, np.ndarray]:
         """Unique rows, and the place of each key's among them."""
         inverse, counts, keys = keys.deduplicated()
-        least = max(0, self.step - self._servers.staleness) if training else self.step
+        least = max(0, self._decided - self._servers.staleness) if training else self._decided
         owners = owners_of(keys.hashes, len(self._links))
         places = [np.flatnonzero(owners == number) for number in range(len(self._links))]
         for link, mine in zip(self._links, places, strict=True):
@@ -97,21 +98,22 @@ class ServedRows:
         """Of the gradients of the step, over all servers."""
         self._push()
         for link in self._links:
-            link.ask(self._about("norm", step=self.step))
+            link.ask(self._about("norm", step=self._decided))
         return float(sum(link.answer()[0]["square"] for link in self._links))
 
     def apply(self, *, scale: float, lr_factor: float) -> None:
         """Has the servers update rows, and ends the step."""
         self._commit(scale, lr_factor)
+        self.step += 1
 
     def discard(self) -> None:
-        """Ends the step without an update."""
+        """Has the servers forget the step's gradients; the step has not ended."""
         self._commit(None, 1.0)
 
     def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
         """The rows of the servers that this process saves for."""
         for link in self._own_links():
-            message = self._about("state", since=since, rows=rows or 2**40, least=self.step)
+            message = self._about("state", since=since, rows=rows or 2**40, least=self._decided)
             try:
                 link.connection.send(message)
                 while (answer := link.connection.receive())[0]["name"] is not None:
@@ -174,16 +176,16 @@ class ServedRows:
         for number, link in enumerate(self._links):
             mine = np.flatnonzero(owners == number)
             arrays = [keys.ids[mine], keys.tables[mine], counts[mine], total[torch.from_numpy(mine)].numpy()]
-            link.tell(self._about("push", step=self.step), arrays)
+            link.tell(self._about("push", step=self._decided), arrays)
         self._lookups.clear()
         self._is_pushed = True
 
     def _commit(self, scale: float | None, lr_factor: float) -> None:
         self._push()
         for link in self._links:
-            link.tell(self._about("commit", step=self.step, scale=scale, lr_factor=lr_factor))
+            link.tell(self._about("commit", step=self._decided, scale=scale, lr_factor=lr_factor))
         self._is_pushed = False
-        self.step += 1
+        self._decided += 1
 
 
 def served_rows(

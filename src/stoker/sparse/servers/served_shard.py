@@ -35,7 +35,7 @@ class Push:
 
 @dataclass(frozen=True)
 class Commit:
-    """How a step ends: with an update, or without one where ``scale`` is None."""
+    """What becomes of a step: an update, or nothing where ``scale`` is None."""
 
     scale: float | None
     lr_factor: float
@@ -58,6 +58,9 @@ class ServedShard:
         number, servers: this server's place.
         trainers: processes.
         snapshot_every: steps.
+
+    Attributes:
+        step: steps that the trainers have decided on, made or left out. The rows count only those that were made.
     """
 
     def __init__(
@@ -76,16 +79,12 @@ class ServedShard:
         self._trainers, self._every = trainers, snapshot_every
         self._steps: dict[int, _Step] = {}
         self._changed = threading.Condition()
+        self.step = self._log.first
         for part in self._log.snapshot():
             self._load(part)
         for header, arrays in self._log.steps():
             pushes = [self._push_of(*arrays[at : at + 4]) for at in range(0, len(arrays), 4)]
             self._make_step(pushes, Commit(header["scale"], header["lr_factor"]))
-
-    @property
-    def step(self) -> int:
-        """Steps that have been made."""
-        return self.shard.step
 
     def values(self, ids: np.ndarray, tables: np.ndarray, *, least: int, training: bool) -> Tensor:
         """Values [n, width] of keys, once ``least`` steps have been made."""
@@ -149,7 +148,8 @@ class ServedShard:
         """Writes all rows, so that the steps before are not needed any more."""
         with self._changed:
             parts = self.shard.state(rows=2**20)
-            self._log.begin(SparseState(self.step, None, {name: table}) for name, table in parts)
+            states = (SparseState(self.shard.step, None, {name: table}) for name, table in parts)
+            self._log.begin(states, first=self.step)
             self._changed.notify_all()
 
     def counts(self) -> dict[str, int]:
@@ -187,8 +187,8 @@ class ServedShard:
             self._changed.notify_all()
 
     def _make_step(self, pushes: Sequence[Push], commit: Commit) -> None:
-        if commit.scale is None:  # rows were shown and not made
-            self.shard.undo_step()
+        self.step += 1
+        if commit.scale is None:  # lookups have changed nothing
             return
         found = [self.shard.look_up(push.keys, push.counts) for push in pushes]
         rows = np.concatenate([some.unique[some.inverse] for some in found])

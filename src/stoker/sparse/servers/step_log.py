@@ -18,6 +18,7 @@ from stoker.errors import DiskFailed, reason_of
 from stoker.sparse.servers.connection import DTYPES
 from stoker.sparse.state import SparseState
 
+_FIRST = "first-step"  # beside the parts of a snapshot
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, bytes of the arrays
 
 
@@ -29,6 +30,9 @@ class StepLog:
     page cache when they count, and snapshots on the disk: a killed process loses nothing, a machine that loses power
     may lose steps that were not yet written back.
 
+    Attributes:
+        first: steps before the first one of this log.
+
     Raises:
         DiskFailed: the folder cannot be written.
     """
@@ -36,6 +40,8 @@ class StepLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
+        counted = folder / f"snapshot-{self._newest()}" / _FIRST
+        self.first = int(counted.read_text()) if counted.exists() else 0
         self._file = self._steps_file().open("ab")
 
     def snapshot(self) -> Iterator[SparseState]:
@@ -69,8 +75,12 @@ class StepLog:
         except OSError as error:
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
 
-    def begin(self, parts: Iterable[SparseState]) -> None:
-        """Writes a snapshot, after which the steps before are not needed."""
+    def begin(self, parts: Iterable[SparseState], *, first: int) -> None:
+        """Writes a snapshot, after which the steps before are not needed.
+
+        Args:
+            first: the number of those steps.
+        """
         try:
             partial = self._folder / "partial"
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,11 +90,16 @@ class StepLog:
                 save_file({name: tensor.contiguous() for name, tensor in part.tensors().items()}, path)
                 with path.open("rb") as file:
                     os.fsync(file.fileno())
+            with (partial / _FIRST).open("w") as counted:
+                counted.write(str(first))
+                counted.flush()
+                os.fsync(counted.fileno())
             target = self._folder / f"snapshot-{self._newest() + 1}"
             partial.rename(target)
         except OSError as error:
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
         self._file.close()
+        self.first = first
         for path in self._folder.iterdir():
             if path != target:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

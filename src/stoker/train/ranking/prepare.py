@@ -156,7 +156,8 @@ def _misfit_of_towers(shape: RankingShape, features: Features) -> tuple[str, str
 def step_hook(tables: Callable[[], SparseEmbeddings], peak: float) -> Hook:
     """Steps the tables with the optimizer, at their own rate along the same schedule.
 
-    A step whose rows have a gradient that is not finite is left out as a whole.
+    A step whose rows have a gradient that is not finite is left out as a whole. The tables count the run's steps: one
+    that is taken again is the same step, and one that was left out for good is an empty one.
 
     Args:
         tables: gives those of the run as they are now.
@@ -172,7 +173,9 @@ def step_hook(tables: Callable[[], SparseEmbeddings], peak: float) -> Hook:
         else:
             tables().discard()
 
-    return Hook(after_passes=check, after_optimizer=apply)
+    return Hook(
+        before_passes=lambda step: tables().end_empty_steps(step - 1), after_passes=check, after_optimizer=apply
+    )
 
 
 def facts_of(log: ClickLog, block: RankingBlock, tower: nn.Module) -> dict[str, str]:
