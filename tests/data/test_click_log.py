@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Sequence
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,62 @@ def test_the_audit_finds_held_out_rows_that_are_trained_on(tmp_path: Path) -> No
     audit = audit_log(log_of(tmp_path, "log.jsonl", json_lines(rows)))
     assert any("10 held-out rows are in the training part too" in leak for leak in audit.leaks)
     assert any("no column of time" in leak for leak in audit.leaks)
+
+
+def test_parquet_with_dates_timestamps_and_bytes_is_read_as_json_is(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    days = [date(2020, 1, 1 + n % 3) for n in range(12)]
+    rows = [
+        {
+            "label": n % 2,
+            "day": day,
+            "made": datetime(2020, 2, 1, n),
+            "item": f"i{n}".encode(),
+            "tags": [b"a", b"\xff"],
+            "born": days[-n],
+        }
+        for n, day in enumerate(days)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "log.parquet")
+    log = open_log([SourceBlock(path="log.parquet")], LogSettings(time="day"), tmp_path, held_out=[], fraction=0.0)
+    assert log.training.store.summary.rows == 12
+    midnight = datetime(2020, 1, 1, tzinfo=UTC).timestamp()
+    assert log.training.column("time").tolist() == [midnight + 86_400 * (n // 4) for n in range(12)]
+    ids = log.training.batch(np.array([0, 1])).ids
+    assert ids["item"].ids.tolist() == [id_of("i0"), id_of("i3")]
+    assert ids["made"].ids.tolist() == [id_of("2020-02-01T00:00:00"), id_of("2020-02-01T03:00:00")]
+    assert ids["born"].ids.tolist() == [id_of("2020-01-01"), id_of("2020-01-01")]
+    assert ids["tags"].ids.tolist() == [id_of("a"), id_of("\\xff")] * 2
+
+
+def test_integers_of_400_digits_are_bad_cells(tmp_path: Path) -> None:
+    rows = [{"label": n % 2, "x": n / 2, "user": f"u{n}", "ts": n} for n in range(40)]
+    bad = [{**rows[0], "ts": 10**400}, {**rows[0], "x": 10**400}]
+    stated = (StatedFeature("x", "dense"),)
+    log = log_of(tmp_path, "log.jsonl", json_lines([*rows, *bad]), features=stated, fraction=0.0)
+    assert [(row, reason.partition(":")[0]) for _, row, reason in reasons_of(log)] == [
+        (41, "not a time"),
+        (42, "not a number"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("age", "age is a number, and a cross is of ids", "{name: age, kind: buckets}"),
+        ("label", "label is no feature, and a cross is of two", "those with ids are user_id"),
+        ("ts", "ts is no feature, and a cross is of two", "those with ids are user_id"),
+    ],
+)
+def test_a_cross_of_what_has_no_ids_is_refused(name: str, message: str, hint: str) -> None:
+    rows = [{"label": n % 2, "user_id": n, "age": n / 2, "ts": n} for n in range(9)]
+    with pytest.raises(UserError) as found:
+        find_features(rows, LogSettings(crosses=(("user_id", name),)))
+    (problem,) = found.value.problems
+    assert (problem.message, problem.key) == (message, "ranking.crosses[0]")
+    assert hint in problem.suggestion
 
 
 def repeated(log: ClickLog) -> list[str]:

@@ -22,7 +22,7 @@ from stoker.data.token_cache import lock, reason_kind, write_json
 from stoker.errors import Problem, RunFailed
 from stoker.hardware.cache_folder import cache_folder
 
-VERSION = 3  # of the files' layout
+VERSION = 4  # of the files' layout
 BATCH = 4096  # rows encoded at a time
 PLACES = 100  # rejected rows of a kind that are named
 _TYPES = {

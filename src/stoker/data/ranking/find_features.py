@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.data.ranking.features import Column, Features, Kind
@@ -49,6 +49,8 @@ def find_features(rows: Sequence[Row], settings: LogSettings) -> Features:
     if not columns:
         raise UserError(Problem("no column is left to be a feature", f"the columns are {', '.join(names)}"))
     columns = [_with_table(column, columns) for column in columns]
+    if problems := list(_crosses_of_no_ids(columns, settings)):
+        raise UserError(*problems)
     for pair in settings.crosses:
         name = " x ".join(pair)
         columns.append(Column(name, "cross", "ranking.crosses", crossed=pair, table=name))
@@ -82,6 +84,19 @@ def _bad_crosses(names: Sequence[str], settings: LogSettings) -> list[Problem]:
             if name not in names
         ]
     return problems
+
+
+def _crosses_of_no_ids(columns: Sequence[Column], settings: LogSettings) -> Iterator[Problem]:
+    found = {column.name: column for column in columns}
+    for index, pair in enumerate(settings.crosses):
+        for name in pair:
+            key = f"ranking.crosses[{index}]"
+            if name not in found:
+                with_ids = ", ".join(column.name for column in columns if column.has_ids)
+                yield Problem(f"{name} is no feature, and a cross is of two", f"those with ids are {with_ids}", key=key)
+            elif not found[name].has_ids:
+                hint = f"write `features: [{{name: {name}, kind: buckets}}]`"
+                yield Problem(f"{name} is a number, and a cross is of ids", hint, key=key)
 
 
 def _column(name: str, rows: Sequence[Row], settings: LogSettings) -> Column:
@@ -148,10 +163,15 @@ def _number_column(name: str, values: Sequence[Any]) -> Column:
 
 
 def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or math.isfinite(_as_float(value))
+
+
+def _as_float(value: Any) -> float:
+    """NaN of what is no number, and of integers of more than 1,024 bits."""
     try:
-        return math.isfinite(float(value))
+        return float(value)
     except (TypeError, ValueError, OverflowError):
-        return isinstance(value, int)  # of more than 1,024 bits
+        return math.nan
 
 
 def _is_weighted(value: Any) -> bool:
@@ -165,7 +185,7 @@ def _is_weighted(value: Any) -> bool:
 
 def _is_skewed(values: Sequence[Any]) -> bool:
     """Whether the mean size of numbers is ten times the median one, or the largest a thousand times."""
-    sizes = sorted(abs(float(value)) for value in values if _is_number(value))
+    sizes = sorted(abs(number) for value in values if math.isfinite(number := _as_float(value)))
     if not sizes:
         return False
     return sum(sizes) / len(sizes) > 10 * sizes[len(sizes) // 2] + 1 or sizes[-1] > 1000 * (sizes[len(sizes) // 2] + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import date
 from itertools import islice
 from typing import Any
 
@@ -59,7 +60,8 @@ def file_rows(path: DataFile, form: str = "auto") -> Iterator[Raw | Rejected]:
             raise UserError(
                 Problem("its first line is no row of criteo, libsvm or libffm", hint, file=str(path), line=1)
             )
-        yield from (_decoded(raw) for raw in read_rows(path))
+        rows = (_decoded(raw) for raw in read_rows(path))
+        yield from map(_as_in_json, rows) if data_suffix(path) in PARQUET else rows
         return
     try:
         with ByteStream(path) as stream:
@@ -91,6 +93,23 @@ def _parsed(source: str, number: int, line: bytes, kind: str) -> Raw | Rejected:
         return Rejected(source, number, NOT_UTF8)
     except BadLineError as error:
         return Rejected(source, number, str(error))
+
+
+def _as_in_json(raw: Raw | Rejected) -> Raw | Rejected:
+    return Raw(raw.source, raw.row, _json_value(raw.value)) if isinstance(raw, Raw) else raw
+
+
+def _json_value(value: Any) -> Any:
+    """A value of Parquet as JSON has it: bytes as text, dates and timestamps as ISO 8601 writes them."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {name: _json_value(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_json_value(item) for item in value)
+    return value
 
 
 def _decoded(raw: Raw | Rejected) -> Raw | Rejected:

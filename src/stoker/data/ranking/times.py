@@ -21,16 +21,16 @@ def time_of(value: Any) -> float:
     Raises:
         ValueError: it is neither.
     """
-    if isinstance(value, datetime):
-        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
     try:
         number = float(value)
     except TypeError:
         raise ValueError(f"not a time: a value of type {type(value).__name__}") from None
+    except OverflowError:  # an integer of more than 1,024 bits
+        number = math.inf
     except ValueError:
         number = _date(str(value))
     if not math.isfinite(number):
-        raise ValueError(f"not a time: {value}")
+        raise ValueError("not a time: a number that is not finite in float64")
     return number
 
 
