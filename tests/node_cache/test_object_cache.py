@@ -240,6 +240,19 @@ def test_a_part_from_before_the_machine_started_is_not_trusted(origin: CountingO
     assert origin.sent == {"x": len(data)}
 
 
+def test_a_part_from_a_peer_that_did_not_finish_is_checked(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects["x"] = data = random_bytes(MIB)
+    found = cache.version(f"{origin.url}/x")
+    entry = cache.entry(found)
+    entry.pin().close()
+    entry.note(found.url, found.version, peer_bytes=len(data))
+    entry.partial.write_bytes(data)
+    origin.objects["x"] = random_bytes(MIB, 1)
+    with pytest.raises(RunFailed, match="has changed while it was read"):
+        cache.fetch(found)
+    assert not entry.is_whole
+
+
 def test_readers_see_bytes_while_they_come(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects["x"] = data = random_bytes(4 * MIB)
     origin.rate = 4 * MIB

@@ -75,8 +75,10 @@ class Download:
             UserError: the origin refuses them.
         """
         size = self._version.size
-        if self._file is None or self._at == size:
-            return self._file is None or self._finish()
+        if self._file is None:
+            return True
+        if self._at == size:
+            return self._is_confirmed() and self._finish()
         try:
             self._pieces = self._pieces or self._next_feed()
             piece = next(self._pieces, b"")
@@ -86,12 +88,30 @@ class Download:
             self._retry(error)
             return False
         if not piece:
+            self._confirmed = self._from_peer
             return self._finish()
         if size is not None and self._at + len(piece) > size:
             self._start_over("it is longer than its origin said")
         else:
             self._write(piece)
         return False
+
+    def _is_confirmed(self) -> bool:
+        """Waits until a peer that gave the last bytes says that it has checked them; where it does not, begins again.
+
+        A part of an earlier download may be of other bytes than those that the peer has checked.
+        """
+        if self._from_peer and self._pieces is not None:
+            try:
+                more = next(self._pieces, b"")
+            except OSError:
+                self._start_over("the node that gave it did not check it")
+                return False
+            if more:
+                self._start_over("it is longer than its origin said")
+                return False
+            self._confirmed = self._from_start
+        return True
 
     def close(self) -> None:
         """Lets the entry go; what is there stays for whoever goes on."""
@@ -124,6 +144,7 @@ class Download:
         if size is not None and self._at > size:
             self._file.truncate(size)
             self._file.seek(size)
+        self._confirmed, self._from_start = False, self._at == 0
         peer_bytes = 0 if fresh else min(self._at, int(about.get("peer_bytes", 0)))
         self._got = {"origin_bytes": self._at - peer_bytes, "peer_bytes": peer_bytes}
         self._hasher = self._version.hasher()
@@ -182,7 +203,7 @@ class Download:
 
     def _finish(self) -> bool:
         """Checks the bytes and keeps them."""
-        if self._got["origin_bytes"]:  # what came from peers alone has been checked by them
+        if not self._is_trusted:
             self._check_unchanged()
         checksum = self._checksum()
         if not checksum.fits(self._hasher_of(checksum)):
@@ -197,9 +218,14 @@ class Download:
         self._file = None
         return True
 
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether a peer has given all the bytes, and has checked them."""
+        return self._confirmed and not self._got["origin_bytes"]
+
     def _checksum(self) -> ObjectVersion:
         """The version with its checksum, which may take a question of its own."""
-        if self._version.checksum or not self._got["origin_bytes"] or self._origin is None:
+        if self._version.checksum or self._is_trusted or self._origin is None:
             return self._version
         found = self._origin.checksum(self._url, self._version)
         return ObjectVersion(self._version.size, self._version.tag, found)
@@ -216,7 +242,7 @@ class Download:
 
     def _start_over(self, why: str) -> None:
         self._pieces, self._peers = None, None
-        self._unfit += 1
+        self._unfit += not self._from_peer
         self._check_unchanged()
         self._file.close()
         if self._unfit == CHECKED_AGAIN:

@@ -158,6 +158,30 @@ def test_what_a_lost_peer_left_is_completed_by_the_origin(
     assert origin.total - before == len(data) - cache_exchange.PIECE
 
 
+def test_bytes_that_the_home_did_not_check_are_not_kept(
+    lab: Lab, origin: CountingOrigin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home that finds damage when it has sent all bytes ends the connection without the end frame."""
+    url, data = f"{origin.url}/data/x", origin.objects["data/x"]
+    home = lab.home(lab.caches["n1"].version(url).key)
+    other = "n2" if home == "n1" else "n1"
+    serve_from(lab, home, monkeypatch)
+    send, sent = cache_exchange.Stream.send, []
+
+    def damaged(stream: cache_exchange.Stream, payload: bytes) -> None:
+        if not payload:
+            stream.close()
+            raise ConnectionError
+        if len(payload) > 1000:
+            sent.append(len(payload))
+            payload = bytes(len(payload))
+        send(stream, payload)
+
+    monkeypatch.setattr(cache_exchange.Stream, "send", damaged)
+    assert read(lab, other, url) == data
+    assert sum(sent) == len(data)
+
+
 def test_a_home_that_starts_late_is_waited_for_once(origin: CountingOrigin, tmp_path: Path) -> None:
     """Supervisors begin to listen some time apart; one that never comes costs its patience once, not once a file."""
     cache = NodeCache(tmp_path / "late", lambda _: None)
