@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,11 +21,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stoker.errors import RunFailed
+from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.servers import RowServers
-from stoker.sparse.servers.connection import Connection
+from stoker.sparse.servers.connection import LOST, Connection
 from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
 from stoker.sparse.state import SparseState
 
@@ -179,6 +180,109 @@ def restart(running: list[RowServer], number: int, folder: Path) -> None:
     running[number].close()
     running[number] = RowServer(running[number].address, SECRET, folder, snapshot_every=3)
     threading.Thread(target=running[number].serve, daemon=True).start()
+
+
+def words(servers: RowServers) -> SparseEmbeddings:
+    return SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3, servers=servers)
+
+
+def step(tables: SparseEmbeddings) -> torch.Tensor:
+    rows = tables({"words": JaggedIds.single(torch.arange(5))})["words"]
+    rows.square().sum().backward()
+    tables.apply_gradients()
+    return rows.detach()
+
+
+@pytest.mark.parametrize("staleness", [0, 8])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_server_that_lost_the_rows_ends_the_run(staleness: int, steps: int, tmp_path: Path) -> None:
+    """It would give first values, or wait for ever for steps that nobody makes again."""
+    with serving(tmp_path / "a") as (servers, running):
+        tables = words(replace(servers, staleness=staleness, patience=3))
+        for _ in range(steps):
+            step(tables)
+        running[0].close()
+        shutil.rmtree(tmp_path / "a")
+        restart(running, 0, tmp_path / "a")
+        with pytest.raises(RunFailed, match="no longer has this run's rows"):
+            step(tables), step(tables)
+
+
+def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, running):
+        first = words(replace(servers, patience=3))
+        step(first)
+        second = words(servers)
+        rows = [step(second)]
+        with pytest.raises(RunFailed, match="no longer has this run's rows"):
+            step(first), step(first)
+        restart(running, 0, tmp_path / "a")
+        late = {**running[0]._run, "name": first._fused[0].source._links[0]._hello["run"]["name"]}
+        link = Connection.dial(servers.addresses[0], SECRET)  # a trainer of the first run that comes late
+        link.send({"run": late, "trainer": 1})
+        assert "no longer has" in link.receive()[0]["error"]
+        link.close()
+        rows += [step(second), step(second)]
+        assert second.version == 3
+    alone = SparseEmbeddings([WORDS], {"words": Feature("words")}, seed=3)
+    assert torch.equal(torch.stack(rows), torch.stack([step(alone) for _ in range(3)]))
+
+
+def test_a_step_that_cannot_be_written_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise DiskFailed("the disk is full")
+
+    with serving(tmp_path / "a") as (servers, [server]):
+        tables = words(replace(servers, patience=3))
+        step(tables)
+        monkeypatch.setattr(server._shards[0]._log, "append", full)
+        with pytest.raises(RunFailed, match="cannot go on: the disk is full"):
+            step(tables), step(tables)
+        monkeypatch.undo()
+        step(words(servers))  # a run that begins is served again
+
+
+def test_a_log_with_a_step_twice_is_refused(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, [server]):
+        tables = words(servers)
+        step(tables), step(tables)
+        tables.state()
+        log = server._shards[0]._log
+        nothing = [np.empty(0, np.int64)] * 3 + [np.empty((0, 3))]
+        log.append({"step": 1, "scale": 1.0, "lr_factor": 1.0}, nothing)
+    with pytest.raises(UserError, match="the log has step 1 where step 2 was to come"):
+        RowServer(("127.0.0.1", 0), SECRET, tmp_path / "a")
+
+
+def test_a_state_is_asked_for_again_after_a_server_was_lost(tmp_path: Path) -> None:
+    _, state = trained(None, range(3), [])
+    with serving(tmp_path / "a") as (servers, running):
+        tables = SparseEmbeddings([USERS, ITEMS, WORDS], FEATURES, seed=3, servers=servers)
+        for number in range(3):
+            pooled = tables(batch_of(number))
+            torch.cat([pooled[name].flatten(1) for name in FEATURES], dim=1).sum(1).sin().sum().backward()
+            tables.apply_gradients(scale=0.5, lr_factor=1 / (1 + number))
+        running[0].close()
+        threading.Timer(0.3, restart, (running, 0, tmp_path / "a")).start()
+        same([tables.state()], [state])
+        parts = tables.parts(rows=5)
+        found = [next(parts), next(parts)]
+        restart(running, 0, tmp_path / "a")
+        found += parts
+        assert len(found) > 4
+        same(found, [state])
+
+
+def test_both_sides_notice_a_host_that_is_gone(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as (servers, [server]):
+        tables = words(servers)
+        step(tables)
+        [accepted] = server._connected
+        for side in (accepted, tables._fused[0].source._links[0].connection._connection):
+            assert side.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            tcp = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT]
+            idle, interval, count, longest = (side.getsockopt(socket.IPPROTO_TCP, option) for option in tcp)
+            assert idle + interval * count == LOST == longest / 1000
 
 
 def test_a_server_that_is_lost_during_a_load_ends_the_run(tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from stoker.errors import DiskFailed
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.state import SparseState, TableState
 
@@ -78,3 +82,31 @@ def test_a_snapshot_takes_the_place_of_the_steps_before(tmp_path: Path) -> None:
     assert torch.equal(parts[0].tables["t"].values, table.values)
     assert found(tmp_path) == pytest.approx([1])
     assert len(list(tmp_path.iterdir())) == 3
+
+
+class FullDisk:
+    """A file of which the disk takes half of a write, once."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self.file, self.writes = file, 0
+
+    def write(self, part: bytes | memoryview) -> int:
+        self.writes += 1
+        if self.writes == 2:
+            self.file.write(memoryview(part)[: len(part) // 2])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return self.file.write(part)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+def test_a_write_that_fails_leaves_nothing_in_the_log(tmp_path: Path) -> None:
+    log = StepLog(tmp_path)
+    log.append({"scale": 1 / 7}, arrays_of(1))
+    log._file = FullDisk(log._file)  # type: ignore[assignment]
+    with pytest.raises(DiskFailed, match="No space left"):
+        log.append({"scale": 2 / 7}, arrays_of(2))
+    log.append({"scale": 2 / 7}, arrays_of(2))
+    log.close()
+    assert found(tmp_path) == pytest.approx([1, 2])

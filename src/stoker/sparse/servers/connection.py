@@ -17,12 +17,16 @@ Address = tuple[str, int]
 Message = dict[str, Any]
 DTYPES = ("<i8", "<i4", "<f8", "<f4", "<f2", "|i1")
 GREETING = 10.0  # seconds for the proof of the secret
+LOST = 60  # seconds without a sign of the other host, after which the connection ends; a busy process' host gives some
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 9}  # seconds, seconds, times: LOST
 MOST = 2**36  # bytes of the arrays of a message
 MOST_ARRAYS = 1024
 
 
 class Connection:
     """One side of a connection: JSON messages, each followed by arrays.
+
+    A host that is gone without a word ends it after ``LOST`` seconds; until then, whoever waits for it waits.
 
     Args:
         connection: connected.
@@ -44,6 +48,9 @@ class Connection:
             connection.sendall(greeting.answer(bytes(self._read(greeting.wants))))
         self._seal: Seal = greeting.seal
         connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in {**_KEEPALIVE, socket.TCP_USER_TIMEOUT: 1000 * LOST}.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
     @classmethod
     def dial(cls, address: Address, secret: bytes) -> Self:

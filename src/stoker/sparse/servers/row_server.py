@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stoker.errors import Problem, UserError, reason_of
+from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
 from stoker.sparse.servers.connection import Address, Connection, Message
@@ -25,11 +25,14 @@ from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSet
 
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch")
 _BACKLOG = 128
+_REMEMBERED = 1000  # runs at most whose rows were forgotten
 _STRANGERS = 64  # connections at most that have not proved that they have the secret
 
 
 class RowServer:
     """Serves one run at a time. A run that begins takes the place of the one before, whose rows are forgotten.
+
+    Trainers of a run whose rows it does not have any more get an error.
 
     Args:
         listen: address; port 0 takes a free one.
@@ -43,7 +46,7 @@ class RowServer:
 
     Raises:
         OSError: it cannot listen there.
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or its log does not fit its snapshot.
     """
 
     def __init__(self, listen: Address, secret: bytes, folder: Path, *, snapshot_every: int = 1000) -> None:
@@ -54,6 +57,7 @@ class RowServer:
         self._lock = threading.Lock()
         self._run: Message = {}
         self._shards: list[ServedShard] = []
+        self._dropped: list[str] = []  # names of runs
         self._connected: set[socket.socket] = set()
         self._strangers: set[socket.socket] = set()
         try:
@@ -61,7 +65,9 @@ class RowServer:
         except OSError as error:
             raise UserError(Problem(f"rows cannot be kept in {folder}: {reason_of(error)}")) from error
         if (folder / "run.json").exists():
-            self._begin(json.loads((folder / "run.json").read_text()))
+            run = json.loads((folder / "run.json").read_text())
+            self._dropped = run.pop("dropped", [])
+            self._shards, self._run = self._made(run), run
 
     def serve(self) -> None:
         """Answers trainers until `close`."""
@@ -94,13 +100,10 @@ class RowServer:
         try:
             connection = Connection(connected, self._secret, dialled=False)
             self._strangers.discard(connected)
-            hello, _ = connection.receive()
-            self._begin(hello["run"])
-            shards, trainer = self._shards, int(hello["trainer"])
-            connection.send({"steps": [shard.step for shard in shards]})
-            while True:
-                message, arrays = connection.receive()
-                _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
+            try:
+                self._converse(connection)
+            except (UserError, ValueError) as error:
+                connection.send({"error": str(error)})
         except (OSError, PeerRefused):
             pass
         finally:
@@ -108,30 +111,53 @@ class RowServer:
             self._connected.discard(connected)
             connected.close()
 
-    def _begin(self, run: Message) -> None:
-        """Takes up a run: the one that is there, or a new one."""
+    def _converse(self, connection: Connection) -> None:
+        hello, _ = connection.receive()
+        shards, trainer = self._begin(hello["run"], returns=hello.get("returns", False)), int(hello["trainer"])
+        connection.send({"steps": [shard.decided() for shard in shards]})
+        while True:
+            message, arrays = connection.receive()
+            _ANSWERS[message["kind"]](connection, shards[message["layout"]], trainer, message, arrays)
+
+    def _begin(self, run: Message, *, returns: bool) -> list[ServedShard]:
+        """Takes up a run: the one that is there, or a new one.
+
+        Args:
+            returns: whether the trainer has been here before.
+
+        Raises:
+            RunFailed: the rows of this run are not here any more.
+        """
         with self._lock:
             if run == self._run:
-                return
+                return self._shards
+            if returns or run["name"] in self._dropped:
+                raise RunFailed("it no longer has this run's rows: another run has begun there, or its folder was lost")
             for shard in self._shards:
                 shard.close(forget=True)
             if self._run:
+                self._dropped = [*self._dropped, self._run["name"]][-_REMEMBERED:]
+                self._run, self._shards = {}, []
                 shutil.rmtree(self._folder)
                 self._folder.mkdir()
-            self._shards = [
-                ServedShard(
-                    [self._settings(table) for table in tables],
-                    self._folder / f"layout-{number}",
-                    seed=run["seed"],
-                    number=run["number"],
-                    servers=run["servers"],
-                    trainers=run["trainers"],
-                    snapshot_every=self._every,
-                )
-                for number, tables in enumerate(run["layouts"])
-            ]
-            replace_file(self._folder / "run.json", json.dumps(run))
-            self._run = run
+            shards = self._made(run)
+            replace_file(self._folder / "run.json", json.dumps({**run, "dropped": self._dropped}))
+            self._shards, self._run = shards, run
+            return shards
+
+    def _made(self, run: Message) -> list[ServedShard]:
+        return [
+            ServedShard(
+                [self._settings(table) for table in tables],
+                self._folder / f"layout-{number}",
+                seed=run["seed"],
+                number=run["number"],
+                servers=run["servers"],
+                trainers=run["trainers"],
+                snapshot_every=self._every,
+            )
+            for number, tables in enumerate(run["layouts"])
+        ]
 
     def _settings(self, table: Message) -> TableSettings:
         settings = settings_of(table)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stoker.errors import RunFailed
-from stoker.frames import PeerRefused
 from stoker.sparse.hashing import owners_of, salt_of
 from stoker.sparse.keys import Keys
 from stoker.sparse.row_format import RowFormat
@@ -112,15 +111,11 @@ class ServedRows:
 
     def state(self, since: int | None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
         """The rows of the servers that this process saves for."""
+        self._wait_for_servers()
         for link in self._own_links():
             message = self._about("state", since=since, rows=rows or 2**40, least=self._decided)
-            try:
-                link.connection.send(message)
-                while (answer := link.connection.receive())[0]["name"] is not None:
-                    found = part_of(self.step, since, answer[0]["name"], answer[1])
-                    yield from found.tables.items()
-            except (OSError, PeerRefused) as error:
-                raise RunFailed("a server of rows was lost while its rows were being saved") from error
+            for answer, arrays in link.answers(message):
+                yield from part_of(self.step, since, answer["name"], arrays).tables.items()
 
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Gives rows to the servers that this process loads for."""
@@ -149,6 +144,17 @@ class ServedRows:
             for name, count in link.answer()[0]["counts"].items():
                 total[name] += count
         return total
+
+    def _wait_for_servers(self) -> None:
+        """Until every server has logged every step.
+
+        One that is lost afterwards needs nothing of the other trainers, who may be waiting for this one.
+        """
+        nothing = np.empty(0, np.int64)
+        for link in self._links:
+            link.ask(self._about("values", least=self._decided, training=False), [nothing, nothing])
+        for link in self._links:
+            link.answer()
 
     def _own_links(self) -> list[ServerLink]:
         return list(self._links[self._rank :: self._trainers])

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from stoker.errors import Problem, UserError
 from stoker.sparse.keys import Keys
 from stoker.sparse.servers.step_log import StepLog
 from stoker.sparse.state import SparseState, TableState
@@ -75,7 +76,7 @@ class ServedShard:
         snapshot_every: int,
     ) -> None:
         self.shard, self._log = TableShard(tables, seed=seed, rank=number, world=servers), StepLog(folder)
-        self._closed = False
+        self._ended: Exception | None = None  # why no more steps are made
         self._trainers, self._every = trainers, snapshot_every
         self._steps: dict[int, _Step] = {}
         self._changed = threading.Condition()
@@ -83,8 +84,21 @@ class ServedShard:
         for part in self._log.snapshot():
             self._load(part)
         for header, arrays in self._log.steps():
+            if header.get("step") != self.step:
+                found = f"{folder}: the log has step {header.get('step')} where step {self.step} was to come"
+                raise UserError(Problem(found, "remove the folder, and go on from a checkpoint of the run"))
             pushes = [self._push_of(*arrays[at : at + 4]) for at in range(0, len(arrays), 4)]
             self._make_step(pushes, Commit(header["scale"], header["lr_factor"]))
+
+    def decided(self) -> int:
+        """Steps that the trainers have decided on.
+
+        Raises:
+            RunFailed: a step could not be written.
+        """
+        with self._changed:
+            self._check()
+            return self.step
 
     def values(self, ids: np.ndarray, tables: np.ndarray, *, least: int, training: bool) -> Tensor:
         """Values [n, width] of keys, once ``least`` steps have been made."""
@@ -133,7 +147,7 @@ class ServedShard:
             forget: whether the folder is emptied.
         """
         with self._changed:
-            self._closed = True
+            self._ended = ConnectionAbortedError("another run has begun")
             if forget:
                 self._log.clear()
             self._log.close()
@@ -162,24 +176,34 @@ class ServedShard:
             self.shard.load(name, table, step=part.step)
 
     def _wait_for(self, holds: Callable[[], bool]) -> None:
-        self._changed.wait_for(lambda: self._closed or holds())
-        if self._closed:
-            raise ConnectionAbortedError("another run has begun")
+        self._changed.wait_for(lambda: self._ended is not None or holds())
+        self._check()
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise self._ended
 
     def _is_pushed(self, step: int) -> bool:
         return step in self._steps and len(self._steps[step].pushes) == self._trainers
 
     def _advance(self) -> None:
-        """Makes the steps that are complete."""
-        if self._closed:
-            raise ConnectionAbortedError("another run has begun")
+        """Makes the steps that are complete. One that cannot be written does not count, and no other is made."""
+        self._check()
         self._changed.notify_all()
+        try:
+            self._make_steps()
+        except UserError as error:
+            self._ended = error
+            self._changed.notify_all()
+            raise
+
+    def _make_steps(self) -> None:
         while self._is_pushed(self.step) and len(self._steps[self.step].commits) == self._trainers:
             step = self._steps[self.step]
             pushes = [step.pushes[trainer] for trainer in range(self._trainers)]
             commit = step.commits[0]
             arrays = [a for p in pushes for a in (p.keys.ids, p.keys.tables, p.counts, p.grads.numpy())]
-            self._log.append({"scale": commit.scale, "lr_factor": commit.lr_factor}, arrays)
+            self._log.append({"step": self.step, "scale": commit.scale, "lr_factor": commit.lr_factor}, arrays)
             del self._steps[self.step]
             self._make_step(pushes, commit)
             if self.step % self._every == 0:

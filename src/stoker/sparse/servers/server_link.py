@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -26,13 +26,14 @@ class ServerLink:
         losses: times that the server was lost.
 
     Raises:
-        RunFailed: the server cannot be reached.
+        RunFailed: the server cannot be reached, does not have the run's rows any more, or cannot go on.
     """
 
     def __init__(self, address: Address, secret: bytes, hello: Message, patience: float) -> None:
         self._address, self._secret, self._hello, self._patience = address, secret, hello, patience
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
+        self._steps: dict[int, int] = {}  # by layout, those that it is known to have made
         self.connection: Connection
         self.losses = -1
         self._connect()
@@ -62,10 +63,35 @@ class ServerLink:
             except (OSError, PeerRefused):
                 self._connect()
                 continue
+            self._check(answer[0])
             if "step" in answer[0]:
                 self._made(self._asked[0]["layout"], answer[0]["step"])
             self._asked = None
             return answer
+
+    def answers(self, message: Message) -> Iterator[tuple[Message, list[np.ndarray]]]:
+        """Asks for parts, until one has no name.
+
+        A server that was lost is asked again, and the parts that were given are passed over: they are the same as
+        long as no step is made meanwhile.
+        """
+        self.ask(message)
+        given = at = 0
+        while True:
+            try:
+                answer = self.connection.receive()
+            except (OSError, PeerRefused):
+                self._connect()
+                at = 0
+                continue
+            self._check(answer[0])
+            if answer[0]["name"] is None:
+                break
+            at += 1
+            if at > given:
+                given = at
+                yield answer
+        self._asked = None
 
     def close(self) -> None:
         """Ends the connection."""
@@ -78,8 +104,12 @@ class ServerLink:
         while True:
             try:
                 self.connection = Connection.dial(self._address, self._secret)
-                self.connection.send(self._hello)
-                for layout, step in enumerate(self.connection.receive()[0]["steps"]):
+                self.connection.send({**self._hello, "returns": self.losses > 0})
+                hello, _ = self.connection.receive()
+                self._check(hello)
+                for layout, step in enumerate(hello["steps"]):
+                    if step < self._steps.get(layout, 0):
+                        self._check({"error": "it has lost steps of this run"})
                     self._made(layout, step)
                 for message, arrays in [*self._unmade, *([self._asked] if self._asked else [])]:
                     self.connection.send(message, arrays)
@@ -93,11 +123,16 @@ class ServerLink:
 
     def _made(self, layout: int, step: int) -> None:
         """Steps below this one are not said again."""
+        self._steps[layout] = max(step, self._steps.get(layout, 0))
         self._unmade = [
             (message, arrays)
             for message, arrays in self._unmade
             if message["layout"] != layout or message["step"] >= step
         ]
+
+    def _check(self, answer: Message) -> None:
+        if "error" in answer:
+            raise RunFailed(f"the server of rows at {self._name} cannot go on: {answer['error']}")
 
     @property
     def _name(self) -> str:

@@ -42,7 +42,7 @@ class StepLog:
         folder.mkdir(parents=True, exist_ok=True)
         counted = folder / f"snapshot-{self._newest()}" / _FIRST
         self.first = int(counted.read_text()) if counted.exists() else 0
-        self._file = self._steps_file().open("ab")
+        self._open()
 
     def snapshot(self) -> Iterator[SparseState]:
         """The parts of the newest snapshot; none where there is no snapshot."""
@@ -58,6 +58,7 @@ class StepLog:
             yield header, arrays
         del data
         os.truncate(path, end)
+        self._end = end
 
     def append(self, header: dict[str, Any], arrays: Sequence[np.ndarray]) -> None:
         """Writes a step."""
@@ -68,12 +69,13 @@ class StepLog:
         for part in parts:
             checksum = zlib.crc32(part, checksum)
         try:
-            self._file.write(_HEAD.pack(checksum, len(text), sum(map(len, parts[1:]))))
-            for part in parts:
-                self._file.write(part)
-            self._file.flush()
+            self._file.truncate(self._end)  # what a write that failed has left
+            size = 0
+            for part in (_HEAD.pack(checksum, len(text), sum(map(len, parts[1:]))), *parts):
+                size += self._write(part)
         except OSError as error:
             raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
+        self._end += size
 
     def begin(self, parts: Iterable[SparseState], *, first: int) -> None:
         """Writes a snapshot, after which the steps before are not needed.
@@ -103,21 +105,31 @@ class StepLog:
         for path in self._folder.iterdir():
             if path != target:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        self._file = self._steps_file().open("ab")
+        self._open()
 
     def clear(self) -> None:
         """Forgets everything."""
         self._file.close()
         shutil.rmtree(self._folder)
         self._folder.mkdir()
-        self._file = self._steps_file().open("ab")
+        self._open()
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def _steps_file(self) -> Path:
-        return self._folder / f"steps-{self._newest()}"
+    def _open(self) -> None:
+        try:  # without a buffer, which would keep what a write that failed has left, for the next one
+            self._file = (self._folder / f"steps-{self._newest()}").open("ab", buffering=0)
+        except OSError as error:
+            raise DiskFailed(f"{self._folder} cannot be written: {reason_of(error)}") from error
+        self._end = self._file.tell()
+
+    def _write(self, part: bytes | memoryview) -> int:
+        at = 0
+        while at < len(part):  # a write may end early
+            at += self._file.write(memoryview(part)[at:])
+        return len(part)
 
     def _newest(self) -> int:
         found = [int(path.name.partition("-")[2]) for path in self._folder.glob("snapshot-*")]
