@@ -38,7 +38,7 @@ from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.prepare import step_hook
-from stoker.train.ranking.progressive import read_periods
+from stoker.train.ranking.progressive import Period, over_periods, read_periods, write_period
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
 from stoker.train.run import start
 
@@ -317,6 +317,39 @@ def test_each_day_is_evaluated_before_it_is_trained_on(clicks: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert found["log_loss"] == pytest.approx(np.mean([period["log_loss"] for period in periods]))
     assert len(found["periods"]) == 2
+    step = next(s for s in Store(clicks / "whole" / "checkpoints").steps() if 6 <= s < 11)
+    assert main(["eval", "whole", "--at", str(step), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["log_loss"], found["step"], found["rows_used"]) == (pytest.approx(periods[0]["log_loss"]), 6, 60)
+    early = next(s for s in Store(clicks / "whole" / "checkpoints").steps() if s < 6)
+    assert main(["eval", "whole", "--at", str(early)]) == 2
+    assert f"no period of the run had begun by step {early}" in capsys.readouterr().err
+    assert main(["eval", "whole", "--at", "average"]) == 2
+    assert "not with their averages" in capsys.readouterr().err
+
+
+def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> None:
+    def scored(labels: list[list[int]]) -> Scored:
+        return Scored(np.array(labels), np.array([[-0.5, 0.25], [0.5, 0.75], [1.5, -0.25]])[: len(labels)])
+
+    names = ["clicked", "bought"]
+    first, second = scored([[0, 0], [0, 0]]), scored([[0, 1], [1, 0], [1, 1]])  # the first has no AUC
+    found = [figures_of(rows, names, []) for rows in (first, second)]
+    for number, figures in enumerate(found):
+        write_period(
+            tmp_path, 5 * number + 1, Period(number, 2 * number, 2 * number + len((first, second)[number])), figures
+        )
+    means = over_periods(tmp_path, names)
+    assert means is not None
+    for name in names:
+        assert means.labels[name]["auc"].value == found[1].labels[name]["auc"].value
+        losses = [figures.labels[name]["log_loss"].value for figures in found]
+        assert means.labels[name]["log_loss"].value == pytest.approx((2 * losses[0] + 3 * losses[1]) / 5)
+    assert means.labels["clicked"]["auc"].value != means.labels["bought"]["auc"].value
+    until = over_periods(tmp_path, names, last=5)
+    assert until is not None
+    assert (until.rows, "auc" in until.labels["clicked"]) == (2, False)
+    assert over_periods(tmp_path, names, last=0) is None
 
 
 def test_rows_in_a_file_are_those_in_memory(clicks: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from stoker.checkpoint.load_run import state_at
-from stoker.checkpoint.run_weights import restore_weights
+from stoker.checkpoint.load_run import checkpoint_step, state_at
+from stoker.checkpoint.run_weights import AVERAGE, restore_weights
 from stoker.data.ranking.click_log import ClickLog, RowSet, open_rows
 from stoker.data.ranking.features import Features
-from stoker.errors import UserError
+from stoker.errors import Problem, UserError
 from stoker.files import read_file
 from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob, load_job
@@ -30,7 +30,7 @@ from stoker.train.ranking.block import RankingBlock
 from stoker.train.ranking.figures import Figure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
 from stoker.train.ranking.prepare import build, dtype_of
-from stoker.train.ranking.progressive import over_periods
+from stoker.train.ranking.progressive import over_periods, read_periods
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import PREFIX, load_rows
@@ -57,10 +57,8 @@ def measure_run(
     if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
         raise UserError(*problems)
     block = block_of_task(loaded.job, RankingBlock)
-    if data is None and block.progressive:
-        label = block.label if isinstance(block.label, str) else block.label[0]
-        if (found := over_periods(folder.path, label)) is not None:
-            return found
+    if data is None and block.progressive and read_periods(folder.path):
+        return _over_periods(folder, loaded, at, base)
     features = Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
     rows = _rows(loaded, features, data, form, base)
     device = device_for(loaded.job)
@@ -73,6 +71,19 @@ def measure_run(
     dropped = summary.rows_in - summary.rows if data is not None else 0
     labels = {features.labels[0]: {**found.labels[features.labels[0]], **retrieval}} if retrieval else {}
     return replace(found, labels={**found.labels, **labels}, rows_dropped=dropped, further={"step": step})
+
+
+def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> RankingFigures:
+    """The metrics of a progressive run, over the periods that had begun when a checkpoint was made."""
+    if at == AVERAGE:
+        message = "the periods of a progressive run were evaluated with its weights, not with their averages"
+        raise UserError(Problem(message, "name data to evaluate on, or leave --at out"))
+    last = None if at == "last" else checkpoint_step(folder, loaded.job, at, base)[1]
+    labels = settings_of(block_of_task(loaded.job, RankingBlock)).labels
+    found = over_periods(folder.path, labels, last)
+    if found is None:
+        raise UserError(Problem(f"no period of the run had begun by step {last}", "name a later one with --at"))
+    return found
 
 
 def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, Figure]:

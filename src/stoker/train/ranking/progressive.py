@@ -5,7 +5,7 @@ the Hold-Out: Bounds for K-fold and Progressive Cross-Validation").
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,11 @@ def periods_of(rows: RowSet) -> list[Period]:
     return [Period(int(numbers[n]), int(starts[n]), stop) for n, stop in zip(order, stops, strict=True)]
 
 
-def write_period(folder: Path, step: int, period: Period, figures: Mapping[str, float]) -> None:
-    """Appends what was found of a period."""
-    line = {"step": step, "period": period.number, "rows": period.stop - period.start, **figures}
+def write_period(folder: Path, step: int, period: Period, figures: RankingFigures) -> None:
+    """Appends the metrics of a period: as means over the labels, and by label."""
+    labels = {label: {name: figure.value for name, figure in found.items()} for label, found in figures.labels.items()}
+    rows = period.stop - period.start
+    line = {"step": step, "period": period.number, "rows": rows, **figures.means, "labels": labels}
     with (folder / FILE).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
@@ -54,15 +56,26 @@ def read_periods(folder: Path) -> list[dict[str, Any]]:
     return sorted(found.values(), key=lambda line: int(line["step"]))
 
 
-def over_periods(folder: Path, label: str) -> RankingFigures | None:
-    """The metrics of all periods of a run, as means weighed by rows; None where it has none."""
-    periods = read_periods(folder)
+def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -> RankingFigures | None:
+    """The metrics of the periods of a run, as means weighed by rows; None where it has none.
+
+    A metric is the mean over the periods that have it: one with a single class has no AUC.
+
+    Args:
+        last: step up to which periods count; None for all.
+    """
+    periods = [period for period in read_periods(folder) if last is None or period["step"] <= last]
     if not periods:
         return None
-    names = [name for name in periods[0] if name not in ("step", "period", "rows")]
-    figures = {}
-    for name in names:
-        some = [(period[name], period["rows"]) for period in periods if name in period]
-        figures[name] = Figure(float(np.average([v for v, _ in some], weights=[rows for _, rows in some])))
+    figures = {label: _means([(period["labels"][label], period["rows"]) for period in periods]) for label in labels}
     rows = sum(period["rows"] for period in periods)
-    return RankingFigures({label: figures}, {}, rows, further={"periods": periods, "step": periods[-1]["step"]})
+    return RankingFigures(figures, {}, rows, further={"periods": periods, "step": periods[-1]["step"]})
+
+
+def _means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, Figure]:
+    """Each metric of (metrics, rows) as its mean weighed by rows."""
+    figures = {}
+    for name in dict.fromkeys(name for values, _ in found for name in values):
+        some = [(values[name], rows) for values, rows in found if name in values]
+        figures[name] = Figure(float(np.average([value for value, _ in some], weights=[rows for _, rows in some])))
+    return figures

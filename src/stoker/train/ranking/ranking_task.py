@@ -196,9 +196,10 @@ class RankingTask:
         self._next = MappingProxyType({})
         for period in (period for period in self._periods if first <= period.start < last):
             _, scored = self.score(self.log.training.part(period.start, period.stop), engine)
-            self._next = figures_of(scored, self.log.features.labels, self.at).means
+            found = figures_of(scored, self.log.features.labels, self.at)
+            self._next = found.means
             if self._folder is not None:
-                write_period(self._folder, step, period, self._next)
+                write_period(self._folder, step, period, found)
         return ()
 
     def judge(self, measures: Mapping[str, float]) -> Sequence[str]:
