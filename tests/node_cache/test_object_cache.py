@@ -280,6 +280,30 @@ def test_an_empty_object(origin: CountingOrigin, cache: NodeCache) -> None:
     assert fetched(cache, f"{origin.url}/x") == b""
 
 
+@pytest.mark.parametrize(
+    ("asked", "urls"),
+    [
+        ("https://me:pw@h/x?sig=1", ["https://me:pw@h/x?sig=1"]),
+        ("https://h/{0..1}?sig=1", ["https://h/0?sig=1", "https://h/1?sig=1"]),
+        ("https://me:pw@h/*.jsonl", ["https://me:pw@h/a.jsonl", "https://me:pw@h/b.jsonl"]),
+        ("s3://b/d", ["s3://b/d/c#.jsonl", "s3://b/d/c?.jsonl"]),
+        ("abfs://container@account/d/", ["abfs://container@account/d/x"]),
+        ("sftp://me:pw@h/d/", ["sftp://me:pw@h/d/x", "sftp://me:pw@h/d/y"]),
+    ],
+)
+def test_processes_that_share_an_answer_ask_for_the_same_urls(asked: str, urls: list[str], cache: NodeCache) -> None:
+    answer = [object_cache.RemoteObject(url, object_cache.ObjectVersion(1, "tag 1")) for url in urls]
+    assert cache._shared("a question", asked, lambda: answer) == answer
+    assert cache._shared("a question", asked, lambda: []) == answer
+    assert not any(b"pw" in memo.read_bytes() for memo in (cache.root / "answers").iterdir())
+
+
+def test_an_answer_with_signatures_of_a_page_is_not_shared(cache: NodeCache) -> None:
+    answer = [object_cache.RemoteObject("https://h/a.jsonl?sig=1", object_cache.ObjectVersion(1, "tag 1"))]
+    assert cache._shared("a question", "https://h/*.jsonl", lambda: answer) == answer
+    assert cache._shared("a question", "https://h/*.jsonl", list) == []
+
+
 def test_what_is_not_there(origin: CountingOrigin, cache: NodeCache) -> None:
     with pytest.raises(UserError, match=f"there is no object {origin.url}/gone"):
         cache.find(f"{origin.url}/gone.jsonl")

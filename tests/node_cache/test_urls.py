@@ -49,6 +49,8 @@ def test_urls_that_lead_to_others_are_refused(url: str) -> None:
 
 def test_messages_show_no_password_and_no_signature() -> None:
     assert shown("https://me:secret@h:8/a/b.jsonl?X-Amz-Signature=1#x") == "https://h:8/a/b.jsonl"
+    assert shown("sftp://me:secret@h/a") == "sftp://me@h/a"
+    assert shown("abfs://container@account/a#1?.txt") == "abfs://container@account/a#1?.txt"
     assert name_of("https://h/a/b.jsonl?c=/d") == "b.jsonl" and name_of("s3://b/a/k/") == "k"
 
 
@@ -77,10 +79,24 @@ def test_a_question_mark_in_a_query_makes_no_pattern() -> None:
         ("s3://b/data/../secret", False),
         ("s3://other/data/x.jsonl", False),
         ("http://h/latest/meta-data", False),
+        ("http://h/data/%2e%2e/secret", False),
+        ("http://h/data/%252E%252e/secret", False),
+        ("http://h/data/..?x", False),
+        ("http://h/data/.\t./secret", False),
+        ("http://h/02/a.tar?sig=1", True),
+        ("http://h/02/a.tar?sig=2", False),
+        ("http://h/2/a.tar?sig=1", False),
+        ("http://h/04/a.tar?sig=1", False),
+        ("http://h/secret", False),
+        ("s3://b/shard-010.tar", False),
+        ("s3://b/shard-other", False),
+        ("s3://b/parts/a-1.secret", False),
+        ("s3://b/parts/a-1/secret/x.jsonl", False),
     ],
 )
 def test_only_what_a_job_names_is_given_to_other_nodes(url: str, expected: bool) -> None:
     named = ["s3://b/data/", "s3://b/shard-{000..009}.tar", "s3://b/parts/a-*.jsonl", "s3://b/one.jsonl", "http://h*/x"]
+    named += ["http://h/data/", "http://h/{00..03}/a.tar?sig=1"]
     assert is_named(url, named) is expected
 
 

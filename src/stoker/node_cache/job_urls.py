@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
+
+from fsspec.utils import glob_translate
 
 from stoker.job.key_paths import leaves
-from stoker.node_cache.urls import MAGIC, has_magic, is_url
+from stoker.node_cache.urls import MAGIC, RANGE, WEB, expanded, has_magic, is_url, scheme_of
+
+_PARTS = re.compile(r"[/\\?#;]")
 
 
 def urls_of(job: Any) -> list[str]:
@@ -16,14 +22,42 @@ def urls_of(job: Any) -> list[str]:
 
 
 def is_named(url: str, named: Sequence[str]) -> bool:
-    """Whether a URL is one of a job's, lies below one, or may fit a pattern of it."""
-    return ".." not in url.split("/") and any(_covers(each, url) for each in named)
+    """Whether a URL is one of a job's, lies below one, or fits a range or a pattern of it."""
+    return not _leads_elsewhere(url) and any(_covers(each, url) for each in named)
+
+
+def _leads_elsewhere(url: str) -> bool:
+    """Whether a URL may lead to another place than it says, however often it is unquoted."""
+    while (plain := unquote(url)) != url:
+        url = plain
+    return ".." in _PARTS.split(url) or any(character < " " for character in url)
 
 
 def _covers(named: str, url: str) -> bool:
     if url == named or url.startswith(named.rstrip("/") + "/"):
         return True
-    start = named.partition("{")[0]
-    if has_magic(named):
-        start = start[: match.start()] if (match := MAGIC.search(start)) else start
-    return start != named and "/" in start.partition("://")[2] and url.startswith(start)
+    pattern, query = _without_query(named)
+    place, _, path = pattern.partition("://")[2].partition("/")
+    if MAGIC.search(place) or RANGE.search(place):  # any host might fit
+        return False
+    asked, asked_query = _without_query(url)
+    if not (RANGE.search(path) or has_magic(pattern)) or asked_query not in (query, ""):
+        return False
+    if has_magic(pattern):
+        return any(re.match(glob_translate(each), asked) for each in expanded(pattern))
+    return _in_range(pattern.rstrip("/"), asked)
+
+
+def _in_range(pattern: str, url: str) -> bool:
+    """Whether a URL is one of those that a pattern with ranges stands for, or lies below one."""
+    texts, bounds = RANGE.split(pattern)[::3], RANGE.findall(pattern)
+    match = re.fullmatch(r"(\d+)".join(map(re.escape, texts)) + "(?:/.*)?", url)
+    return match is not None and all(
+        int(first) <= int(number) <= int(last) and number == f"{int(number):0{len(first)}d}"
+        for number, (first, last) in zip(match.groups(), bounds, strict=True)
+    )
+
+
+def _without_query(url: str) -> tuple[str, str]:
+    address, _, query = url.partition("?") if scheme_of(url) in WEB else (url, "", "")
+    return address, query

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from stoker.errors import Problem, RunFailed, UserError
 from stoker.files import replace_file
@@ -25,7 +26,7 @@ from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, take
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
-from stoker.node_cache.urls import expanded, has_magic, shown
+from stoker.node_cache.urls import expanded, has_magic, restored, shown
 
 LOG = logging.getLogger(__name__)
 SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
@@ -103,8 +104,10 @@ class NodeCache:
                     raise
                 LOG.warning("%s; what it said before is taken", error.problems[0].message)
                 return known
-            replace_file(memo, json.dumps([{"url": shown(each.url), **each.version.plain()} for each in answer]))
-            os.utime(memo, (began, began))
+            kept = [{"url": shown(each.url), **each.version.plain()} for each in answer]
+            if _restored(kept, url) == answer:  # a page may link to addresses with signatures of their own
+                replace_file(memo, json.dumps(kept))
+                os.utime(memo, (began, began))
             return answer
 
     # -- objects ---------------------------------------------------------------------------------------------
@@ -266,15 +269,15 @@ def _found(pattern: str) -> list[RemoteObject]:
 def _known(memo: Path, url: str) -> list[RemoteObject]:
     """The answer that a file holds; none where there is no such file."""
     try:
-        known = json.loads(memo.read_bytes())
-        return [RemoteObject(_with_query(each["url"], url), ObjectVersion.of(each)) for each in known]
+        return _restored(json.loads(memo.read_bytes()), url)
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _with_query(url: str, asked: str) -> str:
-    """A URL of an answer with the password and the query that it was asked for with, which answers do not hold."""
-    return asked if url == shown(asked) else url
+def _restored(kept: list[dict[str, Any]], asked: str) -> list[RemoteObject]:
+    """What was kept of an answer, with the passwords and queries of the question, which are not kept."""
+    urls = restored([str(each["url"]) for each in kept], asked)
+    return [RemoteObject(url, ObjectVersion.of(each)) for url, each in zip(urls, kept, strict=True)]
 
 
 @lru_cache(maxsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from urllib.parse import urlsplit
 
 from stoker.node_cache.file_locks import HeldLock
 from stoker.node_cache.object_cache import RemoteObject, node_cache
@@ -32,7 +31,7 @@ class RemoteFile:
     @property
     def parts(self) -> tuple[str, ...]:
         """Its folders and its name, without scheme and host."""
-        return PurePosixPath(urlsplit(str(self)).path.lstrip("/")).parts
+        return PurePosixPath(str(self).partition("://")[2].partition("/")[2].lstrip("/")).parts
 
     @property
     def size(self) -> int:

@@ -25,7 +25,7 @@ WRAPPERS = {
     *("data", "asyncwrapper", "async_wrapper", "asynclocal", "dask", "jlab", "jupyter", "pyscript"),
 }
 MAGIC = re.compile(r"[*?\[]")
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 MOST_EXPANDED = 1_000_000
 
 
@@ -40,9 +40,38 @@ def scheme_of(url: str) -> str:
 
 
 def shown(url: str) -> str:
-    """The URL for messages and records: without a password and without the query, which may hold a signature."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else url
+    """The URL for messages and records: without a password, and on the web without the query, which may hold a
+    signature. In other stores ``?`` and ``#`` belong to names, and what is before an ``@`` to the place.
+    """
+    if scheme_of(url) in WEB:
+        parts = urlsplit(url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    scheme, place, path = _split(url)
+    user, at, host = place.rpartition("@")
+    return f"{scheme}{user.partition(':')[0]}{at}{host}{path}"
+
+
+def restored(kept: list[str], asked: str) -> list[str]:
+    """The URLs of an answer, of which `shown` was kept, with what the question has besides.
+
+    Args:
+        asked: the URL, range, folder or pattern that was asked for.
+    """
+    if kept == [shown(asked)]:
+        return [asked]
+    urls = list(expanded(asked)) if RANGE.search(asked) and not has_magic(asked) else []
+    if kept == [shown(url) for url in urls]:
+        return urls
+    place, shown_place = _split(asked)[1], _split(shown(asked))[1]
+    parts = map(_split, kept)
+    return [f"{scheme}{place if there == shown_place else there}{path}" for scheme, there, path in parts]
+
+
+def _split(url: str) -> tuple[str, str, str]:
+    """``sftp://``, ``me@host`` and ``/path``."""
+    scheme, mark, rest = url.partition("://")
+    place, slash, path = rest.partition("/")
+    return scheme + mark, place, slash + path
 
 
 def name_of(url: str) -> str:
@@ -78,7 +107,7 @@ def expanded(url: str) -> Iterator[str]:
     Raises:
         ValueError: the range runs backwards, or is longer than `MOST_EXPANDED`.
     """
-    match = _RANGE.search(url)
+    match = RANGE.search(url)
     if match is None:
         yield url
         return
