@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stoker.sparse.hashing import salt_of
 from stoker.sparse.keys import Keys
+from stoker.sparse.row_format import RowFormat
 from stoker.sparse.sketch import CountMinSketch
 from stoker.sparse.table_settings import Admission, Eviction, TableSettings
 from stoker.sparse.table_shard import TableShard
@@ -107,6 +108,29 @@ def test_an_evicted_id_starts_again_with_its_first_values() -> None:
     assert torch.equal(shard.values(shard.look_up(keys_of(shard, [7])).unique), before)
 
 
+def test_evicted_ids_are_recorded_from_one_whole_state_to_the_next() -> None:
+    shard = TableShard([replace(TABLE, eviction=Eviction(age=1, every=1))], seed=0)
+
+    def steps(first: int, last: int) -> None:
+        for number in range(first, last):
+            shard.look_up(keys_of(shard, [number]))
+            shard.end_step()
+
+    steps(0, 5)
+    assert not shard._removed
+    with pytest.raises(ValueError, match="there has been none"):
+        next(shard.state(since=2))
+    assert ids_in(shard) == [4]
+    steps(5, 8)
+    list(shard.state(is_base=False))
+    assert dict(shard.state(since=5))["t"].removed.tolist() == [4, 5, 6]
+    assert dict(shard.state(since=7))["t"].removed.tolist() == [6]
+    assert ids_in(shard) == [7]
+    assert not shard._removed
+    with pytest.raises(ValueError, match="that was at 8"):
+        next(shard.state(since=5))
+
+
 def test_first_values_depend_on_seed_table_and_id_alone() -> None:
     one = TableShard([TABLE, replace(TABLE, name="other", init_scale=0.5)], seed=0)
     many = one.values(one.look_up(keys_of(one, list(range(4000)))).unique)
@@ -177,6 +201,19 @@ def test_small_updates_of_rounded_rows_add_up(dtype: str) -> None:
     unit = 1 / 127 if dtype == "int8" else 2**-11
     values = exact.values(exact.look_up(keys_of(exact, list(range(50)))).unique)
     torch.testing.assert_close(first, values, rtol=0, atol=unit / 2 * 1.001)
+
+
+@pytest.mark.parametrize("size", [2e-8, 3.1e-6, 5.9e-5, 6.2e-5, 0.3])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rounding_to_halves_is_right_in_the_mean(size: float, sign: int) -> None:
+    """Below 6.1e-5 halves have a fixed distance, of which the first size is a third."""
+    values = torch.full((1000, 64), sign * size)
+    noise = np.random.default_rng(0).random((1000, 64))
+    found = RowFormat("float16", 64).encode(values, noise)
+    near = values[0, 0].half()
+    unit = max(abs(float(near)) * 2**-10, 2**-24)
+    assert found.double().mean().item() == pytest.approx(sign * size, abs=unit / 100)
+    assert (found.double() - sign * size).abs().max() < unit
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,9 @@ class SparseEmbeddings(nn.Module):
 
         Args:
             since: a former `version`: only rows that were seen after it, and the ids of those evicted after it.
+
+        Raises:
+            ValueError: ``since`` is before the last whole state, as evicted ids are recorded from one to the next.
         """
         parts: dict[str, list[TableState]] = {}
         for fused in self._fused:

@@ -13,6 +13,7 @@ from stoker.sparse.table_settings import Dtype
 _DROPPED_BITS = 13  # of float32's 23 bits of mantissa, those that float16 does not have
 _SCALE_BYTES = 4  # a float32 behind the int8 values
 _LARGEST_HALF = 65504.0
+_SMALLEST_NORMAL, _UNIT = 2.0**-14, 2.0**-24  # below the first, float16 has the multiples of the second
 _STORED = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 
 
@@ -69,7 +70,9 @@ class RowFormat:
             if noise is not None:
                 added = torch.from_numpy((noise * 2**_DROPPED_BITS).astype(np.int32))
                 bits = (values.contiguous().view(torch.int32) + added) & ~(2**_DROPPED_BITS - 1)
-                values = bits.view(torch.float32).clamp(-_LARGEST_HALF, _LARGEST_HALF)
+                fixed = (values.double() / _UNIT + torch.from_numpy(noise)).floor().float() * _UNIT
+                values = torch.where(values.abs() < _SMALLEST_NORMAL, fixed, bits.view(torch.float32))
+                values = values.clamp(-_LARGEST_HALF, _LARGEST_HALF)
             return values.to(torch.float16)
         scale = values.abs().amax(1, keepdim=True) / 127
         share = values / torch.where(scale > 0, scale, 1.0)

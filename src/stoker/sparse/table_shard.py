@@ -70,7 +70,8 @@ class TableShard:
         self._sightings: list[tuple[Keys, np.ndarray]] = []  # of ids without rows, in this step
         self._made: list[np.ndarray] = []  # rows that lookups of this step have made
         self._touched: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # rows, last seen before, occurrences
-        self._removed: list[tuple[int, Keys]] = []  # evicted: the step, and what
+        self._removed: list[tuple[int, Keys]] = []  # evicted since the last whole state: the step, and what
+        self._whole: int | None = None  # the step of that state
         self.step = 0
 
     # -- lookup and update ---------------------------------------------------------------------------------------
@@ -256,18 +257,32 @@ class TableShard:
     def _remove(self, rows: np.ndarray) -> None:
         if len(rows):
             ids, tables = self.index.ids[rows], self.index.tables[rows].astype(np.int64)
-            self._removed.append((self.step - 1, Keys.of(ids, tables, self.salts)))
+            if self._whole is not None:
+                self._removed.append((self.step - 1, Keys.of(ids, tables, self.salts)))
             self.index.remove(rows)
             self.store.free(rows)
 
     # -- state -----------------------------------------------------------------------------------------------------
 
-    def state(self, since: int | None = None, *, rows: int | None = None) -> Iterator[tuple[str, TableState]]:
+    def state(
+        self, since: int | None = None, *, rows: int | None = None, is_base: bool = True
+    ) -> Iterator[tuple[str, TableState]]:
         """Rows of each table by id: all, or those that were seen in step ``since`` or later.
+
+        Evicted ids are recorded from one whole state to the next, for the incremental states between them.
 
         Args:
             rows: at most, in each of a table's parts; all in one by default.
+            is_base: whether incremental states may follow this one, where it is a whole one.
+
+        Raises:
+            ValueError: ``since`` is before the last whole state.
         """
+        if since is None and is_base:
+            self._removed, self._whole = [], self.step
+        if since is not None and (self._whole is None or since < self._whole):
+            last = "there has been none" if self._whole is None else f"that was at {self._whole}"
+            raise ValueError(f"a state since {since} wants a whole one at that version or before: {last}")
         found = self.index.rows
         if since is not None:
             found = found[self._last[found] >= since]
@@ -300,10 +315,6 @@ class TableShard:
         tables = self.index.tables[: self.index.top]
         return {table.name: int((tables == number).sum()) for number, table in enumerate(self.tables)}
 
-    def forget_removed(self, before: int) -> None:
-        """Drops the record of rows that were evicted before a step: no incremental state will reach further back."""
-        self._removed = [(step, keys) for step, keys in self._removed if step >= before]
-
     def load(self, name: str, state: TableState, *, step: int) -> None:
         """Takes over this process' part of a state, on top of what is there.
 
@@ -311,7 +322,8 @@ class TableShard:
             ValueError: the rows do not fit the table.
         """
         number = next(i for i, table in enumerate(self.tables) if table.name == name)
-        self.step = step
+        self.step = self._whole = step
+        self._removed = []
         columns = (self.format.columns, self._optimizer.columns(self._settings.width))
         if (state.values.shape[1], state.optimizer.shape[1]) != columns or state.values.dtype != self.format.stored:
             found = f"{state.values.dtype} {tuple(state.values.shape)} with {state.optimizer.shape[1]} columns of state"

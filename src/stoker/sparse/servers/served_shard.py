@@ -161,7 +161,7 @@ class ServedShard:
     def snapshot(self) -> None:
         """Writes all rows, so that the steps before are not needed any more."""
         with self._changed:
-            parts = self.shard.state(rows=2**20)
+            parts = self.shard.state(rows=2**20, is_base=False)
             states = (SparseState(self.shard.step, None, {name: table}) for name, table in parts)
             self._log.begin(states, first=self.step)
             self._changed.notify_all()
