@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stoker.errors import CannotRun, UserError
+from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, Feature, JaggedIds, TableSettings
 from stoker.sparse.torchrec_embeddings import TorchRecEmbeddings
 
@@ -65,6 +66,23 @@ def test_every_row_that_was_looked_up_is_trained(group: None) -> None:
     assert sorted(step[step.any(1)].mean(1).tolist()) == pytest.approx([0.05, 0.15])  # means of two and of one id
     moved = (before["users"].values - after["users"].values).norm(dim=1)
     assert moved[moved > 0].tolist() == pytest.approx([0.2, 0.2], rel=1e-4)  # row-wise Adagrad's first step is lr
+
+
+def moved_on_a_rank() -> list[float]:
+    """How far the rows of this process' tables move by a gradient of 1 from each process."""
+    tables = [ITEMS, replace(ITEMS, name="users")]
+    model = TorchRecEmbeddings(tables, {"user": Feature("users"), "item": Feature("items")}, rows=ROWS, seed=1)
+    before = model.state().tables
+    pooled = model({name: JaggedIds.single(torch.tensor([7])) for name in ("user", "item")})
+    (pooled["user"].sum() + pooled["item"].sum()).backward()
+    model.apply_gradients()
+    steps = [(before[name].values - table.values).abs() for name, table in model.state().tables.items()]
+    return torch.cat([step[step.any(1)].mean(1) for step in steps]).tolist()
+
+
+@has_torchrec
+def test_gradients_are_summed_over_processes(pool: Pool) -> None:
+    assert pool.run(moved_on_a_rank, world=2) == [pytest.approx([0.2]), pytest.approx([0.2])]
 
 
 @has_torchrec

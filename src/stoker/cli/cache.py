@@ -7,7 +7,9 @@ import json
 import re
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.errors import Problem, UserError
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d+)?)\s*([A-Za-z]*)")
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 
@@ -71,7 +73,7 @@ def _list(cache: NodeCache, *, as_json: bool) -> int:
     from stoker.node_cache.cache_listing import cached_objects
 
     objects = cached_objects(cache)
-    tokens = sum(path.stat().st_size for path in (cache_folder() / "tokens").rglob("*") if path.is_file())
+    tokens = sum(map(_bytes_of, (cache_folder() / "tokens").rglob("*")))
     size = sum(each.bytes for each in objects)
     answer = {
         "folder": str(cache.root),
@@ -88,6 +90,13 @@ def _list(cache: NodeCache, *, as_json: bool) -> int:
     print(f"{len(objects)} objects, {shown_size(size)} of {shown_size(cache.limit)} in {cache.root}")
     if tokens:
         print(f"token caches, which have no limit: {shown_size(tokens)} in {cache_folder() / 'tokens'}")
+    return 0
+
+
+def _bytes_of(path: Path) -> int:
+    """Of a file; 0 of a folder, and of a file that has been renamed meanwhile."""
+    with suppress(FileNotFoundError):
+        return path.stat().st_size if path.is_file() else 0
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,8 @@ class HeldLock:
         """Lets it go."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor, too
             os.close(descriptor)
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ from stoker.node_cache.download import Download, Feed
 from stoker.node_cache.file_locks import HeldLock, take
 from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
-from stoker.node_cache.urls import expanded, has_magic, restored, shown
+from stoker.node_cache.urls import expanded, has_magic, restored, shown, unsigned
 
 LOG = logging.getLogger(__name__)
 SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
@@ -45,7 +45,7 @@ class RemoteObject:
 
     @property
     def key(self) -> str:
-        return self.version.key(self.url)
+        return self.version.key(unsigned(self.url))
 
 
 class NodeCache:

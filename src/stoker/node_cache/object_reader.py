@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stoker.node_cache.download import Download, ObjectChanged
 from stoker.node_cache.object_cache import POLL, NodeCache, RemoteObject
 from stoker.node_cache.urls import shown
 
+IDLE = 1.0  # seconds after which a reader that does not read leaves its download to others
 COMPARED = 2**20  # bytes compared at a time
 
 
@@ -21,7 +23,8 @@ class ObjectReader(io.RawIOBase):
     """The bytes of an object, from its first one, or from ``start``, to its last one.
 
     Nobody waits for the whole: bytes are given as soon as they are here. Where no other process downloads the object,
-    this one does, as far as it is read. It stays in the cache until the reader is closed.
+    this one does, as far as it is read; after `IDLE` seconds without reading it leaves that to others. It stays in the
+    cache until the reader is closed.
 
     Raises:
         RunFailed: it cannot be downloaded; `ObjectChanged` where what was read of it no longer counts.
@@ -34,12 +37,20 @@ class ObjectReader(io.RawIOBase):
         self._download: Download | None = None
         self._descriptor = -1
         self._at = start
+        self._guard, self._used = threading.Lock(), time.monotonic()
         HERE.asked(found.key, whole=self._entry.is_whole)
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        with self._guard:
+            try:
+                return self._read_into(buffer)
+            finally:
+                self._used = time.monotonic()
+
+    def _read_into(self, buffer: Any) -> int:
         if self._wait() <= self._at:
             return 0
         data = os.pread(self._descriptor, len(buffer), self._at)
@@ -50,8 +61,8 @@ class ObjectReader(io.RawIOBase):
     def close(self) -> None:
         """Ends reading; a download of this reader ends, too, and can be gone on with."""
         if not self.closed:
-            if self._download is not None:
-                self._download.close()
+            with self._guard:
+                self._let_go()
             if self._descriptor >= 0:
                 os.close(self._descriptor)
             self._pin.close()
@@ -69,14 +80,33 @@ class ObjectReader(io.RawIOBase):
                 here = os.fstat(self._descriptor).st_size if self._descriptor >= 0 else 0
                 if here > self._at or whole:
                     return here
-                self._download = self._download or self._cache.begin(self._found, self._entry)
+                if self._download is None:
+                    self._begin()
                 if self._download is None:
                     time.sleep(POLL)
                 elif self._download.advance():
-                    self._download.close()
-                    self._download = None
+                    self._let_go()
         finally:
             HERE.add(CacheStats(wait_seconds=time.monotonic() - began))
+
+    def _begin(self) -> None:
+        self._download = self._cache.begin(self._found, self._entry)
+        if self._download is not None:
+            words = (self._download,)
+            threading.Thread(target=self._let_go_when_idle, args=words, daemon=True, name="cache-idle").start()
+
+    def _let_go(self) -> None:
+        download, self._download = self._download, None
+        if download is not None:
+            download.close()
+
+    def _let_go_when_idle(self, download: Download) -> None:
+        """Ends a download that nobody reads, so that others can go on with it."""
+        while self._download is download:
+            time.sleep(IDLE / 4)
+            with self._guard:
+                if self._download is download and time.monotonic() - self._used > IDLE:
+                    self._let_go()
 
     def _open(self) -> None:
         """Opens the file that counts now. Bytes that were read from one that no longer counts must be in it."""

@@ -135,7 +135,7 @@ def _add(found: dict[str, RemoteObject], top: str, name: str) -> None:
 
 def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
     """The folder of this machine for some objects; the same for the same contents."""
-    content = {name: {"url": each.url, **each.version.plain()} for name, each in sorted(files.items())}
+    content = {name: {"url": shown(each.url), **each.version.plain()} for name, each in sorted(files.items())}
     for name, each in files.items():
         if PurePosixPath(name).name != name or name in (".", "..", LISTING):
             raise UserError(Problem(f"{shown(each.url)} has a name that no file can have"))
@@ -148,14 +148,20 @@ def _folder(root: Path, files: dict[str, RemoteObject]) -> Path:
         with lock:
             if not (folder / LISTING).exists():
                 replace_file(folder / LISTING, listing)
+        _OBJECTS[folder] = files
     except OSError as error:
         raise UserError(Problem(f"the cache cannot be written: {reason_of(error)}", file=str(folder))) from error
     return folder
 
 
 def _objects(folder: Path) -> dict[str, RemoteObject]:
+    if folder in _OBJECTS:
+        return _OBJECTS[folder]
     content = json.loads((folder / LISTING).read_bytes())
     return {name: RemoteObject(str(each["url"]), ObjectVersion.of(each)) for name, each in content.items()}
+
+
+_OBJECTS: dict[Path, dict[str, RemoteObject]] = {}  # with passwords, which no file holds
 
 
 def _link(folder: Path, files: dict[str, RemoteObject]) -> None:

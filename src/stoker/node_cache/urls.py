@@ -24,6 +24,12 @@ WRAPPERS = {
     *("reference", "filecache", "simplecache", "blockcache", "cached", "dir", "zip", "tar", "libarchive", "generic"),
     *("data", "asyncwrapper", "async_wrapper", "asynclocal", "dask", "jlab", "jupyter", "pyscript"),
 }
+# What belongs to a signature in a query, by the key that shows that there is one: SAS of Azure, and older kinds of
+# S3, CloudFront, GCS and OSS. `SIGNED_BY`: how keys of the newer kinds begin.
+_SAS = "sig se sp sv sr st ss srt spr si sip skoid sktid skt ske sks skv sdd"
+_OLDER = "signature expires policy key-pair-id awsaccesskeyid googleaccessid ossaccesskeyid"
+SIGNATURES = {"sig": frozenset(_SAS.split()), "signature": frozenset(_OLDER.split())}
+SIGNED_BY = ("x-amz-", "x-goog-", "x-oss-")
 MAGIC = re.compile(r"[*?\[]")
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 MOST_EXPANDED = 1_000_000
@@ -72,6 +78,22 @@ def _split(url: str) -> tuple[str, str, str]:
     scheme, mark, rest = url.partition("://")
     place, slash, path = rest.partition("/")
     return scheme + mark, place, slash + path
+
+
+def unsigned(url: str) -> str:
+    """The URL without what only says who may read it: what names the object for as long as it is there."""
+    if scheme_of(url) not in WEB or "?" not in url:
+        return url
+    address, _, query = url.partition("?")
+    parts = query.split("&")
+    names = {part.partition("=")[0].lower() for part in parts}
+    dropped = {"token"}.union(*(SIGNATURES[name] for name in SIGNATURES.keys() & names))
+    kept = [
+        part
+        for part in parts
+        if (name := part.partition("=")[0].lower()) not in dropped and not name.startswith(SIGNED_BY)
+    ]
+    return f"{address}?{'&'.join(kept)}" if kept else address
 
 
 def name_of(url: str) -> str:
