@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from counting_origin import CountingOrigin
 from stoker.cli.cache import shown_size, size_of
 from stoker.cli.main import main
 from stoker.errors import UserError
+from stoker.node_cache.file_locks import take
 from stoker.node_cache.object_cache import NodeCache, node_cache
 from stoker.node_cache.object_reader import ObjectReader
 
@@ -74,6 +76,21 @@ def test_cleaning_leaves_what_is_in_use(
     assert answer(capsys)["bytes"] == 0 and not list((cache.root / "objects").iterdir())
 
 
+def test_cleaning_takes_a_url_with_its_signature(origin: CountingOrigin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "clean", f"{origin.url}/b?sig=geheim")["removed"] == 1
+
+
+def test_a_lock_is_let_go_though_a_child_has_its_descriptor(tmp_path: Path) -> None:
+    held = take(tmp_path / "lock")
+    assert held is not None
+    inherited = os.dup(held._descriptor)
+    held.close()
+    again = take(tmp_path / "lock", wait=False)
+    os.close(inherited)
+    assert again is not None
+    again.close()
+
+
 def test_a_limit_holds_at_once_and_from_then_on(
     origin: CountingOrigin, cache: NodeCache, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,7 +100,9 @@ def test_a_limit_holds_at_once_and_from_then_on(
     assert answer(capsys, "limit", "auto")["limit"] > 5 * MIB
 
 
-@pytest.mark.parametrize("words", [["limit"], ["limit", "much"], ["limit", "5XB"], ["list", "http://x"], ["empty"]])
+@pytest.mark.parametrize(
+    "words", [["limit"], ["limit", "much"], ["limit", "5XB"], ["limit", "9" * 400], ["list", "http://x"], ["empty"]]
+)
 def test_wrong_words(words: list[str], cache: NodeCache, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         assert main(["cache", *words]) == 2

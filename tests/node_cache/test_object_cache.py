@@ -16,10 +16,11 @@ import pytest
 from counting_origin import CountingOrigin
 
 from stoker.errors import RunFailed, UserError
-from stoker.node_cache import object_cache
+from stoker.node_cache import object_cache, object_reader, remote_folder
 from stoker.node_cache.cache_stats import HERE
 from stoker.node_cache.object_cache import NodeCache
 from stoker.node_cache.object_reader import ObjectReader
+from stoker.node_cache.remote_folder import local_path, with_weights
 
 MIB = 2**20
 
@@ -275,6 +276,19 @@ def test_a_reader_downloads_no_more_than_it_reads(origin: CountingOrigin, cache:
     assert origin.total < 24 * MIB  # what is on its way in buffers
 
 
+def test_a_reader_that_pauses_does_not_stop_others(
+    origin: CountingOrigin, cache: NodeCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_reader, "IDLE", 0.1)
+    origin.objects["x"] = data = random_bytes(24 * MIB)
+    found = cache.version(f"{origin.url}/x")
+    with ObjectReader(cache, found) as reader:
+        first = reader.read(1000)
+        until = time.monotonic() + 10
+        cache.fetch(found, stop=lambda: time.monotonic() > until)[1].close()
+        assert cache.entry(found).is_whole and first + b"".join(iter(lambda: reader.read(MIB), b"")) == data
+
+
 def test_an_empty_object(origin: CountingOrigin, cache: NodeCache) -> None:
     origin.objects["x"] = b""
     assert fetched(cache, f"{origin.url}/x") == b""
@@ -323,6 +337,22 @@ def test_secrets_of_a_url_are_not_kept(origin: CountingOrigin, cache: NodeCache)
     origin.objects["x"] = b"1"
     fetched(cache, f"{origin.url}/x?signature=geheim")
     assert not any(b"geheim" in path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
+
+
+def test_a_new_signature_downloads_nothing_again(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects["x"] = b"1" * 1000
+    assert {fetched(cache, f"{origin.url}/x?token={number}") for number in range(3)} == {b"1" * 1000}
+    assert origin.asked("GET", "x") == 1
+
+
+def test_the_listing_of_a_model_holds_no_password(origin: CountingOrigin, cache: NodeCache) -> None:
+    origin.objects |= {"m/config.json": b"{}", "m/model.safetensors": b"1", "x.gguf": b"2"}
+    there = origin.url.replace("://", "://me:geheim@")
+    folder = local_path(f"{there}/m")
+    assert (with_weights(folder) / "model.safetensors").read_bytes() == b"1"
+    assert local_path(f"{origin.url}/x.gguf?sig=geheim").read_bytes() == b"2"
+    assert not any(b"geheim" in path.read_bytes() for path in cache.root.rglob("*") if path.is_file())
+    assert all(each.url.startswith(there) for each in remote_folder._objects(folder).values())
 
 
 OPEN_MODEL = """

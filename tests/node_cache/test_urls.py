@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from stoker.node_cache.job_urls import is_named
-from stoker.node_cache.urls import expanded, has_magic, is_url, name_of, shown, url_problem
+from stoker.node_cache.urls import expanded, has_magic, is_url, name_of, shown, unsigned, url_problem
 
 
 @pytest.mark.parametrize("text", ["s3://b/k", "HTTPS://h/x", "hdfs://n:8020/x", "simplecache::s3://b/k", "memory://x"])
@@ -52,6 +52,21 @@ def test_messages_show_no_password_and_no_signature() -> None:
     assert shown("sftp://me:secret@h/a") == "sftp://me@h/a"
     assert shown("abfs://container@account/a#1?.txt") == "abfs://container@account/a#1?.txt"
     assert name_of("https://h/a/b.jsonl?c=/d") == "b.jsonl" and name_of("s3://b/a/k/") == "k"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("https://h/x?X-Amz-Signature=1&X-Amz-Date=2&part=3", "https://h/x?part=3"),
+        ("https://h/x?sv=1&sp=r&sig=2", "https://h/x"),
+        ("https://h/x?sp=2", "https://h/x?sp=2"),
+        ("https://h/x?Expires=1&Signature=2&Key-Pair-Id=3", "https://h/x"),
+        ("https://h/x?token=1&id=2", "https://h/x?id=2"),
+        ("s3://b/x?token=1", "s3://b/x?token=1"),
+    ],
+)
+def test_a_signature_does_not_name_an_object(url: str, expected: str) -> None:
+    assert unsigned(url) == expected
 
 
 def test_ranges_are_written_out_as_webdataset_does() -> None:

@@ -32,6 +32,9 @@ class TorchRecEmbeddings(nn.Module):
     in turn. TorchRec updates rows within the backward pass, so that there is one backward pass a step, gradients are
     summed over processes, and neither scaling nor `discard` is possible after it.
 
+    TorchRec divides gradients by the number of processes unless it is told not to, which is a switch of the whole
+    process (`torchrec.distributed.comm_ops`): it is off once these tables are made.
+
     Every table has the fused kernel by name. Where a plan leaves the kernel open, TorchRec takes the dense one on a
     CPU, which leaves the update to somebody else: such tables would silently never be trained.
 
@@ -56,6 +59,7 @@ class TorchRecEmbeddings(nn.Module):
         super().__init__()
         _refuse(tables, features, rows)
         parts = _import()
+        parts["set_gradient_division"](False)
         self._parts, self._rows = parts, dict(rows)
         self._names = {_own_name(number): table.name for number, table in enumerate(tables)}
         self._device, self._features = torch.device(device), dict(features)
@@ -254,6 +258,7 @@ def _import() -> dict[str, Any]:
         from torch.distributed.optim import _apply_optimizer_in_backward as apply
         from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType, optim
         from torchrec.distributed import DistributedModelParallel
+        from torchrec.distributed.comm_ops import set_gradient_division
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.sharding_plan import construct_module_sharding_plan, table_wise
         from torchrec.distributed.types import ShardingPlan
@@ -271,4 +276,5 @@ def _import() -> dict[str, Any]:
         "construct_module_sharding_plan": construct_module_sharding_plan,
         "table_wise": table_wise,
         "ShardingPlan": ShardingPlan,
+        "set_gradient_division": set_gradient_division,
     }
