@@ -27,7 +27,8 @@ from stoker.job.targets.ray import RayBlock
 
 PLAN = "driver.json"
 LARGEST = 500 * 2**20  # bytes that Ray takes as a job's folder (RAY_RUNTIME_ENV's limit of a package)
-SECONDS_TO_END = 60.0
+SECONDS_TO_END = SECONDS_TO_BEGIN = 60.0
+NO_AGENT = "No available agent"
 STATES = {"PENDING": "waiting", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped", "FAILED": "failed"}
 SIGTERM_EXIT = 143
 WITHOUT_EFFECT = {
@@ -102,14 +103,7 @@ class RayTarget:
             (staged / PLAN).write_text(self._plan(submission, gpus=gpus))
             (staged / FILE).write_text(record.to_json())
             runtime = self._runtime(str(staged), deadline)
-            self._asked(
-                lambda: client.submit_job(
-                    entrypoint=self._entry,
-                    submission_id=number,
-                    runtime_env=runtime,
-                    metadata={METADATA: json.dumps(asdict(record))},
-                )
-            )
+            self._start(client, number, runtime, record)
             sent = self._asked(lambda: client.get_job_info(number)).runtime_env
         finally:
             shutil.rmtree(staged, ignore_errors=True)
@@ -160,21 +154,15 @@ class RayTarget:
         status = self.status(record)
         if status.state in ("waiting", "running"):
             raise UserError(Problem(f"{record.name} is {status.state}", "nothing is to be done"))
-        client = self._client()
-        info = self._info(record)
-        sent = record.handle.get("sent") or (info.runtime_env or {}).get("working_dir") if info is not None else None
+        sent = record.handle.get("sent")
+        if sent is None:  # the record is Ray's own, from before the files were sent
+            info = self._info(record)
+            sent = (info.runtime_env or {}).get("working_dir") if info is not None else None
         if not sent:
             raise UserError(Problem(f"Ray no longer has what {record.name} needs", "submit the job again"))
         number = f"{record.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         again = replace(record, time=time.time(), handle={**record.handle, "job": number, "words": f"job {number}"})
-        self._asked(
-            lambda: client.submit_job(
-                entrypoint=self._entry,
-                submission_id=number,
-                runtime_env=self._runtime(sent, record.handle["deadline"]),
-                metadata={METADATA: json.dumps(asdict(again))},
-            )
-        )
+        self._start(self._client(), number, self._runtime(sent, record.handle["deadline"]), again)
         return again
 
     def describe(self, record: Record) -> Iterator[str]:
@@ -197,6 +185,22 @@ class RayTarget:
             if record is not None and (record.name not in newest or newest[record.name].time < record.time):
                 newest[record.name] = record
         return list(newest.values())
+
+    def _start(self, client: Any, number: str, runtime: dict[str, Any], record: Record) -> None:
+        """Has Ray run the driver. A cluster that has just come up has no agent for jobs yet."""
+        metadata = {METADATA: json.dumps(asdict(record))}
+        until = time.monotonic() + SECONDS_TO_BEGIN
+        while True:
+            try:
+                client.submit_job(entrypoint=self._entry, submission_id=number, runtime_env=runtime, metadata=metadata)
+            except RuntimeError as error:
+                if NO_AGENT not in str(error) or time.monotonic() > until:
+                    raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
+                time.sleep(POLL)
+            except OSError as error:  # as what `requests` raises is
+                raise RunFailed(Problem(f"Ray: {' '.join(str(error).split())[:300]}")) from error
+            else:
+                return
 
     def _runtime(self, folder: str, deadline: float) -> dict[str, Any]:
         """Ray's runtime environment: a folder here or what has been sent, and variables, which no record keeps."""
