@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from stoker.data.ranking.row_batch import RowBatch
+from stoker.data.ranking.log_batch import RowBatch
 from stoker.job import LoadedJob, load_job
 from stoker.job.recipes import write_recipe
 from stoker.job.task_spec import block_of_task
-from stoker.models.ranking.shape import FIRST_ORDER, RankingInputs
+from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs
 from stoker.runs.run_folder import RunFolder
 from stoker.scoring.ranking_metrics import auc, log_losses
 from stoker.train.optimizer import build_optimizer
 from stoker.train.prepare import prepare
-from stoker.train.ranking.block import RankingBlock
+from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.run import start
 from stoker.train.run_schedule import plan_of, schedule_of

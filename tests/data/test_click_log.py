@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from stoker.data.ranking.click_log import ClickLog, open_log, open_rows
+from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import find_features
 from stoker.data.ranking.ids import crossed, id_of
 from stoker.data.ranking.log_audit import audit_log
 from stoker.data.ranking.log_gate import log_problems
-from stoker.data.ranking.settings import LogSettings, StatedFeature
 from stoker.errors import UserError
 from stoker.job.schema import SourceBlock
 

@@ -14,7 +14,7 @@ from stoker.models.ranking.deepfm import DeepFM
 from stoker.models.ranking.din import DIN
 from stoker.models.ranking.dlrm import DLRM
 from stoker.models.ranking.mmoe import MMoE
-from stoker.models.ranking.shape import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs, RankingShape
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.models.ranking.wide_deep import WideDeep
 

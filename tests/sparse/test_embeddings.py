@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
-from stoker.sparse.state import SparseState
+from stoker.sparse.sparse_state import SparseState
 
 IDS, WIDTH, BATCH, STEPS = 50, 4, 12, 6
 Change = Callable[[TableSettings], TableSettings]

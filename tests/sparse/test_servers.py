@@ -25,9 +25,9 @@ from stoker.errors import DiskFailed, RunFailed, UserError
 from stoker.launch.process_pool import Pool
 from stoker.sparse import Admission, DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.servers import RowServers
-from stoker.sparse.servers.connection import LOST, Connection
 from stoker.sparse.servers.row_server import RowServer, dict_of, settings_of
-from stoker.sparse.state import SparseState
+from stoker.sparse.servers.server_connection import LOST, ServerConnection
+from stoker.sparse.sparse_state import SparseState
 
 SECRET, STEPS, BATCH = bytes(range(32)), 8, 12
 ADMISSION = Admission(count=2, probability=0.9, cells=2**14)
@@ -218,7 +218,7 @@ def test_a_run_that_another_has_replaced_ends_and_leaves_the_other_alone(tmp_pat
             step(first), step(first)
         restart(running, 0, tmp_path / "a")
         late = {**running[0]._run, "name": first._fused[0].source._links[0]._hello["run"]["name"]}
-        link = Connection.dial(servers.addresses[0], SECRET)  # a trainer of the first run that comes late
+        link = ServerConnection.dial(servers.addresses[0], SECRET)  # a trainer of the first run that comes late
         link.send({"run": late, "trainer": 1})
         assert "no longer has" in link.receive()[0]["error"]
         link.close()
@@ -339,7 +339,7 @@ def test_a_killed_server_goes_on_from_its_folder(tmp_path: Path) -> None:
     same([part], [state])
 
 
-def push(link: Connection, step: int) -> None:
+def push(link: ServerConnection, step: int) -> None:
     """A trainer's part of a step: a gradient of 1 for the row of id 7."""
     arrays = [np.array([7]), np.array([0]), np.array([1]), np.ones((1, 3))]
     link.send({"kind": "push", "layout": 0, "step": step}, arrays)
@@ -351,7 +351,7 @@ def test_a_lookup_waits_for_the_steps_that_it_must_have(least: int, waits: bool,
     """A trainer that is ahead waits for the other's steps, but for as many as the bound allows."""
     run = {"name": "r", "seed": 0, "servers": 1, "trainers": 2, "number": 0, "layouts": [[dict_of(WORDS)]]}
     with serving(tmp_path / "a") as (servers, [server]):
-        links = [Connection.dial(servers.addresses[0], SECRET) for _ in range(2)]
+        links = [ServerConnection.dial(servers.addresses[0], SECRET) for _ in range(2)]
         for trainer, link in enumerate(links):
             link.send({"run": run, "trainer": trainer})
             link.receive()

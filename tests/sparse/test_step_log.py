@@ -13,7 +13,7 @@ import torch
 
 from stoker.errors import DiskFailed
 from stoker.sparse.servers.step_log import StepLog
-from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.sparse_state import SparseState, TableState
 
 
 def arrays_of(number: int) -> list[np.ndarray]:

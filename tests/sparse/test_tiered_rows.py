@@ -17,7 +17,7 @@ from stoker.errors import UserError
 from stoker.sparse import DiskTier, Eviction, Feature, JaggedIds, SparseEmbeddings, TableSettings
 from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_log import RowLog
-from stoker.sparse.state import SparseState
+from stoker.sparse.sparse_state import SparseState
 from stoker.sparse.tiered_rows import TieredRows
 
 ROWS = st.lists(st.integers(1, 30), max_size=12, unique=True)

@@ -19,26 +19,26 @@ from stoker.checkpoint.state import State
 from stoker.checkpoint.store import Store
 from stoker.cli.main import main
 from stoker.data.ranking.click_log import open_log
+from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.ids import id_of
-from stoker.data.ranking.settings import LogSettings
 from stoker.errors import UserError
 from stoker.job.layout import layout_of
 from stoker.job.load_job import load_job
 from stoker.job.schema import SourceBlock
 from stoker.launch.process_pool import Pool
-from stoker.models.ranking.shape import RankingInputs
+from stoker.models.ranking.model_inputs import RankingInputs
 from stoker.parallel.float64_mode import in_float64
 from stoker.parallel.mesh import Mesh
 from stoker.runs.run_folder import RunFolder
 from stoker.runs.shared_secret import read_secret
-from stoker.sparse.embeddings import Feature, SparseEmbeddings
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.servers.row_server import RowServer
+from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import TableSettings
 from stoker.train.prepare import prepare
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.prepare import step_hook
-from stoker.train.ranking.progressive import Period, over_periods, read_periods, write_period
+from stoker.train.ranking.progressive import ValidationPeriod, over_periods, read_periods, write_period
 from stoker.train.ranking.ranking_task import RankingBatch, RankingTask, scored_rows
 from stoker.train.run import start
 
@@ -337,7 +337,10 @@ def test_means_over_periods_are_by_label_and_of_every_metric(tmp_path: Path) -> 
     found = [figures_of(rows, names, []) for rows in (first, second)]
     for number, figures in enumerate(found):
         write_period(
-            tmp_path, 5 * number + 1, Period(number, 2 * number, 2 * number + len((first, second)[number])), figures
+            tmp_path,
+            5 * number + 1,
+            ValidationPeriod(number, 2 * number, 2 * number + len((first, second)[number])),
+            figures,
         )
     means = over_periods(tmp_path, names)
     assert means is not None

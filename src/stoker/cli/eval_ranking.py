@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stoker.terminal import visible
-from stoker.train.ranking.figures import Figure, RankingFigures
+from stoker.train.ranking.figures import RankingFigure, RankingFigures
 
 SHOWN = 20  # values of a slice, the most frequent ones of which are not known here: the first
 
@@ -31,7 +31,7 @@ def print_ranking(found: RankingFigures) -> None:
     print(f"{found.rows:,} rows; {found.rows_dropped:,} dropped; step {found.further.get('step')}")
 
 
-def _slices(column: str, values: Mapping[str, Mapping[str, Figure]]) -> object:
+def _slices(column: str, values: Mapping[str, Mapping[str, RankingFigure]]) -> object:
     from rich.table import Table
 
     table = Table(box=None, header_style="bold")
@@ -44,6 +44,6 @@ def _slices(column: str, values: Mapping[str, Mapping[str, Figure]]) -> object:
     return table
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: RankingFigure) -> str:
     values = figure.as_json()
     return f"{values['low']:.4f} to {values['high']:.4f}" if "low" in values else "-"

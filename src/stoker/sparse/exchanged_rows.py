@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stoker.sparse.exchange import Route, send_keys
 from stoker.sparse.keys import Keys
-from stoker.sparse.state import TableState
+from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 

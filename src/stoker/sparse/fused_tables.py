@@ -15,7 +15,7 @@ from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.keys import Keys
 from stoker.sparse.pooling import pool
 from stoker.sparse.row_format import RowFormat
-from stoker.sparse.row_source import RowSource
+from stoker.sparse.row_source import TableRows
 from stoker.sparse.table_settings import TableSettings
 
 Pooling = Literal["sum", "mean", "none"]
@@ -64,7 +64,7 @@ class FusedTables:
         self,
         tables: Sequence[TableSettings],
         features: Mapping[str, Feature],
-        source: RowSource,
+        source: TableRows,
         *,
         device: torch.device,
         dtype: torch.dtype,

@@ -9,10 +9,10 @@ import numpy as np
 from torch import Tensor
 
 from stoker.sparse.keys import Keys
-from stoker.sparse.state import TableState
+from stoker.sparse.sparse_state import TableState
 
 
-class RowSource(Protocol):
+class TableRows(Protocol):
     """Rows of tables with one layout, spread by id. Every method is a collective of the processes that train.
 
     Attributes:

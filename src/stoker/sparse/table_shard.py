@@ -16,7 +16,7 @@ from stoker.sparse.memory_rows import MemoryRows
 from stoker.sparse.row_format import RowFormat
 from stoker.sparse.row_optimizers import OPTIMIZERS
 from stoker.sparse.sketch import CountMinSketch
-from stoker.sparse.state import TableState
+from stoker.sparse.sparse_state import TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.tiered_rows import TieredRows
 

@@ -15,7 +15,7 @@ from stoker.errors import CannotRun, Problem, UserError, reason_of
 from stoker.sparse.fused_tables import Feature
 from stoker.sparse.hashing import hashes_of, salt_of
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 
 _OPTIMIZERS = {"rowwise_adagrad": "RowWiseAdagrad", "adagrad": "Adagrad", "sgd": "SGD"}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
+from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.column_store import ColumnStore, open_store
 from stoker.data.ranking.features import Features
 from stoker.data.ranking.find_features import SAMPLE, find_features
 from stoker.data.ranking.fit_features import fit_features
+from stoker.data.ranking.log_batch import RowBatch, read_batch
 from stoker.data.ranking.log_rows import log_rows
-from stoker.data.ranking.row_batch import RowBatch, read_batch
-from stoker.data.ranking.settings import LogSettings
 from stoker.data.ranking.times import days_of
 from stoker.data.rows import Raw
 from stoker.data.sources import Source, open_source

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from stoker.data.ranking.column_settings import LogSettings
 from stoker.data.ranking.features import Column, Features, Kind
 from stoker.data.ranking.ids import is_missing
 from stoker.data.ranking.line_formats import CRITEO, CRITEO_TEXTS
-from stoker.data.ranking.settings import LogSettings
 from stoker.errors import Problem, UserError
 
 SAMPLE = 10_000  # rows that the features are found from

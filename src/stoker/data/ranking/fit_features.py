@@ -8,7 +8,7 @@ import numpy as np
 
 from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.features import NUMBERS, Column, Features
-from stoker.data.ranking.row_batch import transformed
+from stoker.data.ranking.log_batch import transformed
 
 ROWS = 1_000_000  # that the numbers are taken from, evenly spaced
 

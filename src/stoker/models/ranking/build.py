@@ -11,7 +11,7 @@ from stoker.models.ranking.deepfm import DeepFM
 from stoker.models.ranking.din import DIN
 from stoker.models.ranking.dlrm import DLRM
 from stoker.models.ranking.mmoe import MMoE
-from stoker.models.ranking.shape import RankingShape
+from stoker.models.ranking.model_inputs import RankingShape
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.models.ranking.wide_deep import WideDeep
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.models.ranking.mlp import mlp
-from stoker.models.ranking.shape import RankingInputs, RankingShape, side_by_side
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape, side_by_side
 
 
 class DCN(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from stoker.models.ranking.mlp import mlp
-from stoker.models.ranking.shape import RankingInputs, RankingShape
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 
 TEMPERATURE = 0.1  # at the start; it is learnt
 

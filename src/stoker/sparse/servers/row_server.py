@@ -18,9 +18,9 @@ import torch
 from stoker.errors import Problem, RunFailed, UserError, reason_of
 from stoker.files import replace_file
 from stoker.frames import PeerRefused
-from stoker.sparse.servers.connection import Address, Connection, Message
 from stoker.sparse.servers.served_shard import Commit, ServedShard
-from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.servers.server_connection import Address, Message, ServerConnection
+from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
 
 STATE = ("ids", "values", "optimizer", "seen", "last", "removed", "buckets", "sketch")
@@ -98,7 +98,7 @@ class RowServer:
     def _answer(self, connected: socket.socket) -> None:
         self._connected.add(connected)
         try:
-            connection = Connection(connected, self._secret, dialled=False)
+            connection = ServerConnection(connected, self._secret, dialled=False)
             self._strangers.discard(connected)
             try:
                 self._converse(connection)
@@ -111,7 +111,7 @@ class RowServer:
             self._connected.discard(connected)
             connected.close()
 
-    def _converse(self, connection: Connection) -> None:
+    def _converse(self, connection: ServerConnection) -> None:
         hello, _ = connection.receive()
         shards, trainer = self._begin(hello["run"], returns=hello.get("returns", False)), int(hello["trainer"])
         connection.send({"steps": [shard.decided() for shard in shards]})
@@ -187,41 +187,49 @@ def arrays_of(table: TableState) -> list[np.ndarray]:
     return [getattr(table, column).numpy() for column in STATE]
 
 
-def _values(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _values(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
     ids, tables = arrays
     values = shard.values(ids, tables, least=message["least"], training=message["training"])
     connection.send({"step": shard.step}, [values.numpy()])
 
 
-def _push(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _push(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     shard.push(trainer, message["step"], arrays)
 
 
-def _commit(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _commit(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
     shard.commit(trainer, message["step"], Commit(message["scale"], message["lr_factor"]))
 
 
-def _norm(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _norm(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     connection.send({"step": shard.step, "square": shard.squared_norm(message["step"])})
 
 
-def _state(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _state(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     for name, table in shard.state(message["since"], message["rows"], message["least"]):
         connection.send({"name": name}, arrays_of(table))
     connection.send({"name": None})
 
 
-def _load(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _load(connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
     shard.load(part_of(message["step"], None, message["name"], arrays))
     connection.send({})
 
 
-def _snapshot(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _snapshot(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
     shard.snapshot()
     connection.send({})
 
 
-def _counts(connection: Connection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]) -> None:
+def _counts(
+    connection: ServerConnection, shard: ServedShard, trainer: int, message: Message, arrays: list[Any]
+) -> None:
     connection.send({"counts": shard.counts()})
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from stoker.errors import Problem, UserError
 from stoker.sparse.keys import Keys
 from stoker.sparse.servers.step_log import StepLog
-from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 from stoker.sparse.table_shard import TableShard
 

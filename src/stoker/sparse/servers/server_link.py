@@ -9,7 +9,7 @@ import numpy as np
 
 from stoker.errors import RunFailed
 from stoker.frames import PeerRefused
-from stoker.sparse.servers.connection import Address, Connection, Message
+from stoker.sparse.servers.server_connection import Address, Message, ServerConnection
 
 _AGAIN = 0.1  # seconds between two attempts to reach a server
 
@@ -34,7 +34,7 @@ class ServerLink:
         self._unmade: list[tuple[Message, list[np.ndarray]]] = []  # of steps that are not known to have been made
         self._asked: tuple[Message, list[np.ndarray]] | None = None
         self._steps: dict[int, int] = {}  # by layout, those that it is known to have made
-        self.connection: Connection
+        self.connection: ServerConnection
         self.losses = -1
         self._connect()
 
@@ -103,7 +103,7 @@ class ServerLink:
         end = time.monotonic() + self._patience
         while True:
             try:
-                self.connection = Connection.dial(self._address, self._secret)
+                self.connection = ServerConnection.dial(self._address, self._secret)
                 self.connection.send({**self._hello, "returns": self.losses > 0})
                 hello, _ = self.connection.receive()
                 self._check(hello)

@@ -15,8 +15,8 @@ import numpy as np
 from safetensors.torch import load_file, save_file
 
 from stoker.errors import DiskFailed, reason_of
-from stoker.sparse.servers.connection import DTYPES
-from stoker.sparse.state import SparseState
+from stoker.sparse.servers.server_connection import DTYPES
+from stoker.sparse.sparse_state import SparseState
 
 _FIRST = "first-step"  # beside the parts of a snapshot
 _HEAD = struct.Struct("<IIQ")  # checksum of the rest, bytes of the header, bytes of the arrays

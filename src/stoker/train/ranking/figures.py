@@ -54,7 +54,7 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Figure:
+class RankingFigure:
     """A metric.
 
     Attributes:
@@ -83,8 +83,8 @@ class RankingFigures:
         further: what else belongs to it, such as the step.
     """
 
-    labels: Mapping[str, Mapping[str, Figure]]
-    slices: Mapping[str, Mapping[str, Mapping[str, Figure]]]
+    labels: Mapping[str, Mapping[str, RankingFigure]]
+    slices: Mapping[str, Mapping[str, Mapping[str, RankingFigure]]]
     rows: int
     rows_dropped: int = 0
     further: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class RankingFigures:
         means = self.means
         always: dict[str, float | None] = dict.fromkeys(("auc", "log_loss", "calibration", "normalised_entropy"))
 
-        def each(figures: Mapping[str, Figure]) -> dict[str, Any]:
+        def each(figures: Mapping[str, RankingFigure]) -> dict[str, Any]:
             return {name: figure.as_json() for name, figure in figures.items()}
 
         return {
@@ -133,15 +133,15 @@ def figures_of(scored: Scored, names: Sequence[str], at: Sequence[int]) -> Ranki
     return RankingFigures(labels, slices, len(scored))
 
 
-def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Figure]:
+def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, RankingFigure]:
     labels, logits = scored.labels[:, label], scored.logits[:, label]
     losses = log_losses(labels, logits)
-    found: dict[str, Figure | None] = {
+    found: dict[str, RankingFigure | None] = {
         "auc": _auc(labels, logits),
-        "log_loss": Figure(float(losses.mean()), _standard_error(losses)),
+        "log_loss": RankingFigure(float(losses.mean()), _standard_error(losses)),
         "normalised_entropy": _plain(normalised_entropy(labels, logits)),
         "calibration": _calibration(labels, logits),
-        "positive_rate": Figure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
+        "positive_rate": RankingFigure(float((labels > 0).mean()), _standard_error((labels > 0).astype(float))),
     }
     if scored.groups is not None:
         there = np.ones(len(scored), dtype=bool) if scored.grouped is None else scored.grouped
@@ -153,40 +153,40 @@ def _figures(scored: Scored, label: int, at: Sequence[int]) -> dict[str, Figure]
     return {name: figure for name, figure in found.items() if figure is not None}
 
 
-def _plain(value: float | None) -> Figure | None:
-    return None if value is None else Figure(value)
+def _plain(value: float | None) -> RankingFigure | None:
+    return None if value is None else RankingFigure(value)
 
 
-def _auc(labels: np.ndarray, logits: np.ndarray) -> Figure | None:
+def _auc(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
     value = auc(labels, logits)
     if value is None:
         return None
     parts = auc_parts(labels, logits)
     if min(map(len, parts)) < FEWEST:
-        return Figure(value)
-    return Figure(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
+        return RankingFigure(value)
+    return RankingFigure(value, math.sqrt(sum(float(part.var(ddof=1)) / len(part) for part in parts)))
 
 
-def _calibration(labels: np.ndarray, logits: np.ndarray) -> Figure | None:
+def _calibration(labels: np.ndarray, logits: np.ndarray) -> RankingFigure | None:
     """The ratio of two sums over rows, whose error is that of ``predicted - ratio x label`` (the delta method)."""
     value = calibration(labels, logits)
     if value is None:
         return None
     residuals = probabilities(logits) - value * (labels > 0)
     error = _standard_error(residuals)
-    return Figure(value, None if error is None else error / float((labels > 0).mean()))
+    return RankingFigure(value, None if error is None else error / float((labels > 0).mean()))
 
 
-def _over_groups(found: GroupValues, *, by_rows: bool) -> Figure | None:
+def _over_groups(found: GroupValues, *, by_rows: bool) -> RankingFigure | None:
     value = found.mean(by_rows=by_rows)
     if value is None:
         return None
     count = len(found.values)
     if count < FEWEST:
-        return Figure(value)
+        return RankingFigure(value)
     weights = found.weights if by_rows else np.ones(count)
     squares = float((weights**2 * (found.values - value) ** 2).sum()) * count / (count - 1)
-    return Figure(value, math.sqrt(squares) / float(weights.sum()))
+    return RankingFigure(value, math.sqrt(squares) / float(weights.sum()))
 
 
 def _standard_error(values: np.ndarray) -> float | None:

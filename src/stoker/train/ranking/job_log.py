@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.data.ranking.click_log import ClickLog, open_log
+from stoker.data.ranking.column_settings import LogSettings, StatedFeature
 from stoker.data.ranking.log_audit import LogAudit, audit_log
 from stoker.data.ranking.log_gate import log_problems
-from stoker.data.ranking.settings import LogSettings, StatedFeature
 from stoker.errors import Problem, UserError
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
-from stoker.train.ranking.block import RankingBlock
+from stoker.train.ranking.ranking_block import RankingBlock
 
 
 def settings_of(block: RankingBlock) -> LogSettings:

@@ -26,11 +26,11 @@ from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
 from stoker.train.engine import SingleProcess
-from stoker.train.ranking.block import RankingBlock
-from stoker.train.ranking.figures import Figure, RankingFigures, figures_of
+from stoker.train.ranking.figures import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
 from stoker.train.ranking.prepare import build, dtype_of
 from stoker.train.ranking.progressive import over_periods, read_periods
+from stoker.train.ranking.ranking_block import RankingBlock
 from stoker.train.ranking.ranking_task import FEATURES_FILE, RankingTask
 from stoker.train.ranking.retrieval import retrieval_figures
 from stoker.train.ranking.saved_tables import PREFIX, load_rows
@@ -86,7 +86,7 @@ def _over_periods(folder: RunFolder, loaded: LoadedJob, at: str, base: Path) -> 
     return found
 
 
-def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, Figure]:
+def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -> dict[str, RankingFigure]:
     """What two towers find among all items of the run's log; empty for other models."""
     if not isinstance(task.model, TwoTower):
         return {}

@@ -17,19 +17,19 @@ from stoker.hardware.device import Device
 from stoker.job.load_job import LoadedJob
 from stoker.job.task_spec import block_of_task
 from stoker.models.ranking.build import MODELS
-from stoker.models.ranking.shape import RankingShape
+from stoker.models.ranking.model_inputs import RankingShape
 from stoker.parallel.mesh import Mesh
 from stoker.parallel.plain_module import spread_module
-from stoker.sparse.embeddings import SparseEmbeddings
 from stoker.sparse.servers import RowServers
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.hooks import Hook
 from stoker.train.import_object import import_path
 from stoker.train.prepare import Prepared, apply_to_blocks, describe_parameters, engine_of
-from stoker.train.ranking.block import RankingBlock
 from stoker.train.ranking.job_log import open_log_of, placed
+from stoker.train.ranking.ranking_block import RankingBlock
+from stoker.train.ranking.ranking_tables import embeddings_of, servers_of, shape_of
 from stoker.train.ranking.ranking_task import RankingTask
 from stoker.train.ranking.saved_tables import SavedTables
-from stoker.train.ranking.tables import embeddings_of, servers_of, shape_of
 
 
 def prepare_ranking(loaded: LoadedJob, device: Device, mesh: Mesh | None, base: Path) -> Prepared:

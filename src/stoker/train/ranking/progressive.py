@@ -14,14 +14,14 @@ import numpy as np
 
 from stoker.data.ranking.click_log import RowSet
 from stoker.files import read_file
-from stoker.train.ranking.figures import Figure, RankingFigures
+from stoker.train.ranking.figures import RankingFigure, RankingFigures
 
 FILE = "progressive.jsonl"  # in the run's folder, a line a period; of a period that was done again the last one counts
 PREFIX = "next_"  # of metrics of a period that is about to be trained on
 
 
 @dataclass(frozen=True)
-class Period:
+class ValidationPeriod:
     """Rows from one position to another, in the order of time."""
 
     number: int
@@ -29,17 +29,17 @@ class Period:
     stop: int
 
 
-def periods_of(rows: RowSet) -> list[Period]:
+def periods_of(rows: RowSet) -> list[ValidationPeriod]:
     """The periods of rows, in their order."""
     if not len(rows):
         return []
     numbers, starts = np.unique(rows.periods(), return_index=True)
     order = np.argsort(starts)
     stops = [*starts[order][1:].tolist(), len(rows)]
-    return [Period(int(numbers[n]), int(starts[n]), stop) for n, stop in zip(order, stops, strict=True)]
+    return [ValidationPeriod(int(numbers[n]), int(starts[n]), stop) for n, stop in zip(order, stops, strict=True)]
 
 
-def write_period(folder: Path, step: int, period: Period, figures: RankingFigures) -> None:
+def write_period(folder: Path, step: int, period: ValidationPeriod, figures: RankingFigures) -> None:
     """Appends the metrics of a period: as means over the labels, and by label."""
     labels = {label: {name: figure.value for name, figure in found.items()} for label, found in figures.labels.items()}
     rows = period.stop - period.start
@@ -72,10 +72,12 @@ def over_periods(folder: Path, labels: Sequence[str], last: int | None = None) -
     return RankingFigures(figures, {}, rows, further={"periods": periods, "step": periods[-1]["step"]})
 
 
-def _means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, Figure]:
+def _means(found: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, RankingFigure]:
     """Each metric of (metrics, rows) as its mean weighed by rows."""
     figures = {}
     for name in dict.fromkeys(name for values, _ in found for name in values):
         some = [(values[name], rows) for values, rows in found if name in values]
-        figures[name] = Figure(float(np.average([value for value, _ in some], weights=[rows for _, rows in some])))
+        figures[name] = RankingFigure(
+            float(np.average([value for value, _ in some], weights=[rows for _, rows in some]))
+        )
     return figures

@@ -17,13 +17,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog, RowSet
-from stoker.data.ranking.row_batch import RowBatch
+from stoker.data.ranking.log_batch import RowBatch
 from stoker.files import replace_file
 from stoker.models.objective import Loss, Measures
-from stoker.models.ranking.shape import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs, RankingShape
 from stoker.parallel.batch_norm import uncounted
-from stoker.sparse.embeddings import SparseEmbeddings
 from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period

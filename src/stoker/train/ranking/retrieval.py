@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from stoker.data.ranking.click_log import RowSet
-from stoker.models.ranking.shape import RankingInputs
+from stoker.models.ranking.model_inputs import RankingInputs
 from stoker.models.ranking.two_tower import TwoTower
-from stoker.train.ranking.figures import Figure
+from stoker.train.ranking.figures import RankingFigure
 from stoker.train.ranking.ranking_task import EVALUATION_SAMPLES, RankingBatch, RankingTask
 
 GROUPS = 256  # ranked at a time
 
 
-def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> dict[str, Figure]:
+def retrieval_figures(task: RankingTask, training: RowSet, rows: RowSet, at: Sequence[int]) -> dict[str, RankingFigure]:
     """Recall and NDCG at k over the catalogue, as means over groups that have a positive row; empty without groups.
 
     The catalogue is every item of both parts, with the features of its last row; a group has the features of its first
@@ -66,11 +66,11 @@ def _at(scores: np.ndarray, positive: np.ndarray, k: int) -> Iterator[tuple[str,
     yield "ndcg", (hits * discounts).sum(1) / ideal[np.minimum(there, hits.shape[1])]
 
 
-def _mean(values: np.ndarray) -> Figure | None:
+def _mean(values: np.ndarray) -> RankingFigure | None:
     if not len(values):
         return None
     error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Figure(float(values.mean()), error)
+    return RankingFigure(float(values.mean()), error)
 
 
 def _items(task: RankingTask, model: TwoTower, name: str, parts: Sequence[RowSet]) -> tuple[np.ndarray, np.ndarray]:

@@ -11,8 +11,8 @@ from torch import Tensor
 from stoker.checkpoint.chunks import Chunk, Held
 from stoker.checkpoint.collective import rank, together
 from stoker.checkpoint.state import Saved
-from stoker.sparse.embeddings import SparseEmbeddings
-from stoker.sparse.state import SparseState
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.sparse_state import SparseState
 
 if TYPE_CHECKING:
     from stoker.train.ranking.ranking_task import RankingTask

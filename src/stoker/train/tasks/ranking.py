@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.job.block import Block
 from stoker.job.task_spec import Decided, TaskSpec, block_of_task
-from stoker.train.ranking.block import EXAMPLES, NAMES, REASONS, RankingBlock
+from stoker.train.ranking.ranking_block import EXAMPLES, NAMES, REASONS, RankingBlock
 
 if TYPE_CHECKING:
     from stoker.data.ranking.log_audit import LogAudit

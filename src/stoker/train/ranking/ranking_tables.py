@@ -10,12 +10,12 @@ import torch.distributed as dist
 from stoker.data.ranking.features import Column, Features
 from stoker.errors import Problem, UserError
 from stoker.hardware.cache_folder import cache_folder
-from stoker.models.ranking.shape import FIRST_ORDER, RankingShape
+from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingShape
 from stoker.runs.shared_secret import read_secret
-from stoker.sparse.embeddings import Feature, SparseEmbeddings
 from stoker.sparse.servers import RowServers
+from stoker.sparse.sparse_embeddings import Feature, SparseEmbeddings
 from stoker.sparse.table_settings import Admission, DiskTier, Eviction, TableSettings
-from stoker.train.ranking.block import RankingBlock, TableBlock
+from stoker.train.ranking.ranking_block import RankingBlock, TableBlock
 
 LAST_PORT = 65535
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from stoker.sparse.exchanged_rows import ExchangedRows
 from stoker.sparse.fused_tables import Feature, FusedTables
 from stoker.sparse.jagged_ids import JaggedIds
-from stoker.sparse.row_source import RowSource
+from stoker.sparse.row_source import TableRows
 from stoker.sparse.servers.served_rows import RowServers, served_rows
-from stoker.sparse.state import SparseState, TableState
+from stoker.sparse.sparse_state import SparseState, TableState
 from stoker.sparse.table_settings import TableSettings
 
 __all__ = ["Feature", "SparseEmbeddings"]
@@ -74,7 +74,7 @@ class SparseEmbeddings(nn.Module):
         for table in tables:
             layouts.setdefault(table.layout, []).append(table)
         if servers is None:
-            sources: list[RowSource] = [ExchangedRows(some, seed=seed, group=group) for some in layouts.values()]
+            sources: list[TableRows] = [ExchangedRows(some, seed=seed, group=group) for some in layouts.values()]
         else:
             sources = [*served_rows(list(layouts.values()), servers, seed=seed, group=group)]
         self._fused = [

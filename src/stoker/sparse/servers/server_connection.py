@@ -23,7 +23,7 @@ MOST = 2**36  # bytes of the arrays of a message
 MOST_ARRAYS = 1024
 
 
-class Connection:
+class ServerConnection:
     """One side of a connection: JSON messages, each followed by arrays.
 
     A host that is gone without a word ends it after ``LOST`` seconds; until then, whoever waits for it waits.
