@@ -147,7 +147,7 @@ def test_a_server_whose_answers_just_end_is_refused(origin: CountingOrigin, cach
 
 
 def test_an_origin_that_is_down_leaves_what_is_here(
-    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: NodeCache, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run whose data is here starts again without its origin."""
     monkeypatch.setattr(object_cache, "FRESH", -1.0)
@@ -155,7 +155,7 @@ def test_an_origin_that_is_down_leaves_what_is_here(
         url = f"{origin.url}/x"
         assert fetched(cache, url) == b"1" * 1000
     assert fetched(cache, url) == b"1" * 1000
-    assert "what it said before is taken" in caplog.text
+    assert "what it said before is taken" in capsys.readouterr().err
     with pytest.raises(RunFailed, match="cannot be reached"):
         fetched(cache, f"{url}y")
 

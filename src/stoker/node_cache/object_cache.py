@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,6 @@ from stoker.node_cache.object_version import ObjectVersion
 from stoker.node_cache.origin import OriginStore
 from stoker.node_cache.urls import expanded, has_magic, restored, shown, unsigned
 
-LOG = logging.getLogger(__name__)
 SHARE = 0.5  # of the disk that the cache may have, together with what is free, unless a limit is set
 FRESH = 2.0  # seconds for which what one process has found at an origin holds for the others
 POLL = 0.02  # seconds between two looks at what another process downloads
@@ -102,7 +101,7 @@ class NodeCache:
             except RunFailed as error:
                 if not known:
                     raise
-                LOG.warning("%s; what it said before is taken", error.problems[0].message)
+                print(f"{error.problems[0].message}; what it said before is taken", file=sys.stderr)
                 return known
             kept = [{"url": shown(each.url), **each.version.plain()} for each in answer]
             if _restored(kept, url) == answer:  # a page may link to addresses with signatures of their own
