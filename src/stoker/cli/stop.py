@@ -1,10 +1,15 @@
-"""End a submitted run on every node, after it has saved."""
+"""End a run after it has saved: a submitted one on every node, or one that trains on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import time
+from pathlib import Path
 
 from stoker.cli.submitted_options import add_submitted, name_of
+from stoker.errors import RunFailed
+
+POLL = 0.1  # seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,8 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stop; returns 0 once no process is left."""
+    from stoker.cluster.record import find
     from stoker.cluster.submitted_run import submitted_run
 
+    if arguments.on is None and find(name_of(arguments.run)) is None and _is_here(arguments.run):
+        return _stop_here(arguments.run)
     found = submitted_run(name_of(arguments.run), arguments.on)
     before = found.target.status(found.record)
     if before.state not in ("waiting", "running"):
@@ -25,4 +33,30 @@ def run(arguments: argparse.Namespace) -> int:
     after = found.target.status(found.record)
     print(f"{found.record.name}: {after.state}" + (f" ({after.why})" if after.why else ""))
     print(f"to go on: stoker resume {found.record.name}")
+    return 0
+
+
+def _is_here(name: str) -> bool:
+    return any((base / name / "events.jsonl").is_file() for base in (Path.cwd(), Path.cwd() / "runs"))
+
+
+def _stop_here(name: str) -> int:
+    """Asks the process that trains in a run's folder to end, and waits for it."""
+    from stoker.runs.find_run import find_run
+    from stoker.runs.holder import holder_of
+    from stoker.runs.listing import summarise
+
+    folder = find_run(name, Path.cwd())
+    process = holder_of(folder)
+    if process is None:
+        if folder.is_taken():
+            raise RunFailed(f"the process that trains in {name} is not on this machine, or another user's")
+        print(f"{name} is {summarise(folder).state} already")
+        return 0
+    process.terminate()
+    while folder.is_taken():
+        time.sleep(POLL)
+    after = summarise(folder)
+    print(f"{name}: {after.state} after step {after.step}")
+    print(f"to go on: stoker train {folder.job}" if after.state != "done" else "it had reached its end")
     return 0

@@ -51,7 +51,7 @@ def summarise(folder: RunFolder) -> RunSummary:
     newest = max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=time.time())
     return RunSummary(
         path=str(folder.path),
-        state=_state(folder, events),
+        state=state_of(folder, events),
         task=str(started.get("task", "")),
         model=str(started.get("model", "")),
         step=int(last.get("step", 0)),
@@ -63,7 +63,8 @@ def summarise(folder: RunFolder) -> RunSummary:
     )
 
 
-def _state(folder: RunFolder, events: list[dict[str, Any]]) -> str:
+def state_of(folder: RunFolder, events: list[dict[str, Any]]) -> str:
+    """``running``, ``done``, ``stopped``, ``failed`` or ``interrupted``; see `RunSummary`."""
     if folder.is_taken():
         return "running"
     last = next((e["event"] for e in reversed(events) if e.get("event") in ENDS), "")

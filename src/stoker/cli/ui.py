@@ -1,0 +1,104 @@
+"""Open the page: begin, watch and compare runs in a browser. See docs/page.md and docs/page-api.md."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+
+LEAST_TOKEN = 16  # characters
+PACKAGES = ("starlette", "uvicorn")
+PORT = 7860
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``stoker ui``."""
+    parser.add_argument(
+        "--port", type=int, default=PORT, metavar="N", help=f"port; 0 takes a free one (default: {PORT})"
+    )
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (default: 127.0.0.1)")
+    parser.add_argument("--token", type=Path, metavar="FILE", help="a file that holds the token to log in with")
+    parser.add_argument(
+        "--users", type=Path, metavar="FILE", help="users: a line each with name, role, SHA-256 of a token"
+    )
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        type=Path,
+        metavar="DIR",
+        help="folders of runs; new ones are made in the first (default: runs)",
+    )
+    parser.add_argument(
+        "--data", nargs="+", type=Path, default=[], metavar="DIR", help="further folders that jobs may read"
+    )
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="uploads, queue, log (default: ~/.local/state/stoker/page)"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="private key, in PEM")
+    parser.add_argument("--tls-certificate", type=Path, metavar="FILE", help="certificate chain, in PEM")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer until SIGTERM; runs that were started go on."""
+    _check(arguments)
+    token = _token(arguments.token)
+    try:
+        from stoker.page.start import start
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in PACKAGES:
+            raise
+        raise UserError(Problem(f"the page needs {error.name}", "pip install 'stoker[ui]'")) from error
+    return start(arguments, token)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuses options that are wrong.
+
+    Raises:
+        UserError: they are.
+    """
+    from stoker.serve.server_options import is_loopback
+
+    if not 0 <= arguments.port <= 65535:
+        raise UserError("--port is a number from 0 to 65535")
+    if arguments.token is not None and arguments.users is not None:
+        raise UserError(Problem("give --token or --users, not both", "each user of --users has a token"))
+    if (arguments.tls_key is None) != (arguments.tls_certificate is None):
+        raise UserError("--tls-key and --tls-certificate go together")
+    for file in (arguments.tls_key, arguments.tls_certificate):
+        if file is not None and not file.is_file():
+            raise UserError(f"there is no file {file}")
+    for folder in (*(arguments.runs or ()), *arguments.data):
+        if folder.exists() and not folder.is_dir():
+            raise UserError(Problem(f"{folder} is no folder", "name a folder"))
+    for folder in arguments.data:
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {folder}")
+    if not is_loopback(arguments.host) and arguments.token is None and arguments.users is None:
+        what = f"--host {arguments.host} can be reached from other machines, so a token is needed"
+        raise UserError(Problem(what, "add --token FILE or --users FILE"))
+    if not is_loopback(arguments.host) and arguments.tls_key is None:
+        print("without --tls-key and --tls-certificate the token can be read on its way", file=sys.stderr)
+
+
+def _token(path: Path | None) -> str | None:
+    """The token in a file.
+
+    Raises:
+        UserError: it cannot be read, others can read it, or it is too short.
+    """
+    if path is None:
+        return None
+    try:
+        mode, token = path.stat().st_mode, path.read_text().strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"--token {path} cannot be read: {error}") from error
+    if mode & 0o077:
+        raise UserError(Problem(f"--token {path} can be read by others than its owner", f"write `chmod 600 {path}`"))
+    if len(token) < LEAST_TOKEN or not token.isascii() or not token.isprintable():
+        what = f"the token has to be at least {LEAST_TOKEN} printable ASCII characters"
+        make = f"python -c 'import secrets; print(secrets.token_urlsafe())' > {path}"
+        raise UserError(Problem(what, f"make one with: {make}"))
+    return token

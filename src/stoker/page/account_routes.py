@@ -1,0 +1,112 @@
+"""Logging in and out, and who asks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from importlib.metadata import version
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stoker.page.accounts import Session
+from stoker.page.guard import account_of, cookie_name, read_object, text_of
+from stoker.page.page_error import PageError
+from stoker.page.routing import Page, in_thread, json_response, route
+from stoker.page.settings import SESSION_SECONDS
+
+TRIES, WITHIN = 10, 60.0  # wrong tokens, seconds
+
+
+def account_routes(page: Page) -> list[Route]:
+    """The routes of users."""
+    own = _AccountRoutes(page)
+    return [
+        route("/api/me", own.me),
+        route("/api/login", own.login, method="POST", role=""),
+        route("/api/logout", own.logout, method="POST"),
+        route("/api/audit-log", in_thread(own.audit_log), role="admin"),
+        route("/api/script", in_thread(own.script)),
+        route("/api/users", in_thread(own.users), role="admin"),
+    ]
+
+
+class _AccountRoutes:
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self._wrong: deque[float] = deque(maxlen=TRIES)
+
+    async def me(self, request: Request) -> Any:
+        """Who asks; begins the session of a page that has no token."""
+        session: Session | None = request.state.session
+        account = account_of(request)
+        cookie = ""
+        if session is None:
+            session, cookie = self.page.accounts.begin(account)
+        settings = self.page.settings
+        response = json_response(
+            {
+                "name": account.name,
+                "role": account.role,
+                "csrf": self.page.accounts.csrf_of(session),
+                "until": session.until,
+                "login": settings.demands_login,
+                "version": version("stoker"),
+                "runs_folders": [str(folder) for folder in settings.runs],
+                "first_time": not self.page.runs.all() and not self.page.queue.entries(),
+            }
+        )
+        return self._with_cookie(response, cookie) if cookie else response
+
+    async def login(self, request: Request) -> Any:
+        """Begins a session for the user of a token."""
+        now = time.monotonic()
+        if len(self._wrong) == TRIES and now - self._wrong[0] < WITHIN:
+            raise PageError(429, "too many wrong tokens", retry_after=int(WITHIN))
+        account = self.page.accounts.of_token(text_of(await read_object(request), "token", most=4096))
+        if account is None:
+            self._wrong.append(now)
+            self.page.audit.write("", "login refused")
+            raise PageError(401, "this token belongs to nobody")
+        session, cookie = self.page.accounts.begin(account)
+        self.page.audit.write(account.name, "login")
+        body = {"name": account.name, "role": account.role, "csrf": self.page.accounts.csrf_of(session)}
+        return self._with_cookie(json_response(body), cookie)
+
+    async def logout(self, request: Request) -> Any:
+        """Ends the session."""
+        session: Session = request.state.session
+        self.page.audit.write(session.account.name, "logout")
+        self.page.accounts.end(session)
+        response = json_response({})
+        response.delete_cookie(cookie_name(self.page.settings), path="/", httponly=True, samesite="strict")
+        return response
+
+    def audit_log(self, _: Request) -> Any:
+        """What was done, the newest first."""
+        return {"lines": list(self.page.audit.lines())[::-1][:1000]}
+
+    def script(self, request: Request) -> Any:
+        """The actions so far as a shell script."""
+        account = account_of(request)
+        text = self.page.audit.script(self.page.settings.base, "" if account.may("admin") else account.name)
+        return Response(text, media_type="text/x-shellscript; charset=utf-8")
+
+    def users(self, _: Request) -> Any:
+        """The users and their roles."""
+        return {"users": [{"name": each.name, "role": each.role} for each in self.page.accounts.all()]}
+
+    def _with_cookie(self, response: Response, cookie: str) -> Response:
+        settings = self.page.settings
+        response.set_cookie(
+            cookie_name(settings),
+            cookie,
+            max_age=SESSION_SECONDS,
+            path="/",
+            httponly=True,
+            samesite="strict",
+            secure=settings.secure,
+        )
+        return response

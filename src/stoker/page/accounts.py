@@ -1,0 +1,197 @@
+"""Who uses the page: roles, tokens and sessions.
+
+A session is a cookie that the server has signed; nothing of it is kept but the sessions that were ended early. It names
+its user and its end, and holds good while that user's token stays the same, so a page that starts again knows it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stoker.errors import Problem, UserError
+from stoker.files import no_link, read_file, replace_file
+from stoker.page.settings import SESSION_SECONDS, PageSettings
+
+ROLES = ("see", "run", "admin")  # each may do what those before it may
+LOCAL = "local"  # the user of a page without a token
+OWNER = "owner"  # the user of a page with one token
+_NAME = re.compile(r"[A-Za-z0-9][\w.@-]{0,63}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user.
+
+    Attributes:
+        role: one of `ROLES`.
+        hash: SHA-256 of the token, hexadecimal; empty without one.
+    """
+
+    name: str
+    role: str
+    hash: str
+
+    def may(self, role: str) -> bool:
+        """Whether the user may do what a role may."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A user who is logged in.
+
+    Attributes:
+        id: of the session; part of its CSRF value.
+        until: when it ends, seconds since 1970.
+    """
+
+    account: Account
+    id: str
+    until: float
+
+
+def hash_of(token: str) -> str:
+    """SHA-256 of a token, as the file of users has it."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def read_users(path: Path) -> tuple[Account, ...]:
+    """The users of a file: a line each with name, role and SHA-256 of the token; ``#`` begins a comment.
+
+    Raises:
+        UserError: the file cannot be read, or a line is wrong.
+    """
+    form = "write `NAME see|run|admin HASH`, where HASH is what `printf %s TOKEN | sha256sum` prints"
+    try:
+        lines = read_file(path).decode().splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(Problem(f"--users {path} cannot be read: {error}", form)) from error
+    found: dict[str, Account] = {}
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        problem = ""
+        if len(words) != 3:
+            problem = f"{len(words)} words instead of three"
+        elif not _NAME.fullmatch(words[0]) or words[0] in (LOCAL, OWNER):
+            problem = f"{words[0]} is no name of a user"
+        elif words[1] not in ROLES:
+            problem = f"{words[1]} is no role"
+        elif not _HASH.fullmatch(words[2]):
+            problem = "the third word is no SHA-256 in hexadecimal"
+        elif words[0] in found:
+            problem = f"{words[0]} is there twice"
+        if problem:
+            raise UserError(Problem(problem, form, file=str(path), line=number))
+        found[words[0]] = Account(*words)
+    if not found:
+        raise UserError(Problem(f"--users {path} names nobody", form))
+    return tuple(found.values())
+
+
+class Accounts:
+    """Admits users, and recognises their sessions."""
+
+    def __init__(self, settings: PageSettings) -> None:
+        self._settings = settings
+        self._key = _kept_key(settings.state / "session.key")
+        self._ended_file = settings.state / "ended_sessions.json"
+        self._ended = _read_ended(self._ended_file)
+        self._read: tuple[tuple[int, int], tuple[Account, ...]] | None = None
+
+    def all(self) -> tuple[Account, ...]:
+        """The users as they are now: a changed file counts from the next request on.
+
+        Raises:
+            UserError: the file is wrong.
+        """
+        if self._settings.users is not None:
+            found = self._settings.users.stat() if self._settings.users.is_file() else None
+            key = (found.st_mtime_ns, found.st_size) if found else (0, 0)
+            if self._read is None or self._read[0] != key:
+                self._read = key, read_users(self._settings.users)
+            return self._read[1]
+        if self._settings.token is not None:
+            return (Account(OWNER, "admin", hash_of(self._settings.token)),)
+        return (Account(LOCAL, "admin", ""),)
+
+    def of_token(self, token: str) -> Account | None:
+        """The user whom a token belongs to; takes as long for any token."""
+        given = hash_of(token)
+        found = None
+        for account in self.all():
+            if account.hash and hmac.compare_digest(given, account.hash):
+                found = account
+        return found
+
+    def begin(self, account: Account) -> tuple[Session, str]:
+        """A session for a user, and its cookie."""
+        session = Session(account, secrets.token_hex(16), time.time() + SESSION_SECONDS)
+        body = f"{account.name}|{session.id}|{session.until:.0f}"
+        text = f"{body}|{self._sign('session', body, account.hash)}"
+        return session, base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+    def session_of(self, cookie: str) -> Session | None:
+        """The session of a cookie; None where it is none, has ended, or its user has gone or has another token."""
+        try:
+            text = base64.urlsafe_b64decode(cookie + "=" * (-len(cookie) % 4)).decode()
+            name, number, until, signature = text.split("|")
+            ends = float(until)
+        except ValueError:
+            return None
+        account = next((each for each in self.all() if each.name == name), None)
+        expected = self._sign("session", f"{name}|{number}|{until}", account.hash if account else "")
+        if not hmac.compare_digest(signature.encode(), expected.encode()) or account is None:
+            return None
+        if not time.time() < ends or number in self._ended:
+            return None
+        return Session(account, number, ends)
+
+    def csrf_of(self, session: Session) -> str:
+        """What requests that change something have to repeat."""
+        return self._sign("csrf", session.id, session.account.hash)
+
+    def end(self, session: Session) -> None:
+        """Ends a session before its time."""
+        now = time.time()
+        self._ended = {number: until for number, until in self._ended.items() if until > now}
+        self._ended[session.id] = session.until
+        replace_file(self._ended_file, json.dumps(self._ended))
+
+    def _sign(self, *parts: str) -> str:
+        return hmac.new(self._key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def _kept_key(path: Path) -> bytes:
+    """The key that sessions are signed with, made once; a damaged one is made again, which ends all sessions."""
+    try:
+        key = read_file(path)
+        if len(key) == KEY_BYTES:
+            return key
+    except OSError:
+        pass
+    key = secrets.token_bytes(KEY_BYTES)
+    path.unlink(missing_ok=True)
+    with open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.write(key)
+    return key
+
+
+def _read_ended(path: Path) -> dict[str, float]:
+    try:
+        with open(path, "rb", opener=no_link) as file:
+            return {str(number): float(until) for number, until in json.loads(file.read()).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

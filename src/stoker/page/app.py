@@ -1,0 +1,75 @@
+"""The page as an ASGI application."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from stoker.page.account_routes import account_routes
+from stoker.page.accounts import Accounts
+from stoker.page.audit_log import AuditLog
+from stoker.page.guard import PageGuard, error_response
+from stoker.page.job_queue import JobQueue
+from stoker.page.job_routes import job_routes
+from stoker.page.metric_series import SeriesCache
+from stoker.page.page_error import PageError
+from stoker.page.routing import Page
+from stoker.page.run_index import RunIndex
+from stoker.page.run_routes import run_routes
+from stoker.page.run_view import RunViews
+from stoker.page.settings import PageSettings
+from stoker.page.verb import Verbs
+
+STATIC = Path(__file__).parent / "static"
+LEAST_COMPRESSED = 1000  # bytes
+
+
+def page_of(settings: PageSettings) -> Page:
+    """The parts of a page."""
+    return Page(
+        settings=settings,
+        accounts=Accounts(settings),
+        audit=AuditLog(settings.state),
+        runs=RunIndex(settings.runs),
+        views=RunViews(SeriesCache()),
+        queue=JobQueue(settings.state),
+        verbs=Verbs(settings.base),
+    )
+
+
+def application(page: Page) -> ASGIApp:
+    """The application: the API, and the files of the page."""
+    routes = [
+        *account_routes(page),
+        *run_routes(page),
+        *job_routes(page),
+        Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
+        *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
+        Route("/{rest:path}", _index),
+    ]
+    app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=LEAST_COMPRESSED)])
+    app.state.accounts = page.accounts
+    return PageGuard(app, page.settings, page.accounts)  # outermost: what fails inside has its headers as well
+
+
+async def _no_such_path(_: Request) -> Response:
+    return error_response(PageError(404, "the API has no such path, or not with this method", "see docs/page-api.md"))
+
+
+async def _index(request: Request) -> Response:
+    """The page, at every address that it makes for its views."""
+    if "." in request.url.path.rpartition("/")[2] and request.url.path != "/index.html":
+        return error_response(PageError(404, "there is no such file"))
+    return FileResponse(STATIC / "index.html") if (STATIC / "index.html").is_file() else _without_files()
+
+
+def _without_files() -> Response:
+    return error_response(PageError(404, "this installation has no files of the page"))

@@ -1,0 +1,155 @@
+"""Processes that outlive the page: each has a folder by which it is found again.
+
+process.json   its command line, folder and environment
+pid.json       its number and when it was created, so that another process of that number is not taken for it
+out, err       what it printed
+ended.json     its exit code, and when it ended
+
+`python -m stoker.page.detached FOLDER` is its parent: it starts the process in a session of its own, and waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+
+from stoker.files import read_file, regular, replace_file
+
+State = Literal["waiting", "starting", "running", "ended", "lost"]
+STARTING = 30.0  # seconds within which a process has a number
+FILE = "process.json"
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A process by its folder."""
+
+    folder: Path
+
+    def prepare(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None) -> None:
+        """Writes down what is to be started."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        values = {"arguments": list(arguments), "cwd": str(cwd), "env": dict(env or {})}
+        replace_file(self.folder / FILE, json.dumps(values))
+
+    def start(self, env: Mapping[str, str] | None = None) -> None:
+        """Starts what was prepared, which nothing that happens to this process ends.
+
+        Args:
+            env: further variables.
+        """
+        replace_file(self.folder / "begun.json", json.dumps({"time": time.time()}))
+        parent = [sys.executable, "-m", "stoker.page.detached", str(self.folder)]
+        subprocess.Popen(
+            parent,
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def state(self) -> State:
+        """How it stands. ``lost``: its end was not seen, as after a power failure."""
+        if self.code is not None:
+            return "ended"
+        begun = _read(self.folder / "begun.json")
+        if not begun:
+            return "waiting"
+        if self.process is not None:
+            return "running"
+        if not (self.folder / "pid.json").exists() and time.time() - float(begun.get("time", 0)) < STARTING:
+            return "starting"
+        return "ended" if self.code is not None else "lost"
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while there is none."""
+        found = _read(self.folder / "ended.json").get("code")
+        return found if isinstance(found, int) else None
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """The process, while it lives."""
+        found = _read(self.folder / "pid.json")
+        try:
+            process = psutil.Process(int(found["pid"]))
+            is_it = abs(process.create_time() - float(found["created"])) < 1.0
+            return process if is_it and process.status() != psutil.STATUS_ZOMBIE else None
+        except (psutil.Error, KeyError, ValueError, TypeError):
+            return None
+
+    def times(self) -> tuple[float | None, float | None]:
+        """When it began and when it ended, seconds since 1970."""
+        return _read(self.folder / "begun.json").get("time"), _read(self.folder / "ended.json").get("time")
+
+    def stop(self, number: int = signal.SIGTERM) -> bool:
+        """Sends it a signal; returns whether it lived."""
+        process = self.process
+        if process is None:
+            return False
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+        return True
+
+    def output(self, name: Literal["out", "err"], *, offset: int = 0, most: int = 1 << 20) -> tuple[str, int]:
+        """What it printed from a byte on, and the offset of what comes next; its end where ``offset`` is below 0."""
+        try:
+            with open(self.folder / name, "rb", opener=regular) as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(0, size - most) if offset < 0 else min(offset, size))
+                content = file.read(most)
+                return content.decode("utf-8", "replace"), file.tell()
+        except OSError:
+            return "", 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(path))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _parent(folder: Path) -> int:
+    """Starts the process of a folder and waits for it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # a handler, unlike SIG_IGN, is not handed on to the process
+    values = _read(folder / FILE)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    out, err = (os.open(folder / name, flags, 0o600) for name in ("out", "err"))
+    try:
+        process = subprocess.Popen(
+            values["arguments"],
+            cwd=values["cwd"],
+            env={**os.environ, **values["env"]},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
+        created = psutil.Process(process.pid).create_time()
+        replace_file(folder / "pid.json", json.dumps({"pid": process.pid, "created": created}))
+        code = process.wait()
+    except (OSError, psutil.Error) as error:
+        os.write(err, f"error: it cannot be started: {error}\n".encode())
+        code = 127
+    replace_file(folder / "ended.json", json.dumps({"code": code, "time": time.time()}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_parent(Path(sys.argv[1])))

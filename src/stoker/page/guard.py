@@ -1,0 +1,208 @@
+"""What stands before every request: the host that is named, the session, the role, and where the request comes from."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from stoker.errors import UserError
+from stoker.page.accounts import Account, Accounts, Session
+from stoker.page.page_error import PageError, of_user_error, wrong
+from stoker.page.settings import BODY, PageSettings
+from stoker.serve.server_options import is_loopback
+
+API = "/api/"
+OPEN = ("/api/login",)  # answered without a session
+CSRF = "x-stoker-csrf"
+CHANGES = ("POST", "PATCH", "PUT", "DELETE")
+BODY_SECONDS = 60.0  # longest time for a body to arrive
+HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
+)
+
+
+class PageGuard:
+    """ASGI middleware that refuses what must not reach the routes, and adds the headers that protect the page."""
+
+    def __init__(self, app: ASGIApp, settings: PageSettings, accounts: Accounts) -> None:
+        self._app, self._settings, self._accounts = app, settings, accounts
+        self.cookie = cookie_name(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # no WebSocket is answered
+        api = scope["path"].startswith(API)
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [(name, value) for name, value in message["headers"] if name.lower() != b"server"]
+                caching = [] if any(name == b"cache-control" for name, _ in kept) else [_caching(api)]
+                message = {**message, "headers": [*kept, *caching, *HEADERS]}
+            await send(message)
+
+        try:
+            self._check(Request(scope))
+        except PageError as error:
+            await error_response(error)(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+    def _check(self, request: Request) -> None:
+        """Puts the session, or None, into the request's state.
+
+        Raises:
+            PageError: the request is refused.
+        """
+        settings, headers = self._settings, request.headers
+        host = headers.get("host", "")
+        if is_loopback(settings.host) and not is_loopback(_name_of(host)):
+            # A page from elsewhere reaches loopback through a name of its own that points there.
+            raise PageError(403, "only requests to a loopback address are answered", "open http://127.0.0.1")
+        request.state.session = None
+        if not request.url.path.startswith(API):
+            return
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            raise PageError(403, "the request comes from another site")
+        try:
+            request.state.session = self._accounts.session_of(request.cookies.get(self.cookie, ""))
+        except UserError as error:
+            raise of_user_error(error) from error
+        if request.method in CHANGES:
+            self._check_change(request, host)
+        if request.state.session is None and settings.demands_login and request.url.path not in OPEN:
+            raise PageError(401, "log in first", "POST /api/login with your token")
+
+    def _check_change(self, request: Request, host: str) -> None:
+        """Refuses a change that is not asked for by this page.
+
+        Raises:
+            PageError: it is not.
+        """
+        origin = request.headers.get("origin", "")
+        if not host or urlsplit(origin).netloc.lower() != host.lower():
+            raise PageError(403, "the request comes from another site", "its header Origin has to be this page's")
+        if request.url.path in OPEN:
+            return
+        session: Session | None = request.state.session
+        given = request.headers.get(CSRF, "")
+        if session is None:
+            raise PageError(401, "there is no session, or it has ended", "GET /api/me begins one, or log in")
+        if not hmac.compare_digest(given.encode(), self._accounts.csrf_of(session).encode()):
+            raise PageError(403, f"the header {CSRF} is missing or old", "take it from GET /api/me")
+
+
+def _caching(api: bool) -> tuple[bytes, bytes]:
+    return b"cache-control", b"no-store" if api else b"no-cache"
+
+
+def cookie_name(settings: PageSettings) -> str:
+    """The name of the session's cookie."""
+    return f"stoker-session-{settings.port}"
+
+
+def _name_of(host: str) -> str:
+    """The host of a header ``Host``, without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def account_of(request: Request, role: str = "see") -> Account:
+    """The user of a request, who may do what a role may.
+
+    Raises:
+        PageError: the user may not.
+    """
+    session: Session | None = request.state.session
+    account = session.account if session is not None else request.app.state.accounts.all()[0]
+    if not account.may(role):
+        raise PageError(403, f"this needs the role {role}, and {account.name} has {account.role}")
+    found: Account = account
+    return found
+
+
+def error_response(error: PageError) -> JSONResponse:
+    """An error as a response."""
+    return JSONResponse(error.as_json(), error.status, headers=dict(error.headers))
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The JSON object of a request's body; an empty body is an empty object.
+
+    Raises:
+        PageError: it is too large, comes too slowly, or is no JSON object.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > BODY:
+                    raise PageError(413, f"the body has more than {BODY:,} bytes")
+    except TimeoutError:
+        raise PageError(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+    if not body:
+        return {}
+    if kind != "application/json":
+        raise PageError(415, "the body has to be JSON", "Content-Type: application/json")
+    try:
+        found = json.loads(bytes(body), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise wrong(f"the body is not JSON: {reason}") from None
+    if not isinstance(found, dict):
+        raise wrong("the body is no JSON object", "write it as {...}")
+    return found
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def text_of(body: dict[str, Any], key: str, *, default: str | None = None, most: int = 1 << 20) -> str:
+    """A text of a body.
+
+    Raises:
+        PageError: it is missing, no text, or too long.
+    """
+    value = body.get(key, default)
+    if not isinstance(value, str):
+        raise wrong(f"`{key}` has to be text" if key in body else f"`{key}` is missing")
+    if len(value) > most:
+        raise wrong(f"`{key}` has more than {most:,} characters")
+    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise wrong(f"`{key}` holds a character that no text may")
+    return value
+
+
+def number_of(values: Any, key: str, *, default: int | None = None, least: int = 0, most: int = 1 << 62) -> int:
+    """A whole number of a body or a query.
+
+    Raises:
+        PageError: it is missing, none, or out of bounds.
+    """
+    value = values.get(key, default)
+    if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise wrong(f"`{key}` has to be a whole number" if key in values else f"`{key}` is missing")
+    if not least <= value <= most:
+        raise wrong(f"`{key}` is {value}, and has to be from {least:,} to {most:,}")
+    return value

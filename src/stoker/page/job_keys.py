@@ -1,0 +1,68 @@
+"""The keys of a job and the recipes, as a form needs them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from stoker.job.default_reasons import OF_TARGET, REASONS, UNDECIDED
+from stoker.job.job_to_yaml import scalar
+from stoker.job.key_paths import (
+    TARGET,
+    KeyPath,
+    block_of,
+    choices,
+    describe,
+    dotted,
+    field_at,
+    schema_paths,
+    target_paths,
+)
+from stoker.job.recipes import FOLDER
+
+USUAL = {  # keys that a form shows first; the others are folded
+    *("task", "model.name", "data.path", "tune.method", "tune.rank", "steps", "epochs", "output", "train.lr"),
+    *("train.batch", "train.seq_len", "evaluate.every", "parallel"),
+}
+
+
+def recipe_text(name: str) -> str:
+    """A recipe as it is kept: the few keys that make it."""
+    return (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+@cache
+def job_keys() -> list[dict[str, Any]]:
+    """Every key of the schema that holds a value."""
+    found = []
+    for path in (*schema_paths(), *target_paths()):
+        field, _ = field_at(_with_index(path))
+        if field is None or (block_of(field.annotation)[0] is not None and path != ("evaluate", "data")):
+            continue
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        key = dotted(path)
+        why = OF_TARGET if path[0] == TARGET and len(path) > 1 else REASONS.get(key) or UNDECIDED.get(key, "")
+        found.append(
+            {
+                "path": key,
+                "type": describe(field),
+                "choices": choices(field.annotation),
+                "default": None if default is None else scalar(default),
+                "required": field.is_required(),
+                "reason": why,
+                "meaning": str(field.description or ""),
+                "advanced": key not in USUAL,
+            }
+        )
+    return found
+
+
+def _with_index(path: KeyPath) -> KeyPath:
+    """A path with an index after each list of blocks, as `field_at` wants it."""
+    whole: KeyPath = ()
+    for part in path:
+        whole = (*whole, part)
+        field, _ = field_at(whole)
+        if field is not None and block_of(field.annotation)[1] and whole != path:
+            whole = (*whole, 0)
+    return whole if len(whole) > len(path) else path

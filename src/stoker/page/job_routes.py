@@ -1,0 +1,317 @@
+"""Jobs: recipes, the keys of a job, checking, starting, the queue, stopping and going on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.errors import Problem, UserError
+from stoker.files import replace_file
+from stoker.job.load_job import STAGES, check_document, place
+from stoker.job.recipes import recipe_description, recipe_names, write_recipe
+from stoker.job.suggest_key import nearest
+from stoker.job.task_spec import TASKS
+from stoker.job.yaml_document import JobDocument
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_keys import job_keys, recipe_text
+from stoker.page.job_paths import document_of, is_inside, path_problems, refuse
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_index import id_of
+from stoker.page.run_view import job_values
+from stoker.page.verb import command_of
+from stoker.runs.holder import holder_of
+from stoker.runs.run_folder import RunFolder
+
+CHECK_SECONDS = 60.0
+TEMPORARY = re.compile(r"^.*/\.check-[^/]+/job\.yaml")  # the file that a job is checked in
+NAME = re.compile(r"[^\w.-]+")
+
+
+def job_routes(page: Page) -> list[Route]:
+    """The routes of jobs."""
+    own = _JobRoutes(page)
+    return [
+        route("/api/recipes", in_thread(own.recipes)),
+        route("/api/recipes/{name}", in_thread(own.recipe)),
+        route("/api/schema", in_thread(own.schema)),
+        route("/api/check", own.check, method="POST"),
+        route("/api/jobs", own.start, method="POST", role="run"),
+        route("/api/queue", in_thread(own.queue)),
+        route("/api/queue/{number}", in_thread(own.cancel), method="DELETE", role="run"),
+        route("/api/runs/{id}/stop", in_thread(own.stop), method="POST", role="run"),
+        route("/api/runs/{id}/resume", own.resume, method="POST", role="run"),
+    ]
+
+
+@contextmanager
+def written_job(page: Page, text: str, name: str = "job.yaml") -> Iterator[Path]:
+    """A job's text as a file for the time of a verb."""
+    with tempfile.TemporaryDirectory(dir=page.settings.state / "jobs", prefix=".check-") as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        yield path
+
+
+@dataclass(frozen=True)
+class _JobRoutes:
+    page: Page
+
+    def recipes(self, _: Request) -> Any:
+        """The names and descriptions of all recipes."""
+        return {"recipes": [{"name": name, "description": recipe_description(name)} for name in recipe_names()]}
+
+    def recipe(self, request: Request) -> Any:
+        """A recipe: short, and with every key explained."""
+        name = request.path_params["name"]
+        if name not in recipe_names():
+            near = nearest(name[:80], recipe_names())
+            raise missing(f"there is no recipe {name[:80]}", f"take {near}" if near else "GET /api/recipes")
+        full = write_recipe(name)
+        return {"name": name, "yaml": recipe_text(name), "full": full, "command": f"stoker new {name}"}
+
+    def schema(self, request: Request) -> Any:
+        """The keys of a job; those of other tasks are left out where one is named."""
+        task = request.query_params.get("task", "")
+        if task and task not in TASKS:
+            raise missing(f"there is no task {task[:80]}", f"take one of {', '.join(TASKS)}")
+        others = {name for name in TASKS if name != task} if task else set()
+        return {"keys": [key for key in job_keys() if key["path"].split(".")[0] not in others], "tasks": list(TASKS)}
+
+    async def check(self, request: Request) -> Any:
+        """What `stoker check` says of a job."""
+        body = await read_object(request)
+        text = text_of(body, "yaml")
+        problems, answer = await checked(self.page, text, account_of(request))
+        stages = answer.get("stages") or []
+        return {
+            "ok": not problems,
+            "problems": [_problem(problem) for problem in problems],
+            "resolved": _resolved(answer),
+            "stages": [{"name": s["name"], "needs": s["needs"], "resolved": _resolved(s)} for s in stages],
+            "plan": answer.get("plan", ""),
+            "command": "stoker check job.yaml",
+        }
+
+    async def start(self, request: Request) -> Any:
+        """Starts a job, or puts it into the queue."""
+        body = await read_object(request)
+        text, name = text_of(body, "yaml"), text_of(body, "name", default="", most=200)
+        account = account_of(request, "run")
+        document = await run_in_threadpool(document_of, text)
+        refuse(path_problems(document, self.page.settings, account))
+        run, override = self._output(document, name)
+        problems, _ = await checked(self.page, text, account, overrides=override)
+        if problems:
+            raise PageError(400, problems[0])
+        return await run_in_threadpool(self._enqueue, text, run, override, account.name)
+
+    def _enqueue(self, text: str, run: Path, override: list[str], user: str) -> Any:
+        page = self.page
+        taken = [entry for entry, process in page.queue.entries() if entry.run == str(run) and _lives(process.state)]
+        if taken or RunFolder(run).is_taken():
+            raise PageError(409, f"a job is training in {run.name}, or waits to", "give another name")
+        number = 1
+        while (path := page.settings.state / "jobs" / f"{run.name}-{number}.yaml").exists():
+            number += 1
+        replace_file(path, text)
+        words = ["train", shown(path, page.settings.base), *override]
+        command = shlex.join(["stoker", *words])
+        page.audit.write(user, "train", command=command, run=str(run))
+        base = page.settings.base
+        entry = page.queue.add(
+            command_of(words), cwd=base, run=run, job=path, command=command, user=user, name=run.name
+        )
+        page.runs.forget()
+        return {"id": id_of(run), "number": entry.number, "command": command}
+
+    def _output(self, document: JobDocument, name: str) -> tuple[Path, list[str]]:
+        """The folder of a job's run, and the override that says so.
+
+        Raises:
+            PageError: there is a run in it already.
+        """
+        settings = self.page.settings
+        given = document.data.get("output") if isinstance(document.data, dict) else None
+        if name or not isinstance(given, str):
+            run = settings.runs[0] / slug(name or "job")
+            number = 2
+            while not name and run.exists():
+                run, number = settings.runs[0] / f"job-{number}", number + 1
+            override = [f"output={shown(run, settings.base)}"]
+        else:
+            run, override = (settings.base / given).resolve(), []
+        if not is_inside(run, settings.runs):
+            raise wrong(f"{run} is in none of the folders of runs", "leave `output` out")
+        if run.exists():
+            raise PageError(409, f"there is a run {run.name} already", "give another name, or resume that one")
+        return run, override
+
+    def queue(self, _: Request) -> Any:
+        """The jobs that wait and those that train, and how earlier ones ended."""
+        entries = self.page.queue.entries()
+        if any(process.state == "waiting" for _, process in entries) and not self.page.queue.has_starter():
+            self.page.queue.start_starter()
+        return {
+            "jobs": [
+                {
+                    "number": entry.number,
+                    "name": entry.name,
+                    "id": id_of(Path(entry.run)),
+                    "state": process.state,
+                    "code": process.code,
+                    "command": entry.command,
+                    "user": entry.user,
+                    "time": entry.time,
+                }
+                for entry, process in entries
+            ]
+        }
+
+    def cancel(self, request: Request) -> Any:
+        """Takes a job out of the queue that has not begun."""
+        number = number_of(request.path_params, "number", least=1, most=10**9)
+        account = account_of(request, "run")
+        if not self.page.queue.cancel(number):
+            raise PageError(409, f"no job {number} waits", "a job that trains is stopped: POST /api/runs/ID/stop")
+        self.page.audit.write(account.name, "cancel", number=number)
+        return {"command": ""}
+
+    def stop(self, request: Request) -> Any:
+        """Asks a run to end after its step, with a checkpoint."""
+        folder = self.page.runs.find(request.path_params["id"])
+        command = f"stoker stop {shlex.quote(shown(folder.path, self.page.settings.base))}"
+        process = holder_of(folder)
+        if process is None:
+            raise PageError(409, f"{folder.path.name} is not training here")
+        self.page.audit.write(account_of(request, "run").name, "stop", command=command, run=str(folder.path))
+        process.terminate()
+        return {"command": command}
+
+    async def resume(self, request: Request) -> Any:
+        """Goes on with a run from its newest checkpoint, with the command that began it."""
+        account = account_of(request, "run")
+        folder = await run_in_threadpool(self.page.runs.find, request.path_params["id"])
+        return await run_in_threadpool(self._resume, folder, account)
+
+    def _resume(self, folder: RunFolder, account: Any) -> Any:
+        page, base = self.page, self.page.settings.base
+        if folder.is_taken():
+            raise PageError(409, f"{folder.path.name} is training")
+        earlier = page.queue.of_run(folder.path)
+        if earlier is not None and Path(earlier[0].job).is_file():
+            job, command = Path(earlier[0].job), earlier[0].command
+            words = shlex.split(command)[1:]
+        else:
+            job = folder.job
+            document = document_of(job.read_text(encoding="utf-8"))
+            refuse(path_problems(document, page.settings, account))
+            words = ["train", shown(job, base)]
+            if job_values(folder).get("output") != shown(folder.path, base):
+                words.append(f"output={shown(folder.path, base)}")
+            command = shlex.join(["stoker", *words])
+        page.audit.write(account.name, "resume", command=command, run=str(folder.path))
+        entry = page.queue.add(
+            command_of(words),
+            cwd=base,
+            run=folder.path,
+            job=job,
+            command=command,
+            user=account.name,
+            name=folder.path.name,
+        )
+        return {"id": id_of(folder.path), "number": entry.number, "command": command}
+
+
+async def checked(
+    page: Page, text: str, account: Any, overrides: list[str] | None = None
+) -> tuple[list[Problem], dict[str, Any]]:
+    """The problems of a job, and what `stoker check --json` answers."""
+    try:
+        document = await run_in_threadpool(document_of, text)
+    except UserError as error:
+        return list(error.problems), {}
+    outside = await run_in_threadpool(path_problems, document, page.settings, account)
+    if outside:  # nothing that looks for the files may run: what it says would tell what is there
+        return sorted(outside + await run_in_threadpool(_written_problems, document), key=place), {}
+    with written_job(page, text) as path:
+        result = await page.verbs.run(["check", str(path), "--json", *(overrides or [])], seconds=CHECK_SECONDS)
+        found = result.answer if isinstance(result.answer, dict) else {}
+        if not found:
+            line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
+            return [Problem(f"`stoker check` failed: {line[:300]}")], {}
+        problems = [_placed(each, str(path)) for each in found.get("errors", [])]
+    return problems, found
+
+
+def _written_problems(document: JobDocument) -> list[Problem]:
+    """The problems that can be seen without looking for any file."""
+    if isinstance(document.data, dict) and STAGES in document.data:
+        return []
+    try:
+        check_document(document)
+    except UserError as error:
+        return list(error.problems)
+    return []
+
+
+def _placed(each: dict[str, Any], path: str) -> Problem:
+    """A problem of a verb's JSON; the name of the temporary file is left out."""
+    words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
+    return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))
+
+
+def _problem(problem: Problem) -> dict[str, Any]:
+    place = {"line": problem.line, "column": problem.column, "key": problem.key, "file": problem.file}
+    return {**place, "message": problem.message, "hint": problem.suggestion}
+
+
+def _resolved(answer: dict[str, Any]) -> dict[str, Any]:
+    """The value of every leaf with its origin, by dotted key."""
+    job = answer.get("job")
+    origins = answer.get("origins") or {}
+    return {
+        key: {"value": _at(job, key), **origin, "where": TEMPORARY.sub("job.yaml", origin["where"])}
+        for key, origin in origins.items()
+    }
+
+
+def _at(value: Any, key: str) -> Any:
+    for part in re.findall(r"[^.\[\]]+", key):
+        if isinstance(value, list):
+            value = value[int(part)] if part.isdecimal() and int(part) < len(value) else None
+        elif isinstance(value, dict):
+            value = value.get(part)
+    return value
+
+
+def slug(name: str) -> str:
+    """A name as the name of a folder.
+
+    Raises:
+        PageError: nothing of it is left.
+    """
+    found = NAME.sub("-", name).strip("-.")[:80]
+    if not found:
+        raise wrong(f"{name[:40]!r} is no name of a run", "use letters and digits")
+    return found
+
+
+def shown(path: Path, base: Path) -> str:
+    """A path as a command shows it: relative to where the page was started, where it lies there."""
+    return os.path.relpath(path, base) if path.is_relative_to(base) else str(path)
+
+
+def _lives(state: str) -> bool:
+    return state in ("waiting", "starting", "running")

@@ -1,0 +1,101 @@
+"""What routes share: the parts of the page, and endpoints whose errors have the API's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from stoker.errors import UserError
+from stoker.page.accounts import Accounts
+from stoker.page.audit_log import AuditLog
+from stoker.page.guard import account_of, error_response
+from stoker.page.job_queue import JobQueue
+from stoker.page.page_error import PageError, of_user_error
+from stoker.page.run_index import RunIndex
+from stoker.page.run_view import RunViews
+from stoker.page.settings import PageSettings
+from stoker.page.verb import Verbs
+
+Answer = Callable[[Request], Awaitable[Any]]
+PING = 15.0  # seconds between signs of life of a stream
+
+
+@dataclass(frozen=True)
+class Page:
+    """The parts that routes work with."""
+
+    settings: PageSettings
+    accounts: Accounts
+    audit: AuditLog
+    runs: RunIndex
+    views: RunViews
+    queue: JobQueue
+    verbs: Verbs
+
+
+def route(path: str, answer: Answer, *, method: str = "GET", role: str = "see") -> Route:
+    """A route whose answer is JSON, or a response of its own, for users who may do what a role may."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            if role:
+                account_of(request, role)
+            found = await answer(request)
+        except PageError as error:
+            return error_response(error)
+        except UserError as error:
+            return error_response(of_user_error(error))
+        except (ClientDisconnect, asyncio.CancelledError):
+            raise
+        except Exception:  # a bug: said where the page runs, and nothing of it where it is asked
+            logging.getLogger("stoker.page").exception("%s %s", request.method, request.url.path)
+            return error_response(PageError(500, "the page failed; its log has the reason"))
+        return found if isinstance(found, Response) else json_response(found)
+
+    return Route(path, endpoint, methods=[method])
+
+
+def in_thread(answer: Callable[[Request], Any]) -> Answer:
+    """An answer that reads files, in a thread."""
+
+    async def threaded(request: Request) -> Any:
+        return await run_in_threadpool(answer, request)
+
+    return threaded
+
+
+def json_response(value: Any, status: int = 200) -> Response:
+    """A value as JSON; numbers that JSON has no text for are null."""
+    try:
+        return JSONResponse(value, status)
+    except ValueError:
+        return JSONResponse(_finite(value), status)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+
+
+def event(name: str, value: Any, number: str = "") -> bytes:
+    """A server-sent event."""
+    head = f"id: {number}\n" if number else ""
+    return f"{head}event: {name}\ndata: {json.dumps(_finite(value), ensure_ascii=False)}\n\n".encode()
+
+
+def stream(events: AsyncIterator[bytes]) -> Response:
+    """A response of server-sent events."""
+    headers = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)

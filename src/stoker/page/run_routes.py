@@ -1,0 +1,240 @@
+"""Runs: lists, curves, events, logs, and a stream of what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stoker.files import no_link
+from stoker.page.guard import number_of
+from stoker.page.metric_series import AXES, Axis, plain
+from stoker.page.page_error import missing, wrong
+from stoker.page.routing import PING, Page, event, in_thread, route, stream
+from stoker.page.run_index import id_of, is_run_file
+from stoker.runs.run_folder import RunFolder
+
+POINTS = 800
+MOST_POINTS = 5_000
+MOST_KEYS = 64
+LOG_BYTES = 256 << 10
+POLL = 0.5  # seconds between two looks of a stream
+BATCH = 500  # lines in one event of a stream
+_LOG = re.compile(r"rank-(\d{1,6})\.log")
+_RESUME = re.compile(r"(\d{1,18})-(\d{1,18})")
+
+
+def run_routes(page: Page) -> list[Route]:
+    """The routes of runs."""
+    own = _RunRoutes(page)
+    return [
+        route("/api/runs", in_thread(own.list)),
+        route("/api/runs/{id}", in_thread(own.detail)),
+        route("/api/runs/{id}/metrics", in_thread(own.metrics)),
+        route("/api/runs/{id}/events", in_thread(own.events)),
+        route("/api/runs/{id}/samples", in_thread(own.samples)),
+        route("/api/runs/{id}/log", in_thread(own.log)),
+        route("/api/runs/{id}/stream", own.stream),
+    ]
+
+
+@dataclass(frozen=True)
+class _RunRoutes:
+    page: Page
+
+    def _run(self, request: Request) -> RunFolder:
+        return self.page.runs.find(request.path_params["id"])
+
+    def list(self, _: Request) -> Any:
+        """All runs, and jobs that have no run yet, the newest first."""
+        runs = {key: self.page.views.summary(folder) for key, folder in self.page.runs.all().items()}
+        for entry, process in self.page.queue.entries():
+            key = id_of(Path(entry.run))
+            found = _without_run(entry, process)
+            if key in runs and process.state in ("waiting", "starting"):
+                runs[key]["status"] = found["status"]
+            elif key not in runs and not any(run["folder"].startswith(entry.run + os.sep) for run in runs.values()):
+                runs[key] = found
+        return {"runs": sorted(runs.values(), key=lambda run: -(run["updated"] or 0))}
+
+    def detail(self, request: Request) -> Any:
+        """A run, or a job that has none yet."""
+        try:
+            return self.page.views.detail(self._run(request))
+        except Exception as error:
+            for entry, process in reversed(self.page.queue.entries()):
+                if id_of(Path(entry.run)) == request.path_params["id"]:
+                    text = Path(entry.job).read_text(encoding="utf-8") if is_run_file(Path(entry.job)) else ""
+                    empty: dict[str, Any] = {"health": [], "stages": [], "lineage": None, "metrics": []}
+                    return {**_without_run(entry, process), "job": text, "command": entry.command, **empty}
+            raise error
+
+    def metrics(self, request: Request) -> Any:
+        """Curves of some keys in a window, in buckets."""
+        query = request.query_params
+        axis = query.get("axis", "step")
+        if axis not in AXES:
+            raise wrong(f"`axis` is {axis[:40]}", f"take one of {', '.join(AXES)}")
+        points = number_of(query, "points", default=POINTS, least=1, most=MOST_POINTS)
+        folder = self._run(request)
+        series = self.page.views.series.of(folder.metrics)
+        keys = [key for key in query.get("keys", "").split(",") if key] or series.keys()[:MOST_KEYS]
+        if len(keys) > MOST_KEYS:
+            raise wrong(f"`keys` names {len(keys)}", f"ask for {MOST_KEYS} at most")
+        own_axis: Axis = axis  # type: ignore[assignment]
+        found = series.curve(keys, axis=own_axis, begin=_bound(query, "from"), end=_bound(query, "to"), points=points)
+        curves = {
+            key: dict(zip(("mean", "min", "max"), map(plain, values), strict=True))
+            for key, values in found.series.items()
+        }
+        known = {"keys": series.keys(), "cursor": f"{series.offset}-{_sizes(folder)[1]}"}
+        return {"total": found.total, "axis": axis, "x": plain(found.x), "series": curves, **known}
+
+    def events(self, request: Request) -> Any:
+        """The events of a run, without long tables; those have addresses of their own."""
+        folder = self._run(request)
+        return {"events": [_short(each) for each in self.page.views.events(folder)]}
+
+    def samples(self, request: Request) -> Any:
+        """The answers to held-out prompts, at each step at which there are some."""
+        folder = self._run(request)
+        found = [each for each in self.page.views.events(folder) if each.get("event") == "sampled"]
+        return {"samples": [{"step": each.get("step"), "samples": each.get("samples", [])} for each in found]}
+
+    def log(self, request: Request) -> Any:
+        """A part of a rank's log; without a rank, what the command that started the run has printed."""
+        query = request.query_params
+        offset = number_of(query, "offset", default=-1, least=-1)
+        key = request.path_params["id"]
+        if "rank" not in query:
+            queued = [(e, p) for e, p in self.page.queue.entries() if id_of(Path(e.run)) == key]
+            if queued:
+                text, end = queued[-1][1].output("err", offset=offset, most=LOG_BYTES)
+                return {"text": text, "offset": end, "ranks": _ranks(Path(queued[-1][0].run))}
+        rank = number_of(query, "rank", default=0, most=1 << 20)
+        folder = self._run(request)
+        path = folder.path / "logs" / f"rank-{rank}.log"
+        if not is_run_file(path) or path.parent.is_symlink():
+            raise missing(f"there is no log of rank {rank}", "ranks begin at 0")
+        with open(path, "rb", opener=no_link) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - LOG_BYTES) if offset < 0 else min(offset, size))
+            text = file.read(LOG_BYTES).decode("utf-8", "replace")
+            return {"text": text, "offset": file.tell(), "ranks": _ranks(folder.path)}
+
+    async def stream(self, request: Request) -> Response:
+        """What is new in a run, as server-sent events."""
+        folder = await run_in_threadpool(self._run, request)
+        last = request.headers.get("last-event-id") or request.query_params.get("last", "")
+        known = _RESUME.fullmatch(last)
+        position = (int(known[1]), int(known[2])) if known else _sizes(folder)
+        return stream(self._news(folder, *position))
+
+    async def _news(self, folder: RunFolder, metrics: int, events: int) -> AsyncIterator[bytes]:
+        status, quiet, number = "", 0.0, _inode(folder.metrics)
+        while True:
+            sizes, before, number = _sizes(folder), number, _inode(folder.metrics)
+            if sizes[0] < metrics or sizes[1] < events or (before and number != before):
+                metrics, events = sizes  # training went back to an earlier step
+                yield event("reset", {}, f"{metrics}-{events}")
+            lines, metrics = await run_in_threadpool(_new_lines, folder.metrics, metrics)
+            for begin in range(0, len(lines), BATCH):
+                yield event("metrics", lines[begin : begin + BATCH], f"{metrics}-{events}")
+            more, events = await run_in_threadpool(_new_lines, folder.events, events)
+            for each in more:
+                yield event("event", _short(each), f"{metrics}-{events}")
+            summary = await run_in_threadpool(self.page.views.summary, folder)
+            now = summary["status"]
+            if now != status or lines or more:
+                yield event("status", summary, f"{metrics}-{events}")
+                status, quiet = now, 0.0
+            elif quiet >= PING:
+                yield b": here\n\n"
+                quiet = 0.0
+            quiet += POLL
+            await asyncio.sleep(POLL)
+
+
+def _without_run(entry: Any, process: Any) -> dict[str, Any]:
+    """The summary of a job whose run has not begun."""
+    state = process.state
+    words = {"waiting": "queued", "starting": "starting", "running": "starting", "ended": "failed", "lost": "failed"}
+    begun, ended = process.times()
+    return {
+        "id": id_of(Path(entry.run)),
+        "name": entry.name,
+        "folder": entry.run,
+        "status": "done" if process.code == 0 else words[state],
+        "task": "",
+        "model": "",
+        "step": 0,
+        "steps": 0,
+        "loss": None,
+        "held_out_loss": None,
+        "seconds_left": None,
+        "started": begun,
+        "updated": ended or begun or entry.time,
+        "parents": [],
+        "number": entry.number,
+        "error": process.output("err", offset=-1, most=4000)[0] if process.code else "",
+    }
+
+
+def _ranks(folder: Path) -> list[int]:
+    logs = folder / "logs"
+    if logs.is_symlink() or not logs.is_dir():
+        return []
+    return sorted(int(found[1]) for path in logs.iterdir() if (found := _LOG.fullmatch(path.name)))
+
+
+def _bound(query: Any, key: str) -> float | None:
+    text = query.get(key, "")
+    if not text:
+        return None
+    try:
+        return float(text[:40])
+    except ValueError:
+        raise wrong(f"`{key}` has to be a number") from None
+
+
+def _short(values: dict[str, Any]) -> dict[str, Any]:
+    """An event without what has an address of its own."""
+    return {key: value for key, value in values.items() if key not in ("samples", "rows")}
+
+
+def _sizes(folder: RunFolder) -> tuple[int, int]:
+    return tuple(path.stat().st_size if is_run_file(path) else 0 for path in (folder.metrics, folder.events))  # type: ignore[return-value]
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
+
+
+def _new_lines(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a file from a byte on, and where the next one begins."""
+
+    if not is_run_file(path):
+        return [], offset
+    with open(path, "rb", opener=no_link) as file:
+        file.seek(offset)
+        whole, newline, _ = file.read(16 << 20).rpartition(b"\n")
+    found = []
+    for line in whole.split(b"\n") if newline else []:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [each for each in found if isinstance(each, dict)], offset + len(whole) + len(newline)

@@ -1,0 +1,265 @@
+"""What the page shows of a run: a summary for lists, and the whole with the state of its health."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from stoker.errors import UserError
+from stoker.files import read_file
+from stoker.job.yaml_document import parse_document
+from stoker.page.metric_series import SeriesCache
+from stoker.page.run_index import id_of, is_run_file
+from stoker.runs.goodput import Goodput, goodput
+from stoker.runs.listing import state_of
+from stoker.runs.plan_comparison import read_comparison
+from stoker.runs.run_folder import RunFolder
+from stoker.runs.stage_runs import read_record
+
+SPLIT_SECONDS = 3.0  # for which a split counts; reading one takes a second for 200,000 steps
+RECENT = 50  # steps whose median speed the time left is computed from
+SLOW, VERY_SLOW = 1.25, 2.0  # measured over predicted step time; of catalogue figures nothing is said
+FULL, OVER = 0.92, 1.0  # of the memory that the plan allows at most
+GOOD, POOR = 0.85, 0.5  # productive share of the wall time
+YOUNG = 120.0  # seconds of a run within which starting up weighs too much to be judged
+LOST, MANY_LOST = 0.01, 0.1  # share of rows dropped
+FAULTS = ("fault", "hung", "node_lost", "rolled_back", "spike", "not_finite", "skipped", "alarm", "interrupted")
+Level = Literal["ok", "warn", "bad"]
+
+
+@dataclass(frozen=True)
+class Health:
+    """The state of one side of a run.
+
+    Attributes:
+        what: ``data``, ``memory``, ``speed``, ``goodput`` or ``faults``.
+        value: the numbers that it is judged by, in the units that their names say.
+        key: of the message, for the page's table of messages.
+    """
+
+    what: str
+    level: Level
+    value: Mapping[str, float | None]
+    key: str
+
+
+class RunViews:
+    """Summaries of runs; what a file says is read again when the file has changed."""
+
+    def __init__(self, series: SeriesCache) -> None:
+        self.series = series
+        self._events: dict[Path, tuple[tuple[int, int], list[dict[str, Any]]]] = {}
+        self._splits: dict[Path, tuple[float, float, Goodput | None]] = {}  # when, seconds that it took, what
+
+    def events(self, folder: RunFolder) -> list[dict[str, Any]]:
+        """All events of a run."""
+        try:
+            found = folder.events.stat()
+        except OSError:
+            return []
+        key = found.st_mtime_ns, found.st_size
+        kept = self._events.get(folder.path)
+        if kept is None or kept[0] != key:
+            kept = self._events[folder.path] = key, folder.read_events()
+        return kept[1]
+
+    def summary(self, folder: RunFolder) -> dict[str, Any]:
+        """A run at a glance."""
+        events = self.events(folder)
+        begun = [event for event in events if event.get("event") in ("started", "resumed")]
+        started = begun[-1] if begun else {}
+        held_out = next((e.get("loss") for e in reversed(events) if e.get("event") == "evaluated"), None)
+        series = self.series.of(folder.metrics)
+        last = series.last()
+        step, steps = _whole(last.get("step")), _whole(started.get("steps"))
+        status = state_of(folder, events)
+        seconds = series.column("seconds")[-RECENT:]
+        speed = float(np.nanmedian(seconds)) if len(seconds) and np.isfinite(seconds).any() else None
+        return {
+            "id": id_of(folder.path),
+            "name": folder.path.name,
+            "folder": str(folder.path),
+            "status": status,
+            "task": str(started.get("task", "")),
+            "model": str(started.get("model", "")),
+            "step": step,
+            "steps": steps,
+            "loss": last.get("loss"),
+            "held_out_loss": held_out,
+            "seconds_left": (steps - step) * speed if status == "running" and speed is not None and steps else None,
+            "started": begun[0].get("time") if begun else None,
+            "updated": max((p.stat().st_mtime for p in (folder.events, folder.metrics) if p.exists()), default=None),
+            "parents": self._parents(folder),
+        }
+
+    def detail(self, folder: RunFolder) -> dict[str, Any]:
+        """All of a run but its long tables."""
+        comparison = read_comparison(folder)
+        environment = _json(folder.environment)
+        command = environment.get("command") or []
+        words = [str(word) for word in command[1:]] if isinstance(command, list) else []
+        split = self.goodput(folder)
+        return {
+            **self.summary(folder),
+            "job": job_text(folder),
+            "command": shlex.join(["stoker", *words]) if words else f"stoker train {shlex.quote(str(folder.job))}",
+            "health": [asdict(each) for each in self.health(folder)],
+            "stages": self._stages(folder),
+            "lineage": _json(folder.lineage) or None,
+            "environment": environment,
+            "plan": comparison and {**asdict(comparison), "line": comparison.line()},
+            "goodput": split and {"wall": split.wall, "parts": split.parts, "effective": split.effective},
+            "metrics": self.series.of(folder.metrics).keys(),
+        }
+
+    def health(self, folder: RunFolder) -> list[Health]:
+        """The sides of a run that a person looks at, each with a level."""
+        events, split = self.events(folder), self.goodput(folder)
+        found = [
+            _data(events),
+            _memory(folder, self.series),
+            _speed(folder, self.series),
+            _goodput(split),
+            _faults(events),
+        ]
+        return [each for each in found if each is not None]
+
+    def goodput(self, folder: RunFolder) -> Goodput | None:
+        """The split of a run's time, as it was some seconds ago at most."""
+        kept = self._splits.get(folder.path)
+        if kept is None or time.monotonic() - kept[0] > max(SPLIT_SECONDS, 20 * kept[1]):
+            begin = time.monotonic()
+            split = goodput(folder)
+            kept = self._splits[folder.path] = time.monotonic(), time.monotonic() - begin, split
+        return kept[2]
+
+    def _parents(self, folder: RunFolder) -> list[str]:
+        """The ids of the runs that a stage begins with."""
+        record = read_record(folder.path.parent)
+        own = next((stage for stage in record if Path(stage["run"]).name == folder.path.name), None)
+        return [id_of(folder.path.parent / name) for name in own["needs"]] if own else []
+
+    def _stages(self, folder: RunFolder) -> list[dict[str, Any]]:
+        """The stages of the job that a run is one of, in its order."""
+        record = read_record(folder.path.parent)
+        if not any(Path(stage["run"]).name == folder.path.name for stage in record):
+            return []
+        return [
+            {"name": s["name"], "task": s["task"], "needs": s["needs"], "id": id_of(folder.path.parent / s["name"])}
+            for s in record
+        ]
+
+
+def job_text(folder: RunFolder) -> str:
+    """The run's ``job.yaml``; empty where it has none."""
+    try:
+        return read_file(folder.job).decode("utf-8", "replace") if is_run_file(folder.job) else ""
+    except OSError:
+        return ""
+
+
+def job_values(folder: RunFolder) -> Any:
+    """The same as data; an empty mapping where it cannot be read."""
+    try:
+        return parse_document(job_text(folder), file="job.yaml").data or {}
+    except UserError:
+        return {}
+
+
+def _data(events: list[dict[str, Any]]) -> Health | None:
+    started = next((e for e in reversed(events) if e.get("event") in ("started", "resumed") and "sources" in e), None)
+    if started is None:
+        return None
+    rows = sum(_number(source.get("rows")) or 0 for source in started["sources"])
+    dropped = sum(_number(source.get("dropped")) or 0 for source in started["sources"])
+    share = dropped / (rows + dropped) if rows + dropped else 0.0
+    level: Level = "bad" if share > MANY_LOST else "warn" if share > LOST else "ok"
+    tokens = sum(_number(source.get("tokens")) or 0 for source in started["sources"])
+    return Health("data", level, {"rows": rows, "tokens": tokens, "dropped": dropped}, f"health.data.{level}")
+
+
+def _memory(folder: RunFolder, series: SeriesCache) -> Health | None:
+    comparison = read_comparison(folder)
+    used = series.of(folder.metrics).column("memory_gib")
+    used = used[np.isfinite(used)]
+    if not len(used):
+        return None
+    most = float(used.max())
+    if comparison is None or comparison.predicted is None:
+        return Health(
+            "memory", "ok", {"used_gib": most, "planned_gib": None, "most_gib": None}, "health.memory.unplanned"
+        )
+    planned, upper = comparison.predicted.peak / 2**30, comparison.predicted.upper / 2**30
+    level: Level = "warn" if most > OVER * upper else "ok"
+    return Health(
+        "memory", level, {"used_gib": most, "planned_gib": planned, "most_gib": upper}, f"health.memory.{level}"
+    )
+
+
+def _speed(folder: RunFolder, series: SeriesCache) -> Health | None:
+    comparison = read_comparison(folder)
+    lines = series.of(folder.metrics)
+    seconds = lines.column("seconds")
+    settled = seconds[2:][-RECENT:] if len(seconds) > 2 else seconds
+    settled = settled[np.isfinite(settled)]
+    if not len(settled):
+        return None
+    measured = float(np.median(settled))
+    tokens = lines.column("tokens_per_s")[-RECENT:]
+    rate = float(np.nanmedian(tokens)) if np.isfinite(tokens).any() else None
+    planned, level, key = None, "ok", "health.speed.unplanned"
+    found = comparison.predicted if comparison is not None else None
+    if found is not None and (found.calibration is not None or found.corrected_by is not None):
+        planned = found.seconds
+        ratio = measured / planned if planned else 1.0
+        level = "bad" if ratio > VERY_SLOW else "warn" if ratio > SLOW else "ok"
+        key = f"health.speed.{level}"
+    return Health("speed", level, {"seconds": measured, "planned_seconds": planned, "tokens_per_s": rate}, key)  # type: ignore[arg-type]
+
+
+def _goodput(split: Goodput | None) -> Health | None:
+    if split is None:
+        return None
+    if split.wall < YOUNG:
+        return Health(
+            "goodput", "ok", {"effective": split.effective, "wall_seconds": split.wall}, "health.goodput.young"
+        )
+    level: Level = "bad" if split.effective < POOR else "warn" if split.effective < GOOD else "ok"
+    return Health(
+        "goodput", level, {"effective": split.effective, "wall_seconds": split.wall}, f"health.goodput.{level}"
+    )
+
+
+def _faults(events: list[dict[str, Any]]) -> Health:
+    counts = Counter(str(event.get("event")) for event in events if event.get("event") in FAULTS)
+    last = next(
+        (str(e.get("event")) for e in reversed(events) if e.get("event") in ("failed", "started", "resumed")), ""
+    )
+    level: Level = "bad" if last == "failed" else "warn" if counts else "ok"
+    return Health(
+        "faults", level, dict(counts), "health.faults.failed" if last == "failed" else f"health.faults.{level}"
+    )
+
+
+def _whole(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(read_file(path)) if is_run_file(path) else {}
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}

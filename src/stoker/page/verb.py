@@ -1,0 +1,107 @@
+"""Runs a verb of `stoker` as a process and reads its JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stoker.page.page_error import PageError
+
+AT_ONCE = 3  # processes for answers; training is not among them
+WAITING = 64  # requests that may wait for one of them
+MOST = 256 << 20  # bytes of output that are read
+
+
+@dataclass(frozen=True)
+class VerbResult:
+    """How a verb ended.
+
+    Attributes:
+        code: its exit code.
+        answer: its JSON; None where it printed none.
+    """
+
+    code: int
+    answer: Any
+    errors: str
+
+
+def command_of(arguments: Sequence[str]) -> list[str]:
+    """The command line that starts a verb in this installation."""
+    return [sys.executable, "-m", "stoker", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """The environment of verbs: nothing of a terminal."""
+    return {**os.environ, "NO_COLOR": "1", "TERM": "dumb", "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+
+
+class Verbs:
+    """Starts verbs, a few at a time."""
+
+    def __init__(self, base: Path) -> None:
+        self._base = base
+        self._room = asyncio.Semaphore(AT_ONCE)
+        self._asked = 0
+
+    async def run(
+        self, arguments: Sequence[str], *, seconds: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> VerbResult:
+        """Runs a verb to its end; it is ended with its children where it takes too long or nobody waits any more.
+
+        Raises:
+            PageError: it took too long, or too much waits already.
+        """
+        if self._asked >= WAITING:
+            raise PageError(429, "the page is busy", retry_after=5)
+        self._asked += 1
+        try:
+            async with self._room:
+                return await self._run(arguments, seconds, cwd or self._base, dict(env or {}))
+        finally:
+            self._asked -= 1
+
+    async def _run(self, arguments: Sequence[str], seconds: float, cwd: Path, env: dict[str, str]) -> VerbResult:
+        process = await asyncio.create_subprocess_exec(
+            *command_of(arguments),
+            cwd=cwd,
+            env=environment() | env,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                out, errors = await process.communicate()
+        except TimeoutError:
+            raise PageError(504, f"`stoker {arguments[0]}` took more than {seconds:g} s") from None
+        finally:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+        assert process.returncode is not None
+        return VerbResult(process.returncode, _json_of(out[:MOST]), errors.decode("utf-8", "replace"))
+
+
+def _json_of(out: bytes) -> Any:
+    """The JSON of an output: all of it, or its last line that is some."""
+    try:
+        return json.loads(out)
+    except ValueError:
+        pass
+    for line in reversed(out.splitlines()):
+        try:
+            return json.loads(line)
+        except ValueError:
+            continue
+    return None

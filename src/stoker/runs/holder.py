@@ -1,0 +1,52 @@
+"""The process that trains in a run's folder, found by the lock that it holds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from stoker.runs.output_folder import LOCK
+from stoker.runs.run_folder import RunFolder
+
+LOCKS = Path("/proc/locks")
+
+
+def holder_of(folder: RunFolder) -> psutil.Process | None:
+    """The process that holds a run's lock on this machine; None where none does, or it cannot be found."""
+    path = folder.path / LOCK
+    if not path.is_file() or not folder.is_taken():
+        return None
+    number = _by_lock(path) or _by_open_file(path)
+    try:
+        return psutil.Process(number) if number is not None else None
+    except psutil.Error:
+        return None
+
+
+def _by_lock(path: Path) -> int | None:
+    """From the kernel's table: ``1: FLOCK  ADVISORY  WRITE 4711 fe:01:131205 0 EOF``."""
+    found = path.stat()
+    wanted = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        lines = LOCKS.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        words = line.split()
+        if len(words) >= 6 and words[1] == "FLOCK" and words[5] == wanted and words[4].isdecimal():
+            return int(words[4])
+    return None
+
+
+def _by_open_file(path: Path) -> int | None:
+    """Where there is no such table, or it names another device: the process of this user that has the file open."""
+    real = str(path.resolve())
+    for process in psutil.process_iter():
+        try:
+            if any(each.path == real for each in process.open_files()):
+                return int(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return None

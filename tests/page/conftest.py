@@ -1,0 +1,43 @@
+"""Pages over folders of made-up runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import PORT, ROLES, TOKENS, Browser
+
+from stoker.page.accounts import hash_of
+from stoker.page.settings import PageSettings, state_folder
+
+
+@pytest.fixture
+def make_page(tmp_path: Path) -> Callable[..., Browser]:
+    """Makes a page; with ``users=True`` one with the users of `ROLES`."""
+
+    def make(*, users: bool = False, host: str = "127.0.0.1", **more: Any) -> Browser:
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        file = tmp_path / "users"
+        if users:
+            file.write_text("".join(f"{name} {role} {hash_of(TOKENS[name])}\n" for name, role in ROLES.items()))
+        settings = PageSettings(
+            host=host,
+            port=PORT,
+            runs=((tmp_path / "runs").resolve(),),
+            data=(),
+            state=state_folder(tmp_path / "state"),
+            base=tmp_path.resolve(),
+            users=file if users else None,
+            **more,
+        )
+        return Browser(settings)
+
+    return make
+
+
+@pytest.fixture
+def page(make_page: Callable[..., Browser]) -> Browser:
+    """A page of one person on loopback, whose session has begun."""
+    return make_page().begin()

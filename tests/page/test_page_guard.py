@@ -1,0 +1,198 @@
+"""Who is answered: hosts, origins, sessions, roles."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browsing import HOST, TOKENS, Browser, make_run
+
+from stoker.errors import UserError
+from stoker.page import accounts
+from stoker.page.accounts import hash_of, read_users
+
+COOKIE = "stoker-session-7860"
+JOB = {"yaml": "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n", "name": "mine"}
+CHANGES = [
+    ("POST", "/api/jobs", "run"),
+    ("POST", "/api/check", "see"),
+    ("DELETE", "/api/queue/1", "run"),
+    ("POST", "/api/runs/x/stop", "run"),
+    ("POST", "/api/runs/x/resume", "run"),
+    ("POST", "/api/logout", "see"),
+]
+
+
+def test_a_page_of_one_person_needs_no_token_and_has_a_session(page: Browser) -> None:
+    me = page.get("/api/me").json()
+    assert (me["role"], me["login"], me["csrf"]) == ("admin", False, page.csrf)
+
+
+def test_answers_have_the_headers_that_protect_the_page(page: Browser) -> None:
+    for path in ("/api/me", "/", "/api/none", "/static/none.js"):
+        headers = page.get(path).headers
+        assert headers["content-security-policy"].startswith("default-src 'self';")
+        assert "unsafe" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")
+        assert "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:7860", "127.0.0.1.evil.example", "", "[evil]", "10.0.0.1"]
+)
+def test_a_name_from_elsewhere_that_points_to_loopback_is_refused(page: Browser, host: str) -> None:
+    for path in ("/api/me", "/api/runs", "/", "/static/index.js"):
+        assert page.get(path, headers={"host": host}).status_code == 403
+    assert page.post("/api/check", JOB, headers={"host": host, "origin": f"http://{host}"}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["localhost:7860", "127.0.0.1", "[::1]:7860"])
+def test_names_of_loopback_are_answered(page: Browser, host: str) -> None:
+    assert page.get("/api/me", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(("method", "path", "role"), CHANGES)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": ""},
+        {"origin": f"http://{HOST}.evil.example"},
+        {"x-stoker-csrf": ""},
+        {"x-stoker-csrf": "0" * 64},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_changes_that_another_site_asks_for_are_refused(
+    page: Browser, method: str, path: str, role: str, headers: dict[str, str]
+) -> None:
+    found = page.send(method, path, JOB, headers=headers)
+    assert found.status_code == 403, found.text
+    assert not page.page.queue.entries() and not list(page.page.audit.lines())
+
+
+def test_a_session_is_not_enough_without_its_own_csrf_value(make_page: Callable[..., Browser]) -> None:
+    one, other = make_page().begin(), make_page().begin()
+    assert one.csrf != other.csrf
+    other.csrf = one.csrf
+    assert other.post("/api/check", JOB).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "path", ["/api/me", "/api/runs", "/api/schema", "/api/queue", "/api/recipes", "/api/none", "/api/script"]
+)
+def test_without_a_token_nothing_is_told_where_one_is_demanded(make_page: Callable[..., Browser], path: str) -> None:
+    page = make_page(users=True, host="0.0.0.0")
+    found = page.get(f"/api/{path}")
+    assert found.status_code == 401
+    assert set(found.json()["error"]) == {"message", "hint", "file", "line", "column"}
+
+
+def test_wrong_tokens_are_refused_and_soon_no_longer_read(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True)
+    codes = [page.post("/api/login", {"token": f"guess-{n}"}).status_code for n in range(12)]
+    assert codes == [401] * 10 + [429] * 2
+    assert page.post("/api/login", {"token": TOKENS["boss"]}).status_code == 429
+    assert [line["action"] for line in page.page.audit.lines()] == ["login refused"] * 10
+
+
+def test_a_session_ends_with_logging_out_and_a_stolen_cookie_with_it(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True).login("boss")
+    stolen = page.client.cookies[COOKIE]
+    assert page.get("/api/runs").status_code == 200
+    assert page.post("/api/logout").status_code == 200
+    thief = make_page(users=True)  # a page that was started again, too
+    thief.client.cookies.set(COOKIE, stolen)
+    assert thief.get("/api/runs").status_code == 401
+
+
+def test_a_session_outlives_the_page_and_ends_in_time(
+    make_page: Callable[..., Browser], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cookie = make_page(users=True).login("viewer").client.cookies[COOKIE]
+    again = make_page(users=True)
+    again.client.cookies.set(COOKIE, cookie)
+    assert again.get("/api/me").json()["name"] == "viewer"
+    now = time.time()
+    monkeypatch.setattr(accounts.time, "time", lambda: now + 12 * 3600 + 1)
+    assert again.get("/api/me").status_code == 401
+
+
+@pytest.mark.parametrize("change", ["boss|", "later", "unsigned", "garbage", "long"])
+def test_a_cookie_that_was_changed_is_none(make_page: Callable[..., Browser], change: str) -> None:
+    page = make_page(users=True).login("viewer")
+    text = base64.urlsafe_b64decode(page.client.cookies[COOKIE] + "==").decode()
+    name, number, until, signature = text.split("|")
+    forged = {
+        "boss|": f"boss|{number}|{until}|{signature}",
+        "later": f"{name}|{number}|{int(until) + 9999}|{signature}",
+        "unsigned": f"{name}|{number}|{until}|",
+        "garbage": "\x00\xff||||",
+        "long": "a" * 5000,
+    }[change]
+    page.client.cookies.clear()
+    assert page.get("/api/me").status_code == 401
+    page.client.cookies.set(COOKIE, base64.urlsafe_b64encode(forged.encode()).decode().rstrip("="))
+    assert page.get("/api/me").status_code == 401
+
+
+def test_a_new_token_ends_the_sessions_of_the_old_one(make_page: Callable[..., Browser], tmp_path: Path) -> None:
+    page = make_page(users=True).login("viewer")
+    lines = (tmp_path / "users").read_text().replace(hash_of(TOKENS["viewer"]), hash_of("another token of a viewer"))
+    (tmp_path / "users").write_text(lines + "# changed\n")
+    assert page.get("/api/me").status_code == 401
+
+
+@pytest.mark.parametrize(("method", "path", "role"), [each for each in CHANGES if each[2] != "see"])
+def test_who_may_see_may_not_change(make_page: Callable[..., Browser], method: str, path: str, role: str) -> None:
+    page = make_page(users=True).login("viewer")
+    found = page.send(method, path, JOB)
+    assert (found.status_code, "needs the role run" in found.text) == (403, True)
+    assert not page.page.queue.entries()
+
+
+def test_users_and_the_log_are_for_an_admin(make_page: Callable[..., Browser]) -> None:
+    for name, code in (("viewer", 403), ("runner", 403), ("boss", 200)):
+        page = make_page(users=True).login(name)
+        assert [page.get(path).status_code for path in ("/api/users", "/api/audit-log")] == [code, code]
+    assert {line["user"] for line in page.get("/api/audit-log").json()["lines"]} == {"viewer", "runner", "boss"}
+    assert TOKENS["boss"] not in page.get("/api/audit-log").text + page.get("/api/users").text
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("me admin", "2 words"),
+        ("me king " + "0" * 64, "no role"),
+        ("me see 0000", "no SHA-256"),
+        ("local see " + "0" * 64, "no name"),
+        ("", "names nobody"),
+    ],
+)
+def test_a_wrong_file_of_users_is_refused_with_its_line(tmp_path: Path, line: str, what: str) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"# name role hash\n{line}\n")
+    with pytest.raises(UserError, match=what) as found:
+        read_users(file)
+    assert found.value.problems[0].line == (2 if line else 0)
+
+
+def test_the_page_says_nothing_of_its_bugs(
+    make_page: Callable[..., Browser], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    page = make_page()
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("secret of the code")
+
+    monkeypatch.setattr(page.page.views, "summary", fail)
+    found = page.get("/api/runs")
+    assert found.status_code == 500 and "secret" not in found.text
+    assert json.loads(found.text)["error"]["message"].startswith("the page failed")
