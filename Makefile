@@ -16,7 +16,7 @@ install: .venv/.installed
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,evaluate,serve,dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[$(EXTRAS),llamacpp,evaluate,serve,ui,dev]"
 	touch $@
 
 .venv/.installed-bench: .venv/.installed-dev

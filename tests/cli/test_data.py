@@ -270,3 +270,15 @@ def test_a_real_model_on_real_conversations(capsys: pytest.CaptureFixture[str]) 
     assert report["stop_token_trained"] is True
     assert report["prompt_not_prefix"] == report["stop_token_missing"] == 0
     assert 0.2 < report["trained_tokens"] / report["tokens"] < 0.5
+
+
+def test_a_window_of_sequences_is_shown_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [sample["row"] for sample in as_json(capsys, "--samples", "20", "--offset", "0")[1]["samples"]]
+    _, report, _ = as_json(capsys, "--samples", "3", "--offset", "7")
+    assert [sample["row"] for sample in report["samples"]] == rows[7:10]
+    assert len(as_json(capsys, "--samples", "9", "--offset", "18")[1]["samples"]) == 2
+    assert as_json(capsys, "--offset", "20")[1]["samples"] == []
+    special = {t for s in report["samples"] for t, is_one in zip(s["tokens"], s["special"], strict=True) if is_one}
+    assert special == {"<|im_start|>", "<|im_end|>"}
+    code, report, _ = as_json(capsys, "--offset", "-1")
+    assert code == 2 and "--offset" in report["errors"][0]["message"]

@@ -19,7 +19,7 @@ COOKIE = "stoker-session-7860"
 JOB = {"yaml": "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 1\n", "name": "mine"}
 CHANGES = [
     ("POST", "/api/jobs", "run"),
-    ("POST", "/api/check", "see"),
+    ("POST", "/api/check", "run"),
     ("DELETE", "/api/queue/1", "run"),
     ("POST", "/api/runs/x/stop", "run"),
     ("POST", "/api/runs/x/resume", "run"),

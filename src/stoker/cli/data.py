@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--samples", type=int, default=SAMPLES, metavar="N", help=f"sequences shown (default: {SAMPLES})"
     )
+    parser.add_argument("--offset", type=int, metavar="N", help="show the sequences from the N-th on, counted from 0")
     parser.add_argument(
         "--rows",
         action="append",
@@ -95,12 +96,15 @@ def _audit(arguments: argparse.Namespace, loaded: LoadedJob) -> tuple[Audit, lis
     wanted = [_place(text) for text in arguments.rows]
     if arguments.samples < 0:
         raise UserError(Problem("--samples is below 0", "write how many sequences to show"))
+    if arguments.offset is not None and (arguments.offset < 0 or wanted):
+        raise UserError(Problem("--offset is below 0, or stands beside --rows", "sequences are counted from 0"))
     if not task_of(loaded.job).text:
         message = f"`task: {loaded.job.task}` brings its own dataset: there are no rows to audit"
         *others, last = (name for name, task in TASKS.items() if task.text)
         raise UserError(loaded.problem("task", message, f"`stoker data` is for {', '.join(others)} and {last}"))
-    audit, found, dropped = _open(loaded, wanted, 0 if wanted else arguments.samples)
-    return (replace(audit, samples=tuple(found)) if wanted else audit), dropped
+    begin = arguments.offset
+    audit, found, dropped = _open(loaded, wanted, 0 if wanted else arguments.samples, begin)
+    return (replace(audit, samples=tuple(found)) if wanted or begin is not None else audit), dropped
 
 
 def _place(text: str) -> tuple[str, int]:
@@ -111,14 +115,14 @@ def _place(text: str) -> tuple[str, int]:
 
 
 def _open(
-    loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int
+    loaded: LoadedJob, wanted: list[tuple[str, int]], samples: int, begin: int | None
 ) -> tuple[Audit, list[ShownSample], list[Rejected]]:
     from stoker.cli.report import TokeniseReport, quiet_libraries
 
     quiet_libraries()
     from stoker.data.audit import audit
     from stoker.data.corpus import open_corpus
-    from stoker.data.shown_samples import samples_of
+    from stoker.data.shown_samples import samples_from, samples_of
     from stoker.models.text import open_text_side
 
     base = Path.cwd()
@@ -139,7 +143,9 @@ def _open(
             raise UserError(Problem(f"--rows {file}:{row}: there is no such row", f"the sources are {names}"))
         found += sequences
         dropped += rejected
-    return audit(corpus, text.codec, loaded, samples), found, dropped
+    if begin is not None:
+        found = samples_from(corpus, text.codec, begin, samples)
+    return audit(corpus, text.codec, loaded, 0 if begin is not None else samples), found, dropped
 
 
 def _print(audit: Audit, dropped: list[Rejected]) -> None:

@@ -18,6 +18,7 @@ class ShownSample:
     """One training sequence, token by token.
 
     Attributes:
+        special: whether each token is one of the tokenizer's special tokens.
         verdict: ``chosen`` or ``rejected`` of a pair, ``good`` or ``bad`` by a label; empty for others.
     """
 
@@ -26,6 +27,7 @@ class ShownSample:
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
     trained: tuple[bool, ...]
+    special: tuple[bool, ...]
     verdict: str = ""
 
 
@@ -40,6 +42,20 @@ def some_samples(corpus: Corpus, codec: TextCodec, count: int) -> list[ShownSamp
     return found
 
 
+def samples_from(corpus: Corpus, codec: TextCodec, begin: int, count: int) -> list[ShownSample]:
+    """The sequences from a number on, in the order of the sources and of their rows; fewer at the end.
+
+    Args:
+        begin: of the first sequence, counted from 0; each of a pair is one.
+    """
+    found: list[ShownSample] = []
+    for source in corpus.sources:
+        ready = source.cache.ready
+        found += [_sample(source, index, codec) for index in range(begin, min(ready, begin + count - len(found)))]
+        begin = max(0, begin - ready)
+    return found
+
+
 def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSample:
     row, (file, number) = source.cache[index], source.cache.origin(index)
     ids = tuple(row.ids.tolist())
@@ -49,7 +65,9 @@ def _sample(source: TokenisedSource, index: int, codec: TextCodec) -> ShownSampl
         verdict = "rejected" if index % 2 else "chosen"
     elif source.format == "judged":
         verdict = "good" if row.good else "bad"
-    return ShownSample(file, number, token_texts(codec, ids), ids, trained, verdict)
+    special_ids = {number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = tuple(each in special_ids for each in ids)
+    return ShownSample(file, number, token_texts(codec, ids), ids, trained, special, verdict)
 
 
 def samples_of(corpus: Corpus, codec: TextCodec, file: str, row: int) -> tuple[list[ShownSample], list[Rejected]]:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from stoker.page.account_routes import account_routes
 from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
+from stoker.page.data_routes import data_routes
 from stoker.page.guard import PageGuard, error_response
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import job_routes
@@ -51,6 +52,7 @@ def application(page: Page) -> ASGIApp:
         *account_routes(page),
         *run_routes(page),
         *job_routes(page),
+        *data_routes(page),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
         *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
         Route("/{rest:path}", _index),

@@ -46,7 +46,7 @@ def job_routes(page: Page) -> list[Route]:
         route("/api/recipes", in_thread(own.recipes)),
         route("/api/recipes/{name}", in_thread(own.recipe)),
         route("/api/schema", in_thread(own.schema)),
-        route("/api/check", own.check, method="POST"),
+        route("/api/check", own.check, method="POST", role="run"),
         route("/api/jobs", own.start, method="POST", role="run"),
         route("/api/queue", in_thread(own.queue)),
         route("/api/queue/{number}", in_thread(own.cancel), method="DELETE", role="run"),
@@ -251,7 +251,7 @@ async def checked(
         if not found:
             line = next((line for line in reversed(result.errors.splitlines()) if line.strip()), "it says nothing")
             return [Problem(f"`stoker check` failed: {line[:300]}")], {}
-        problems = [_placed(each, str(path)) for each in found.get("errors", [])]
+        problems = [problem_of(each, str(path)) for each in found.get("errors", [])]
     return problems, found
 
 
@@ -266,7 +266,7 @@ def _written_problems(document: JobDocument) -> list[Problem]:
     return []
 
 
-def _placed(each: dict[str, Any], path: str) -> Problem:
+def problem_of(each: dict[str, Any], path: str) -> Problem:
     """A problem of a verb's JSON; the name of the temporary file is left out."""
     words = {key: str(each.get(key, "")).replace(path, "job.yaml") for key in ("message", "suggestion", "key", "file")}
     return Problem(**words, line=int(each.get("line", 0)), column=int(each.get("column", 0)))

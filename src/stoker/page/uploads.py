@@ -1,0 +1,226 @@
+"""Files that users upload, and their versions: each in a folder of its own below ``uploads/``.
+
+An upload comes in parts, each at the byte where the part before it ended; after a lost connection it goes on there.
+A version is a new file without some rows, or with other values in them, beside a record of what it was made from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from stoker.data.readers import SUFFIXES, data_suffix, decode, read_rows
+from stoker.data.rows import Raw, Rejected
+from stoker.files import no_link, read_file, replace_file
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.settings import CHUNK
+
+ID = re.compile(r"[0-9a-f]{16}")
+LARGEST = 1 << 40  # bytes of a file
+SPARE = 1 << 28  # bytes that an upload leaves on the disk
+FLUSH = 1 << 20
+MOST_ROWS = 500
+MOST_CHANGES = 100_000
+RECORD = "upload.json"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file.
+
+    Attributes:
+        size: bytes that it has when it is whole.
+        parent: the id of the upload that it is a version of; empty for none.
+        changes: how many rows were left out and edited.
+    """
+
+    id: str
+    name: str
+    size: int
+    user: str
+    time: float
+    parent: str = ""
+    changes: Mapping[str, int] = field(default_factory=dict)
+
+
+class Uploads:
+    """The uploads of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writing: set[str] = set()
+        self._lock = threading.Lock()
+
+    def begin(self, name: str, size: int, user: str) -> Upload:
+        """Makes room for a file.
+
+        Raises:
+            PageError: its kind is not read, or the disk has not enough room.
+        """
+        name = clean_name(name)
+        if shutil.disk_usage(self._folder).free < size + SPARE:
+            raise PageError(507, f"the disk has no room for {size:,} bytes")
+        upload = Upload(secrets.token_hex(8), name, size, user, round(time.time(), 3))
+        place = self._folder / upload.id
+        place.mkdir(mode=0o700)
+        (place / name).touch(mode=0o600, exist_ok=False)
+        replace_file(place / RECORD, json.dumps(asdict(upload)))
+        return upload
+
+    def find(self, key: str) -> Upload:
+        """The upload of an id.
+
+        Raises:
+            PageError: there is none.
+        """
+        if ID.fullmatch(key):
+            with suppress(OSError, ValueError, TypeError):
+                upload = Upload(**json.loads(read_file(self._folder / key / RECORD)))
+                if upload.id == key:
+                    return upload
+        raise missing("there is no upload of this id", "GET /api/data lists them")
+
+    def path(self, upload: Upload) -> Path:
+        """Where the file is."""
+        return self._folder / upload.id / clean_name(upload.name)
+
+    def offset(self, upload: Upload) -> int:
+        """Bytes that have come."""
+        return self.path(upload).stat().st_size
+
+    def all(self) -> list[Upload]:
+        """All uploads, the newest first."""
+        found = []
+        for place in self._folder.iterdir():
+            with suppress(PageError):
+                found.append(self.find(place.name))
+        return sorted(found, key=lambda upload: -upload.time)
+
+    async def append(self, upload: Upload, offset: int, parts: AsyncIterator[bytes]) -> int:
+        """Writes a part of a file; returns how many bytes the file has now.
+
+        Raises:
+            PageError: the part does not begin where the file ends, goes beyond its size, or another is being written.
+        """
+        with self._lock:
+            if upload.id in self._writing:
+                raise PageError(409, "another part of this file is being written", retry_after=1)
+            self._writing.add(upload.id)
+        try:
+            now = await run_in_threadpool(self.offset, upload)
+            if offset != now:
+                raise PageError(409, f"the file has {now} bytes, and this part begins at {offset}", f"go on at {now}")
+            with open(self.path(upload), "ab", buffering=FLUSH, opener=no_link) as file:
+                came = 0
+                async for part in parts:
+                    came += len(part)
+                    if now + came > upload.size or came > CHUNK:
+                        raise PageError(413, f"the file has {upload.size:,} bytes, a part {CHUNK:,} at most")
+                    await run_in_threadpool(file.write, part)
+            return now + came
+        except OSError as error:
+            raise PageError(507, f"the file cannot be written: {error.strerror}") from error
+        finally:
+            with self._lock:
+                self._writing.discard(upload.id)
+
+    def rows(self, upload: Upload, offset: int, limit: int) -> list[dict[str, Any]]:
+        """Rows as they are written, from a number on; ``row`` is its number as messages have it."""
+        found: list[dict[str, Any]] = []
+        for raw in read_rows(self.path(upload), offset):
+            if len(found) >= limit:
+                break
+            value = decode(raw) if isinstance(raw, Raw) else raw
+            problem = value.reason if isinstance(value, Rejected) else ""
+            found.append({"row": raw.row, "value": None if problem else value, "problem": problem})
+        return found
+
+    def version(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], user: str) -> Upload:
+        """A new file without some rows and with other values in some; the old one stays as it is.
+
+        Raises:
+            PageError: a row is not there, or the file is not whole.
+        """
+        if self.offset(upload) != upload.size:
+            raise PageError(409, "the upload is not whole yet")
+        stem = re.sub(r"(-v\d+)?(\.[A-Za-z]+)+$", "", upload.name)
+        number = 2 + sum(each.parent != "" and each.name.startswith(f"{stem}-v") for each in self.all())
+        made = Upload(secrets.token_hex(8), f"{stem}-v{number}.jsonl", 0, user, round(time.time(), 3), upload.id)
+        made = replace(made, changes={"excluded": len(exclude), "edited": len(edit)})
+        place = self._folder / made.id
+        place.mkdir(mode=0o700)
+        try:
+            seen: set[int] = set()
+            with (place / made.name).open("xb") as file:
+                for line in self._changed(upload, exclude, edit, seen):
+                    file.write(line)
+                made = replace(made, size=file.tell())
+            if absent := (exclude | set(edit)) - seen:
+                raise wrong(f"{upload.name} has no row {min(absent)}", "GET /api/data/ID/rows has the numbers")
+            replace_file(place / RECORD, json.dumps(asdict(made)))
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return made
+
+    def _changed(self, upload: Upload, exclude: set[int], edit: Mapping[int, Any], seen: set[int]) -> Iterator[bytes]:
+        for raw in read_rows(self.path(upload)):
+            seen.add(raw.row)
+            if raw.row in exclude:
+                continue
+            value: Any = edit[raw.row] if raw.row in edit else decode(raw) if isinstance(raw, Raw) else raw
+            if isinstance(value, Rejected):
+                continue  # a row that cannot be read is in no version
+            row = {"text": value} if isinstance(value, str) else value
+            yield (json.dumps(row, ensure_ascii=False) + "\n").encode()
+
+    def as_json(self, upload: Upload) -> dict[str, Any]:
+        """An upload as the API shows it; ``path`` is what a job writes."""
+        offset = self.offset(upload)
+        return {**asdict(upload), "offset": offset, "done": offset == upload.size, "path": str(self.path(upload))}
+
+    def put_aside(self, upload: Upload) -> None:
+        """Takes an upload off the list; its file stays, in a folder of another name."""
+        (self._folder / upload.id).rename(self._folder / f"removed-{upload.id}-{time.time_ns()}")
+
+
+def clean_name(name: str) -> str:
+    """The name of a file, without folders, of a kind that is read.
+
+    Raises:
+        PageError: it is no such name.
+    """
+    last = re.split(r"[/\\]", name)[-1]
+    found = re.sub(r"[^\w.-]+", "_", last).lstrip(".-_")[-120:]
+    if not found or not data_suffix(found) or found == RECORD:
+        raise wrong(f"{last[:60]!r} is of no kind that is read", f"known are {' '.join(SUFFIXES)}, also .gz and .zst")
+    return found
+
+
+def parsed_changes(body: dict[str, Any]) -> tuple[set[int], dict[int, Any]]:
+    """The rows to leave out, and those with other values.
+
+    Raises:
+        PageError: a row is no number, or a value is no row.
+    """
+    exclude, edit = body.get("exclude", []), body.get("edit", {})
+    if not isinstance(exclude, list) or not isinstance(edit, dict) or len(exclude) + len(edit) > MOST_CHANGES:
+        raise wrong("`exclude` is a list of rows, `edit` an object of row: value")
+    if not all(isinstance(row, int) and not isinstance(row, bool) for row in exclude):
+        raise wrong("`exclude` holds something that is no number of a row")
+    if not all(row.isdecimal() and len(row) < 12 and isinstance(value, dict | str) for row, value in edit.items()):
+        raise wrong("`edit` has to be an object of row: value")
+    if not exclude and not edit:
+        raise wrong("nothing would change", "give `exclude` or `edit`")
+    return set(exclude), {int(row): value for row, value in edit.items()}

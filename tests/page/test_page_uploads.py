@@ -1,0 +1,141 @@
+"""Uploads in parts, versions of files, and names that would lead elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from browsing import Browser
+
+ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(1, 8)]
+CONTENT = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+
+
+def upload(page: Browser, content: bytes = CONTENT, name: str = "rows.jsonl") -> str:
+    """The id of a whole upload."""
+    key = page.post("/api/uploads", {"name": name, "size": len(content)}).json()["id"]
+    found = page.send("PATCH", f"/api/uploads/{key}?offset=0", content=content)
+    assert found.json()["done"], found.text
+    return str(key)
+
+
+def test_an_upload_goes_on_where_it_was_cut(page: Browser) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": len(CONTENT)}).json()["id"]
+    assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT[:100]).json()["offset"] == 100
+    for offset in (0, 99, 101):
+        refused = page.send("PATCH", f"/api/uploads/{key}?offset={offset}", content=CONTENT[100:])
+        assert (refused.status_code, refused.json()["error"]["hint"]) == (409, "go on at 100")
+    again = page.get(f"/api/uploads/{key}").json()
+    assert (again["offset"], again["done"]) == (100, False)
+    whole = page.send("PATCH", f"/api/uploads/{key}?offset=100", content=CONTENT[100:]).json()
+    assert whole["done"] and Path(whole["path"]).read_bytes() == CONTENT
+
+
+def test_no_more_comes_than_was_announced(page: Browser) -> None:
+    key = page.post("/api/uploads", {"name": "rows.jsonl", "size": 10}).json()["id"]
+    assert page.send("PATCH", f"/api/uploads/{key}?offset=0", content=CONTENT).status_code == 413
+    assert page.get(f"/api/uploads/{key}").json()["offset"] <= 10
+    assert page.post("/api/uploads", {"name": "rows.jsonl", "size": 1 << 39}).status_code == 507
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("../../etc/cron.d/x.jsonl", "x.jsonl"),
+        ("..\\..\\x.csv", "x.csv"),
+        ("/etc/x.txt", "x.txt"),
+        (".hidden.jsonl", "hidden.jsonl"),
+        ("a b$c.jsonl", "a_b_c.jsonl"),
+        ("-rf.jsonl", "rf.jsonl"),
+    ],
+)
+def test_a_name_keeps_nothing_that_leads_elsewhere(page: Browser, tmp_path: Path, name: str, kept: str) -> None:
+    key = page.post("/api/uploads", {"name": name, "size": 1}).json()["id"]
+    path = Path(page.get(f"/api/uploads/{key}").json()["path"])
+    assert path == (tmp_path / "state" / "uploads" / key / kept).resolve()
+
+
+@pytest.mark.parametrize("name", ["", "..", "x", "x.exe", "x.py", "upload.json/", "\x00.jsonl", "x.yaml", "x.pkl"])
+def test_other_kinds_of_files_are_refused(page: Browser, tmp_path: Path, name: str) -> None:
+    assert page.post("/api/uploads", {"name": name, "size": 1}).status_code == 400
+    assert not list((tmp_path / "state" / "uploads").iterdir())
+
+
+@pytest.mark.parametrize("key", ["..", "%2e%2e", "..%2f..%2fsession.key", "0" * 16, "x" * 16, "0" * 15, "a" * 400])
+def test_an_id_is_no_path(page: Browser, key: str) -> None:
+    for method, path in (("GET", f"/api/uploads/{key}"), ("PATCH", f"/api/uploads/{key}?offset=0")):
+        assert page.send(method, path).status_code in (404, 405), (method, path)
+    assert page.get(f"/api/data/{key}/rows").status_code == 404
+
+
+def test_a_version_leaves_rows_out_and_changes_others_and_says_so(page: Browser) -> None:
+    key = upload(page)
+    rows = page.get(f"/api/data/{key}/rows?offset=1&limit=2").json()["rows"]
+    assert [row["value"] for row in rows] == ROWS[1:3]
+    numbers = [row["row"] for row in rows]
+    edited = {"prompt": "What is three?", "completion": "3."}
+    made = page.post(f"/api/data/{key}/versions", {"exclude": numbers[:1], "edit": {str(numbers[1]): edited}}).json()
+    assert (made["parent"], made["changes"], made["name"]) == (key, {"excluded": 1, "edited": 1}, "rows-v2.jsonl")
+    lines = [json.loads(line) for line in Path(made["path"]).read_text().splitlines()]
+    assert lines == [ROWS[0], edited, *ROWS[3:]]
+    assert Path(page.get(f"/api/uploads/{key}").json()["path"]).read_bytes() == CONTENT
+    again = page.post(f"/api/data/{made['id']}/versions", {"exclude": [1]}).json()
+    assert (again["parent"], again["name"]) == (made["id"], "rows-v3.jsonl")
+    assert [each["id"] for each in page.get("/api/data").json()["data"]] == [again["id"], made["id"], key]
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"exclude": [99]}, {"exclude": "1"}, {"exclude": [True]}, {"edit": {"x": {}}}, {"edit": {"1": 5}}]
+)
+def test_changes_that_mean_nothing_make_no_version(page: Browser, changes: dict[str, object]) -> None:
+    key = upload(page)
+    assert page.post(f"/api/data/{key}/versions", changes).status_code == 400
+    assert len(page.get("/api/data").json()["data"]) == 1
+
+
+def test_a_table_becomes_lines_of_json_in_its_version(page: Browser) -> None:
+    key = upload(page, b"prompt,completion\na,b\nc,d\n", "rows.csv")
+    rows = page.get(f"/api/data/{key}/rows").json()["rows"]
+    made = page.post(f"/api/data/{key}/versions", {"exclude": [rows[0]["row"]]}).json()
+    assert Path(made["path"]).read_text() == '{"prompt": "c", "completion": "d"}\n'
+
+
+def test_a_removed_upload_is_kept_aside(page: Browser, tmp_path: Path) -> None:
+    key = upload(page)
+    assert page.send("DELETE", f"/api/data/{key}").status_code == 200
+    assert page.get("/api/data").json()["data"] == []
+    assert [path.read_bytes() for path in (tmp_path / "state" / "uploads").glob("removed-*/rows.jsonl")] == [CONTENT]
+
+
+def test_who_may_see_uploads_nothing(make_page: Callable[..., Browser]) -> None:
+    page = make_page(users=True).login("viewer")
+    assert page.post("/api/uploads", {"name": "rows.jsonl", "size": 1}).status_code == 403
+    assert page.get("/api/data").status_code == 200
+
+
+def test_rows_are_shown_token_by_token_with_what_is_trained(page: Browser) -> None:
+    key = upload(page)
+    path = page.get(f"/api/uploads/{key}").json()["path"]
+    job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\ntrain: {{seq_len: 64}}\n"
+    found = page.post("/api/rows", {"yaml": job, "offset": 5, "limit": 4}).json()
+    assert (found["total"], len(found["rows"])) == (7, 2)
+    tokens = found["rows"][0]["tokens"]
+    assert "What is 6?" in "".join(token["text"] for token in tokens)
+    assert "".join(token["text"] for token in tokens if token["trained"]).startswith("It is 6.")
+    assert [token["special"] for token in tokens if token["text"] == "<|endoftext|>"] == [True]
+    assert not any(token["special"] for token in tokens if token["text"] in ("What", " is"))
+
+
+def test_the_audit_and_the_plan_are_the_verbs_own(page: Browser) -> None:
+    key = upload(page)
+    path = page.get(f"/api/uploads/{key}").json()["path"]
+    job = f"task: sft\nmodel: llama-3m\ndata: {path}\nsteps: 1\n"
+    audit = page.post("/api/audit", {"yaml": job}).json()
+    assert (audit["rows_in"], audit["rows_used"], audit["command"]) == (7, 7, "stoker data job.yaml")
+    plan = page.post("/api/plan", {"yaml": job, "on": "8xH100"}).json()
+    assert plan["plan"]["fits"] and plan["command"] == "stoker plan job.yaml --on 8xH100"
+    assert page.post("/api/plan", {"yaml": job, "on": "/etc/passwd"}).status_code == 400
+    wrong = page.post("/api/audit", {"yaml": job.replace("steps: 1", "stepss: 1")})
+    assert (wrong.status_code, wrong.json()["error"]["line"]) == (400, 4)
