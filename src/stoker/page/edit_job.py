@@ -1,0 +1,109 @@
+"""Sets and removes keys of a job's YAML, its comments and layout kept: what the page's form does to the text beside it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from stoker.errors import Problem, UserError
+from stoker.job.key_paths import KeyPath, dotted, parse_key
+from stoker.job.shorthand import ALL_AUTO, MAIN_KEY, SOURCE_KEY
+from stoker.job.yaml_document import parse_document
+
+WIDTH = 4096  # characters at which a line would be folded
+SHORT = {**MAIN_KEY, "data": SOURCE_KEY}  # blocks that a single value may stand for, and the key that it is
+
+
+def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
+    """The text after some edits, in order.
+
+    Args:
+        edits: (key, value); a value of None removes the key, and the block that it leaves empty.
+
+    Raises:
+        UserError: the text is no YAML, or a key leads into a value that holds no keys or into several sources.
+    """
+    parse_document(text, file="job.yaml")  # with a message of ours where it is no YAML
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = WIDTH
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    data = yaml.load(text)
+    if data is None:
+        data = CommentedMap()
+    if not isinstance(data, CommentedMap):
+        raise UserError(Problem("the job holds no keys", "begin with a line such as `task: sft`", file="job.yaml"))
+    for key, value in edits:
+        path = parse_key(key)
+        if value is None:
+            _remove(data, path)
+        else:
+            _set(data, path, value)
+    out = io.StringIO()
+    yaml.dump(data, out)
+    return out.getvalue()
+
+
+def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
+    block = path[0]
+    if len(path) == 1 and block in SHORT and isinstance(data.get(block), dict | list) and not isinstance(value, dict | list):
+        path = (block, SHORT[block])  # `data: FILE` where the text has `data:` with keys of its own
+    if len(path) > 1 and block in SHORT:
+        main = SHORT[block]
+        now = data.get(block)
+        if path[1] == main and not isinstance(now, dict | list):
+            data[block] = value
+            return
+        if now is not None and not isinstance(now, dict | list):
+            data[block] = [{main: now}] if block == "data" else {main: now}
+        if block == "data" and not isinstance(path[1], int):
+            path = (block, _only_source(data), *path[1:])
+    if block == ALL_AUTO and len(path) > 1 and data.get(block) == "auto":
+        del data[block]
+    holder: Any = data
+    for depth, part in enumerate(path[:-1]):
+        if isinstance(holder, dict) and holder.get(part) is None:
+            holder[part] = CommentedMap()
+        below = holder[part]
+        if not isinstance(below, dict | list):
+            if isinstance(part, int) and block == "data":  # a source that is a path alone
+                below = holder[part] = CommentedMap({SOURCE_KEY: below})
+            else:
+                here = dotted(path[: depth + 1])
+                raise UserError(Problem(f"`{here}` holds no keys", f"write `{here}` itself", key=dotted(path)))
+        holder = below
+    holder[path[-1]] = value
+
+
+def _only_source(data: CommentedMap) -> int:
+    """The index of the one source of `data`, which becomes a list where it is a block."""
+    now = data.get("data")
+    if isinstance(now, dict):
+        data["data"] = [now]
+    elif now is None:
+        data["data"] = [CommentedMap()]
+    elif len(now) != 1:
+        raise UserError(Problem(f"`data` has {len(now)} sources", "edit them in the YAML", key="data"))
+    return 0
+
+
+def _remove(data: CommentedMap, path: KeyPath) -> None:
+    holders: list[Any] = [data]
+    for part in path[:-1]:
+        below = holders[-1].get(part) if isinstance(holders[-1], dict) else None
+        if isinstance(below, list) and len(below) == 1:
+            below = below[0]
+        if not isinstance(below, dict):
+            if path == (path[0], SHORT.get(str(path[0]))):  # `model:` alone is `model.name`
+                data.pop(path[0], None)
+            return
+        holders.append(below)
+    holders[-1].pop(path[-1], None)
+    for depth in range(len(path) - 1, 0, -1):
+        if holders[depth] or holders[depth - 1].get(path[depth - 1]) is not holders[depth]:
+            return
+        del holders[depth - 1][path[depth - 1]]

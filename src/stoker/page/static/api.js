@@ -1,0 +1,127 @@
+// What the server answers. Every change carries the session's CSRF token; errors keep their hint and place.
+import { useEffect, useRef, useState } from "./html.js";
+
+let csrf = "";
+let embedded = null; // answers by address, in a report without a server
+
+/** An answer with a status of 400 and more; `line`, `column` and `hint` are the server's. */
+export class ApiError extends Error {
+  constructor(status, error) {
+    super(error.message || String(status));
+    Object.assign(this, { hint: "", file: "", line: 0, column: 0, ...error, status });
+  }
+}
+
+export const useAnswers = (answers) => (embedded = answers);
+export const isReport = () => embedded !== null;
+export const useToken = (token) => (csrf = token);
+
+const withQuery = (path, query) => {
+  const values = Object.entries(query ?? {}).filter(([, value]) => value !== undefined && value !== null);
+  return values.length ? `${path}?${new URLSearchParams(values)}` : path;
+};
+
+async function request(method, path, { query, body, raw, signal } = {}) {
+  if (embedded) {
+    if (method === "GET" && path in embedded) return embedded[path];
+    throw new ApiError(404, { message: path });
+  }
+  const headers = method === "GET" ? {} : { "X-Stoker-CSRF": csrf };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(withQuery(path, query), {
+    method,
+    headers,
+    body: raw ?? (body === undefined ? undefined : JSON.stringify(body)),
+    signal,
+    credentials: "same-origin",
+  });
+  const text = await answer.text();
+  const isJson = (answer.headers.get("content-type") || "").includes("json");
+  const value = isJson && text ? JSON.parse(text) : text;
+  if (!answer.ok) throw new ApiError(answer.status, (isJson && value.error) || { message: text.slice(0, 300) });
+  return value;
+}
+
+export const get = (path, query, signal) => request("GET", path, { query, signal });
+export const post = (path, body = {}, signal) => request("POST", path, { body, signal });
+export const remove = (path) => request("DELETE", path);
+export const patchRaw = (path, query, raw) => request("PATCH", path, { query, raw });
+
+/** Asks once a path is known and again when it changes or `tick` does: {data, error, again}. */
+export function useGet(path, query, { every = 0 } = {}) {
+  const [state, set] = useState({ data: null, error: null });
+  const [tick, again] = useState(0);
+  const key = path ? withQuery(path, query) : "";
+  const last = useRef("");
+  useEffect(() => {
+    if (!path) return undefined;
+    const stop = new AbortController();
+    if (last.current !== path) set({ data: null, error: null });
+    last.current = path;
+    get(path, query, stop.signal).then(
+      (data) => set({ data, error: null }),
+      (error) => stop.signal.aborted || set((old) => ({ data: old.data, error })),
+    );
+    return () => stop.abort();
+  }, [key, tick]);
+  useEffect(() => {
+    if (!every || !path || embedded) return undefined;
+    const timer = setInterval(() => document.hidden || again((n) => n + 1), every);
+    return () => clearInterval(timer);
+  }, [every, Boolean(path)]);
+  return { ...state, again: () => again((n) => n + 1) };
+}
+
+/**
+ * Posts and reads the answer as server-sent events, each handed over as soon as it is whole.
+ * Returns when the stream ends.
+ */
+export async function postStream(path, body, onEvent, signal) {
+  const headers = { "Content-Type": "application/json", "X-Stoker-CSRF": csrf };
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+  if (!answer.ok) {
+    const error = (await answer.json().catch(() => ({}))).error;
+    throw new ApiError(answer.status, error || { message: answer.statusText });
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const [events, left] = splitEvents(rest + value);
+    rest = left;
+    for (const event of events) onEvent(event);
+  }
+}
+
+/** The JSON of whole events in a text of server-sent events, and what is left of it. */
+export function splitEvents(text) {
+  const blocks = text.replaceAll("\r\n", "\n").split("\n\n");
+  const left = blocks.pop();
+  const events = [];
+  for (const block of blocks) {
+    const data = block.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5).trim());
+    if (!data.length || data[0] === "[DONE]") continue;
+    events.push(JSON.parse(data.join("\n")));
+  }
+  return [events, left];
+}
+
+/** Follows a run; the browser reconnects by itself and sends the last id. Returns a function that ends it. */
+export function follow(run, onEvent, onConnection) {
+  if (embedded || typeof EventSource === "undefined") return () => {};
+  const source = new EventSource(`/api/runs/${encodeURIComponent(run)}/stream`);
+  let since = 0;
+  source.onopen = () => {
+    since = 0;
+    onConnection(0);
+  };
+  source.onerror = () => {
+    since ||= Date.now() / 1000;
+    onConnection(since);
+  };
+  for (const kind of ["metrics", "event", "status", "reset"]) {
+    source.addEventListener(kind, (message) => onEvent(kind, JSON.parse(message.data)));
+  }
+  return () => source.close();
+}

@@ -1,0 +1,108 @@
+// The page: signs in where a token is asked for, then the rail and the place that the address names.
+import { get, post, useToken } from "./api.js";
+import { loadGlossary } from "./glossary.js";
+import { html, render, useEffect, useState } from "./html.js";
+import { preferred, setLanguage, t } from "./i18n.js";
+import { Rail, TopBar } from "./rail.js";
+import { here, useRoute } from "./router.js";
+import { applyTheme, remember, session } from "./session.js";
+import { Problem, Waiting } from "./ui.js";
+
+const MODULES = {
+  start: () => import("./start.js"),
+  data: () => import("./data.js"),
+  plan: () => import("./plan.js"),
+  train: () => import("./train.js"),
+  compare: () => import("./compare.js"),
+  use: () => import("./use.js"),
+};
+
+const places = {};
+
+/** The place of an address; its module is loaded when it is first met. */
+function Place({ route, me }) {
+  const [, loaded] = useState(0);
+  useEffect(() => {
+    if (!places[route.place]) {
+      MODULES[route.place]().then((module) => {
+        places[route.place] = module.default;
+        loaded((n) => n + 1);
+      });
+    }
+  }, [route.place]);
+  const Found = places[route.place];
+  return Found ? html`<${Found} key=${route.place} route=${route} me=${me} />` : html`<${Waiting} />`;
+}
+
+function SignIn({ onDone }) {
+  const [error, set] = useState(null);
+  const submit = async (event) => {
+    event.preventDefault();
+    try {
+      const answer = await post("/api/login", { token: new FormData(event.target).get("token") });
+      if (answer.csrf) useToken(answer.csrf);
+      onDone();
+    } catch (caught) {
+      set(caught);
+    }
+  };
+  return html`<main class="sign-in" id="main">
+    <h1>${t("app.name")}</h1>
+    <form onSubmit=${submit}>
+      <label for="token">${t("sign_in.token")}</label>
+      <input id="token" name="token" type="password" autocomplete="current-password" required />
+      <button class="primary">${t("sign_in.enter")}</button>
+      <p class="hint">${t("sign_in.hint")}</p>
+      <${Problem} error=${error} />
+    </form>
+  </main>`;
+}
+
+function App() {
+  const route = useRoute();
+  const [me, setMe] = useState(null);
+  const [error, setError] = useState(null);
+  const [words, setWords] = useState(0);
+  const language = route.query.lang;
+  const enter = () =>
+    get("/api/me").then(
+      (found) => {
+        useToken(found.csrf);
+        setError(null);
+        setMe(found);
+      },
+      (caught) => setError(caught),
+    );
+  useEffect(() => void enter(), []);
+  useEffect(() => void setLanguage(language || preferred()).then(() => setWords((n) => n + 1)), [language]);
+  useEffect(() => {
+    document.title = `${t(`place.${route.place}`)}${route.run ? ` · ${route.run}` : ""} · ${t("app.name")}`;
+  }, [route.place, route.run, words]);
+  useEffect(() => {
+    if (route.run && (route.place === "train" || route.place === "use")) remember({ run: route.run.split(",")[0] });
+  }, [route.place, route.run]);
+  if (error?.status === 401) return html`<${SignIn} onDone=${enter} />`;
+  if (!me) return html`<main id="main">${error ? html`<${Problem} error=${error} />` : html`<${Waiting} />`}</main>`;
+  return html`<a class="skip" href="#main" onClick=${skip}>${t("app.skip")}</a>
+    <div class="shell">
+      <${Rail} route=${route} />
+      <div class="body">
+        <${TopBar} route=${route} me=${me} />
+        <main id="main" tabindex="-1"><${Place} route=${route} me=${me} /></main>
+      </div>
+    </div>`;
+}
+
+function skip(event) {
+  event.preventDefault(); // the address stays: it is the view
+  document.getElementById("main").focus();
+}
+
+async function begin() {
+  applyTheme(session().theme);
+  await Promise.all([setLanguage(here().query.lang || preferred()), loadGlossary()]);
+  render(html`<${App} />`, document.getElementById("app"));
+  performance.mark("stoker-first-paint");
+}
+
+begin();

@@ -1,0 +1,115 @@
+// Compare: several runs on one axis, the keys in which their jobs differ, and who is better, with an interval.
+import { get, useGet } from "./api.js";
+import { evalLine } from "./commands.js";
+import { Term } from "./glossary.js";
+import { html, useEffect, useState } from "./html.js";
+import { number, t } from "./i18n.js";
+import { address, go, link } from "./router.js";
+import { Charts, metricsOf } from "./run.js";
+import { Rollouts } from "./rollouts.js";
+import { Command, Empty, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
+
+const MOST = 6; // as many as there are colours
+
+/** The leaves of a job's YAML by dotted key; enough of YAML for the resolved jobs that runs keep, which are block style. */
+export function leaves(yaml) {
+  const found = {};
+  const path = [];
+  for (const line of yaml.split("\n")) {
+    const parts = /^(\s*)(- )?([\w-]+):(?:\s+(.*?))?\s*$/.exec(line.replace(/\s+#.*$/, ""));
+    if (!parts) continue;
+    const depth = parts[1].length + (parts[2] ? 2 : 0);
+    while (path.length && path[path.length - 1].depth >= depth) path.pop();
+    path.push({ depth, key: parts[3] });
+    if (parts[4] !== undefined && parts[4] !== "") found[path.map((part) => part.key).join(".")] = parts[4];
+  }
+  return found;
+}
+
+/** Keys whose values differ between jobs, with the value of each. */
+export function differences(jobs) {
+  const each = jobs.map(leaves);
+  const keys = [...new Set(each.flatMap((one) => Object.keys(one)))];
+  return keys.filter((key) => new Set(each.map((one) => one[key])).size > 1).map((key) => [key, ...each.map((one) => one[key] ?? "–")]);
+}
+
+/**
+ * The sentence that a judge needs of the difference B - A with its interval: better, worse, or that it cannot be told.
+ * `higher` says whether more is better.
+ */
+export function verdict(difference, higher = true) {
+  const { low, high, rows } = difference;
+  if (low > 0 || high < 0) {
+    const isBetter = low > 0 === higher;
+    const [least, most] = [Math.min(Math.abs(low), Math.abs(high)), Math.max(Math.abs(low), Math.abs(high))];
+    return { key: isBetter ? "compare.better" : "compare.worse", least, most };
+  }
+  return { key: "compare.cannot_tell", rows };
+}
+
+function Judged({ runs }) {
+  const [found, set] = useState(null);
+  const [error, setError] = useState(null);
+  const key = runs.map((run) => run.id).join(",");
+  useEffect(() => {
+    const stop = new AbortController();
+    Promise.all(runs.map((run) => get(`/api/runs/${encodeURIComponent(run.id)}/evaluations`, {}, stop.signal))).then(
+      (answers) => set(answers.map((answer) => answer.evaluations ?? [])),
+      (caught) => stop.signal.aborted || setError(caught),
+    );
+    return () => stop.abort();
+  }, [key]);
+  if (!found) return html`<${Problem} error=${error} />`;
+  const names = [...new Set(found.flat().map((one) => `${one.name ?? ""}\t${one.metric ?? ""}`))];
+  const cell = (list, name) => {
+    const one = list.findLast((each) => `${each.name ?? ""}\t${each.metric ?? ""}` === name);
+    return one ? `${number(one.value)}${one.low === undefined || one.low === null ? "" : ` (${number(one.low)} … ${number(one.high)})`}` : "–";
+  };
+  const differs = found.flat().filter((one) => one.against && runs.some((run) => run.name === one.against || run.id === one.against));
+  return html`<h2><${Term} id="interval" label=${t("compare.evaluations")} /></h2>
+    ${differs.map((one) => {
+      const said = verdict(one, one.higher ?? true);
+      return html`<p class="note" key=${one.metric}><strong>${t(said.key, { a: one.against, b: one.run ?? runs[1]?.name, low: said.least, high: said.most, n: said.rows, metric: one.metric })}</strong></p>`;
+    })}
+    <${Table} name=${t("compare.evaluations")} head=${[t("compare.metric"), ...runs.map((run) => run.name)]} empty=${t("compare.no_evaluations")} rows=${names.map((name) => [name.replace("\t", " "), ...found.map((list) => cell(list, name))])} />
+    ${runs.length > 1 && html`<p class="hint">${t("compare.how")}</p><${Command} line=${evalLine(runs[1], ["--against", runs[0].folder])} />`}`;
+}
+
+function Chosen({ runs, route }) {
+  const tab = route.tab || "curves";
+  const ids = route.run;
+  const details = runs.map((run) => useGet(`/api/runs/${encodeURIComponent(run.id)}`).data);
+  const ready = details.every(Boolean);
+  const rows = ready ? differences(details.map((run) => run.job)) : [];
+  const metrics = ready ? metricsOf([...new Set(details.flatMap((run) => run.metrics ?? []))]) : [];
+  return html`<${Tabs} name=${t("place.compare")} current=${tab} items=${["curves", "keys", "evaluations", "rollouts"].map((name) => [name, t(`compare.tab.${name}`)])} />
+    ${ready && tab === "curves" && html`<${Charts} runs=${runs} metrics=${metrics} route=${route} />`}
+    ${ready && tab === "keys" && html`<${Table} name=${t("compare.tab.keys")} head=${[t("compare.key"), ...runs.map((run) => run.name)]} empty=${t("compare.same")} rows=${rows.map(([key, ...values]) => [html`<code>${key}</code>`, ...values])} />`}
+    ${tab === "evaluations" && html`<${Judged} key=${ids} runs=${runs} />`}
+    ${tab === "rollouts" && html`<div class="split">${runs.slice(0, 2).map((run) => html`<section key=${run.id}><h2>${run.name}</h2><${Rollouts} path=${`/api/runs/${encodeURIComponent(run.id)}`} route=${route} /></section>`)}</div>`}`;
+}
+
+export default function Compare({ route }) {
+  const found = useGet("/api/runs");
+  const ids = route.run ? route.run.split(",") : [];
+  const toggle = (id) => {
+    const next = ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MOST);
+    go({ run: next.join(",") });
+  };
+  return html`<h1>${t("place.compare")}</h1>
+    <${Loaded} of=${found}>
+      ${({ runs }) => {
+        if (!runs.length) return html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
+        const chosen = ids.map((id) => runs.find((run) => run.id === id)).filter(Boolean);
+        return html`<details open=${chosen.length < 2}><summary>${t("compare.pick", { n: chosen.length })}</summary>
+            <${Table}
+              name=${t("train.title")}
+              head=${["", t("run.name"), t("run.status"), html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`]}
+              rows=${runs.slice(0, 200).map((run) => [html`<input type="checkbox" id=${`pick-${run.id}`} checked=${ids.includes(run.id)} onChange=${() => toggle(run.id)} />`, html`<label for=${`pick-${run.id}`}>${run.name}</label>`, html`<${Status} status=${run.status} />`, number(run.loss), number(run.held_out_loss)])}
+            />
+          </details>
+          ${chosen.length > 0 ? html`<${Chosen} key=${chosen.map((run) => run.id).join(",")} runs=${chosen} route=${route} />` : html`<p class="hint">${t("compare.none")}</p>`}
+          ${chosen.length === 2 && html`<div class="actions"><a class="button" href=${address({ place: "use", run: ids.join(","), query: { lang: route.query.lang } })}>${t("compare.talk")}</a></div>`}`;
+      }}
+    <//>`;
+}

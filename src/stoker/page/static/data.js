@@ -1,0 +1,186 @@
+// Data: files, the audit of the job at hand, and its rows token by token.
+import { post, useGet } from "./api.js";
+import { Figure } from "./glossary.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { bytes, number, percent, t, time } from "./i18n.js";
+import { link } from "./router.js";
+import { remember, rememberJob, useSession } from "./session.js";
+import { Tokens, isSpecial, ofColumns } from "./tokens.js";
+import { Action, Command, Empty, Loaded, Problem, Table, Tabs, Waiting } from "./ui.js";
+import { Drop } from "./upload.js";
+
+const PAGE = 50; // rows asked for at once
+
+/** What the server says of a job, asked once a text: {data, error, busy}. */
+export function useAnswer(path, body) {
+  const [state, set] = useState({ data: null, error: null, busy: true });
+  useEffect(() => {
+    const stop = new AbortController();
+    set({ data: null, error: null, busy: true });
+    post(path, body, stop.signal).then(
+      (data) => set({ data, error: null, busy: false }),
+      (error) => stop.signal.aborted || set({ data: null, error, busy: false }),
+    );
+    return () => stop.abort();
+  }, [path, JSON.stringify(body)]);
+  return state;
+}
+
+function Files() {
+  const found = useGet("/api/data");
+  const state = useSession();
+  const use = async (file) => {
+    const { yaml } = await post("/api/edit", { yaml: state.yaml, edits: [{ key: "data", value: file.path }] });
+    rememberJob({ yaml, file });
+  };
+  return html`<${Drop} id="data-file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=".jsonl,.json,.csv,.tsv,.parquet,.txt,.gz,.zst" onDone=${found.again} />
+    <h2>${t("data.files")}</h2>
+    <${Loaded} of=${found}>
+      ${({ files }) =>
+        html`<${Table}
+          name=${t("data.files")}
+          head=${[t("data.name"), t("data.size"), t("data.created"), t("data.parent"), ""]}
+          empty=${t("data.no_files")}
+          rows=${files.map((file) => [
+            file.name,
+            bytes(file.size),
+            time(file.created),
+            file.parent ? (files.find((other) => other.id === file.parent)?.name ?? String(file.parent)) : "",
+            state.yaml && html`<${Action} label=${t("data.use")} onPress=${() => use(file)} />`,
+          ])}
+        />`}
+    <//>`;
+}
+
+/** Bars of a histogram: lengths up to a power of two. */
+const Lengths = ({ histogram }) => {
+  const most = Math.max(1, ...Object.values(histogram));
+  return html`<div class="bars" role="img" aria-label=${t("data.lengths_words", { text: Object.entries(histogram).map(([length, n]) => `≤ ${length}: ${n}`).join(", ") })}>
+    ${Object.entries(histogram).map(
+      ([length, n]) => html`<div class="bar" key=${length}><span>≤ ${number(Number(length))}</span><div class="fill" style=${{ width: `${(100 * n) / most}%` }}></div><span class="number">${number(n)}</span></div>`,
+    )}
+  </div>`;
+};
+
+function Audit({ yaml }) {
+  const { data, error, busy } = useAnswer("/api/audit", { yaml });
+  useEffect(() => {
+    if (data?.ok) remember({ audited: true });
+  }, [data]);
+  if (busy) return html`<${Waiting} what=${t("data.auditing")} />`;
+  if (error) return html`<${Problem} error=${error} />`;
+  const problems = data.errors ?? [];
+  const share = data.tokens ? data.trained_tokens / data.tokens : 0;
+  return html`<div class="actions"><${Command} line=${data.command} /></div>
+    ${problems.map((problem) => html`<${Problem} key=${problem.message} error=${{ ...problem, hint: problem.suggestion ?? problem.hint }} />`)}
+    ${data.ok && html`<p class="note" role="status">${t("data.ok", { n: data.rows_used, share: percent(share) })}</p>`}
+    ${data.rows_in !== undefined &&
+    html`<div class="figures">
+      <${Figure} id="rows_in" value=${number(data.rows_in)} />
+      <${Figure} id="rows_used" value=${number(data.rows_used)} />
+      <${Figure} id="rows_cut" value=${number(data.rows_cut)} level=${data.rows_cut > 0.1 * data.rows_in ? "warn" : ""} />
+      <${Figure} id="rows_dropped" value=${number(data.rows_dropped)} level=${data.rows_dropped > 0.1 * data.rows_in ? "bad" : ""} />
+      <${Figure} id="tokens" value=${number(data.tokens)} />
+      <${Figure} id="trained_tokens" value=${percent(share)} />
+      <${Figure} id="duplicates" value=${number(data.duplicates)} />
+      <${Figure} id="overlap" value=${number(data.evaluation_overlap)} level=${data.evaluation_overlap ? "bad" : ""} />
+    </div>`}
+    ${data.stop_token_trained !== undefined && html`<p>${t(data.stop_token_trained ? "data.stop_trained" : "data.stop_untrained")}</p>`}
+    <div class="split">
+      ${data.length_histogram && html`<section><h2>${t("data.lengths")}</h2><${Lengths} histogram=${data.length_histogram} /></section>`}
+      <section>
+        ${Object.keys(data.reasons ?? {}).length > 0 &&
+        html`<h2>${t("data.reasons")}</h2>
+          <${Table} name=${t("data.reasons")} head=${[t("data.reason"), t("data.rows")]} rows=${Object.entries(data.reasons).map(([reason, n]) => [html`<span lang="en">${reason}</span>`, number(n)])} />
+          <${Table} name=${t("data.dropped_rows")} head=${[t("data.source"), t("data.row"), t("data.reason")]} rows=${(data.dropped ?? []).slice(0, 50).map((row) => [row.source.split("/").pop(), number(row.row), html`<span lang="en">${row.reason}</span>`])} />`}
+        ${(data.fields_ignored ?? []).length > 0 &&
+        html`<h2>${t("data.ignored")}</h2>
+          <${Table} name=${t("data.ignored")} head=${[t("data.field"), t("data.source"), t("data.rows")]} rows=${data.fields_ignored.map((one) => [html`<code>${one.field}</code>`, one.source, number(one.rows)])} />`}
+      </section>
+    </div>
+    ${(data.samples ?? []).length > 0 &&
+    html`<h2>${t("data.samples")}</h2>${data.samples.map((sample, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: sample.source.split("/").pop(), row: sample.row })} ${sample.verdict && t(`verdict.${sample.verdict}`)}</p><${Tokens} tokens=${ofColumns(sample)} label=${t("data.place", { source: sample.source, row: sample.row })} /></div>`)}`}`;
+}
+
+/** Pairs stand beside each other: a chosen row and the rejected one that follows it. */
+export function paired(rows) {
+  const groups = [];
+  for (const row of rows) {
+    const last = groups[groups.length - 1];
+    const isPair = row.verdict === "rejected" && last?.length === 1 && last[0].verdict === "chosen";
+    if (isPair) last.push(row);
+    else groups.push([row]);
+  }
+  return groups;
+}
+
+function Rows({ yaml, fileId }) {
+  const [rows, set] = useState([]);
+  const [total, setTotal] = useState(null);
+  const [error, setError] = useState(null);
+  const [out, exclude] = useState(new Set());
+  const [made, setMade] = useState(null);
+  const end = useRef(null);
+  const busy = useRef(false);
+  const more = async (from) => {
+    if (busy.current) return;
+    busy.current = true;
+    try {
+      const found = await post("/api/rows", { yaml, offset: from, limit: PAGE });
+      set((old) => (from === 0 ? found.rows : [...old.slice(0, from), ...found.rows]));
+      setTotal(found.total ?? from + found.rows.length);
+    } catch (caught) {
+      setError(caught);
+    }
+    busy.current = false;
+  };
+  useEffect(() => void more(0), [yaml]);
+  useEffect(() => {
+    if (!end.current) return undefined;
+    const watch = new IntersectionObserver((seen) => seen[0].isIntersecting && total !== null && rows.length < total && more(rows.length));
+    watch.observe(end.current);
+    return () => watch.disconnect();
+  }, [rows.length, total]);
+  const toggle = (row) => {
+    const next = new Set(out);
+    if (!next.delete(row)) next.add(row);
+    exclude(next);
+  };
+  const version = async () => setMade(await post(`/api/data/${fileId}/versions`, { exclude: [...out] }));
+  const tokensOf = (row) => (typeof row.tokens[0] === "string" ? ofColumns(row) : row.tokens.map((token) => ({ ...token, special: token.special ?? isSpecial(token.text) })));
+  return html`<${Problem} error=${error} />
+    <p class="hint">${t("tokens.legend")} ${total !== null && t("data.shown", { shown: rows.length, n: total })}</p>
+    ${out.size > 0 && html`<${Action} label=${t("data.version", { n: out.size })} kind="primary" disabled=${!fileId} reason=${t("data.version_uploaded_only")} onPress=${version} />`}
+    ${made && html`<p class="note" role="status">${t("data.version_made", { name: made.name ?? made.id ?? "" })}</p>`}
+    ${total === null && !error && html`<${Waiting} what=${t("data.reading")} />`}
+    <div class="scroll" tabindex="0" role="region" aria-label=${t("data.tab.rows")}>
+      ${paired(rows).map(
+        (group) => html`<div class=${`sample ${group.length > 1 ? "pair" : ""}`} key=${`${group[0].source}:${group[0].row}:${group[0].verdict ?? ""}`}>
+          ${group.map((row) => {
+            const place = t("data.place", { source: String(row.source).split("/").pop(), row: row.row });
+            return html`<div key=${row.verdict}>
+              <p class="hint"><label><input type="checkbox" checked=${out.has(row.row)} onChange=${() => toggle(row.row)} /> ${t("data.exclude")}</label> · ${place} ${row.verdict && t(`verdict.${row.verdict}`)} ${row.cut ? t("tokens.cut") : ""}</p>
+              <${Tokens} tokens=${tokensOf(row)} label=${place} />
+            </div>`;
+          })}
+        </div>`,
+      )}
+      <div ref=${end}></div>
+    </div>`;
+}
+
+export default function Data({ route }) {
+  const state = useSession();
+  const tab = route.tab || (state.yaml ? "audit" : "files");
+  const tabs = ["files", "audit", "rows"].map((name) => [name, t(`data.tab.${name}`)]);
+  return html`<h1>${t("place.data")}</h1>
+    <${Tabs} items=${tabs} current=${tab} name=${t("place.data")} />
+    ${tab === "files"
+      ? html`<${Files} />`
+      : !state.yaml
+        ? html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`
+        : tab === "rows"
+          ? html`<${Rows} yaml=${state.yaml} fileId=${state.file?.id} />`
+          : html`<${Audit} yaml=${state.yaml} />`}
+    ${state.yaml && tab !== "files" && html`<div class="actions"><a class="button" href=${link({ place: "start", run: "job", tab: "" })}>${t("data.back")}</a><a class="button primary" href=${link({ place: "plan", run: "", tab: "" })}>${t("data.next")}</a></div>`}`;
+}

@@ -1,0 +1,56 @@
+// Every number has a word: what it is, its unit, its formula, a healthy range, the key that moves it.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { has, t } from "./i18n.js";
+
+let entries = {};
+
+export async function loadGlossary() {
+  setGlossary(await (await fetch(new URL("glossary.json", import.meta.url))).json());
+}
+export const setGlossary = (list) => (entries = Object.fromEntries(list.map((entry) => [entry.id, entry])));
+export const glossary = () => Object.values(entries);
+export const unitOf = (id) => entries[id]?.unit ?? "";
+export const nameOf = (id) => (has(`g.${id}.name`) ? t(`g.${id}.name`) : id);
+
+/** A term whose entry opens on hover, focus or press and closes with Escape. */
+export function Term({ id, label }) {
+  const [open, set] = useState(false);
+  const [place, move] = useState({ left: "0", top: "0" });
+  const button = useRef(null);
+  const entry = entries[id];
+  useEffect(() => {
+    if (!open) return undefined;
+    const close = (event) => event.key === "Escape" && set(false);
+    addEventListener("keydown", close);
+    return () => removeEventListener("keydown", close);
+  }, [open]);
+  const name = label ?? nameOf(id);
+  if (!entry) return html`<span>${name}</span>`;
+  const show = () => {
+    const box = button.current.getBoundingClientRect();
+    move({ left: `${Math.max(8, Math.min(box.left, innerWidth - 328))}px`, top: `${Math.min(box.bottom + 4, innerHeight - 220)}px` });
+    set(true);
+  };
+  return html`<span class="term" onMouseEnter=${show} onMouseLeave=${() => set(false)}>
+    <button type="button" ref=${button} aria-expanded=${open} onFocus=${show} onBlur=${() => set(false)} onClick=${show}>${name}</button>
+    ${open && html`<span class="entry" role="tooltip" style=${place}><${Entry} entry=${entry} /></span>`}
+  </span>`;
+}
+
+/** One entry in full. */
+export const Entry = ({ entry }) =>
+  html`<span class="entry-body">
+    <strong>${nameOf(entry.id)}</strong> <span>${t(`g.${entry.id}.what`)}</span>
+    <span><b>${t("glossary.unit")}</b> ${entry.unit}</span>
+    <span><b>${t("glossary.formula")}</b> <code>${entry.formula}</code></span>
+    <span><b>${t("glossary.healthy")}</b> ${t(`g.${entry.id}.healthy`)}</span>
+    <span><b>${t("glossary.key")}</b> <code>${entry.key}</code></span>
+  </span>`;
+
+/** A number under its term. `value` is text already, with its unit. */
+export const Figure = ({ id, value, note, level = "", label }) =>
+  html`<div class=${`figure ${level}`}>
+    <${Term} id=${id} label=${label} />
+    <span class="number">${value}</span>
+    ${note && html`<span class="hint">${note}</span>`}
+  </div>`;

@@ -1,0 +1,103 @@
+// The words of the page: one table of messages a language, and numbers, sizes, times and plurals by locale.
+
+export const LANGUAGES = ["en", "zh"];
+const LOCALES = { en: "en-GB", zh: "zh-CN" };
+const tables = {};
+let language = "en";
+
+/** The language that the browser asks for, or English. */
+export function preferred(wanted = navigator.languages || [navigator.language]) {
+  for (const tag of wanted) {
+    const found = LANGUAGES.find((name) => String(tag).toLowerCase().startsWith(name));
+    if (found) return found;
+  }
+  return "en";
+}
+
+/** Fetches a language's table once and makes it the page's. */
+export async function setLanguage(name) {
+  if (!LANGUAGES.includes(name)) name = "en";
+  tables[name] ??= await (await fetch(new URL(`messages.${name}.json`, import.meta.url))).json();
+  useTable(name, tables[name]);
+}
+
+/** Makes a table the page's; a report and the tests hand theirs in. */
+export function useTable(name, table) {
+  tables[name] = table;
+  language = name;
+  if (typeof document !== "undefined") document.documentElement.lang = name === "zh" ? "zh-CN" : "en";
+}
+
+export const currentLanguage = () => language;
+const locale = () => LOCALES[language];
+
+/** Whether the table has a message of this key. */
+export const has = (key) => key in tables[language] || `${key}.other` in tables[language];
+
+/**
+ * The message of a key; `{name}` in it is replaced by an argument, numbers as the locale writes them. Of `KEY.one` and
+ * `KEY.other`, the plural rule of the argument `n` chooses. An unknown key is shown as it is.
+ */
+export function t(key, args = {}) {
+  const table = tables[language] ?? {};
+  let message = table[key];
+  if (message === undefined && args.n !== undefined) {
+    const rule = new Intl.PluralRules(locale()).select(Number(args.n));
+    message = table[`${key}.${rule}`] ?? table[`${key}.other`];
+  }
+  if (message === undefined) return key;
+  return message.replace(/\{(\w+)\}/g, (whole, name) => {
+    const value = args[name];
+    if (value === undefined || value === null) return whole;
+    return typeof value === "number" ? number(value) : String(value);
+  });
+}
+
+/** A number with about `digits` significant digits; small and large ones with an exponent. */
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || !Number.isFinite(Number(value))) return "–";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e9)) return Number(value).toExponential(Math.min(2, digits - 1));
+  if (Number.isInteger(value)) return new Intl.NumberFormat(locale()).format(value);
+  return new Intl.NumberFormat(locale(), { maximumSignificantDigits: digits }).format(value);
+}
+
+/** A share of one as a percentage. */
+export function percent(value, digits = 1) {
+  if (value === null || value === undefined || !Number.isFinite(Number(value))) return "–";
+  const style = { style: "percent", maximumFractionDigits: digits };
+  return new Intl.NumberFormat(locale(), style).format(value);
+}
+
+/** Bytes in binary units. */
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (Math.abs(value) >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${number(value, 3)} ${units[unit]}`;
+}
+
+/** Gibibytes, as the planner gives them. */
+export const gib = (value) => (value === null || value === undefined ? "–" : `${number(value, 3)} GiB`);
+
+/** Seconds as h:mm:ss or m:ss, the same in every language. */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || !Number.isFinite(Number(seconds))) return "–";
+  const whole = Math.max(0, Math.round(seconds));
+  const [h, m, s] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  const two = (n) => String(n).padStart(2, "0");
+  return h ? `${h}:${two(m)}:${two(s)}` : `${m}:${two(s)}`;
+}
+
+/** A time of day, with its date where that is not today; `seconds` since 1970. */
+export function time(seconds) {
+  if (!seconds) return "–";
+  const moment = new Date(seconds * 1000);
+  const today = moment.toDateString() === new Date().toDateString();
+  const parts = today ? { timeStyle: "medium" } : { dateStyle: "medium", timeStyle: "short" };
+  return new Intl.DateTimeFormat(locale(), parts).format(moment);
+}

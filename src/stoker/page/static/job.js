@@ -1,0 +1,130 @@
+// The job at hand, twice: a form of the schema's keys and the YAML itself. Both edit the same text; every change is checked.
+import { post, useGet } from "./api.js";
+import { html, useRef, useState } from "./html.js";
+import { t } from "./i18n.js";
+import { startLine } from "./commands.js";
+import { JobForm } from "./job_form.js";
+import { go, link } from "./router.js";
+import { rememberJob, useSession } from "./session.js";
+import { Action, Empty, Field, Problem, useLater } from "./ui.js";
+
+const WAIT = 250; // ms after the last key
+
+/** The job's text with line numbers; lines with a problem are marked, and the cursor can be put on one. */
+export function Editor({ id, text, problems, onInput }) {
+  const area = useRef(null);
+  const gutter = useRef(null);
+  const lines = text.split("\n").length;
+  const wrong = new Map(problems.map((problem) => [problem.line, problem.message]));
+  const scroll = () => (gutter.current.scrollTop = area.current.scrollTop);
+  return html`<div class="editor">
+    <div class="gutter" ref=${gutter} aria-hidden="true">
+      ${Array.from({ length: lines }, (_, i) => html`<div key=${i} class=${wrong.has(i + 1) ? "wrong" : ""} title=${wrong.get(i + 1) ?? ""}>${wrong.has(i + 1) ? "▸ " : ""}${i + 1}</div>`)}
+    </div>
+    <textarea
+      id=${id}
+      ref=${area}
+      class="code"
+      spellcheck=${false}
+      autocapitalize="off"
+      wrap="off"
+      aria-label=${t("job.yaml")}
+      aria-invalid=${problems.length > 0}
+      aria-describedby=${`${id}-problems`}
+      value=${text}
+      onInput=${(event) => onInput(event.target.value)}
+      onScroll=${scroll}
+    ></textarea>
+  </div>`;
+}
+
+/** Puts the cursor on a line of the editor. */
+export function jump(id, line, column = 1) {
+  const area = document.getElementById(id);
+  const start = area.value.split("\n").slice(0, line - 1).join("\n").length + (line > 1 ? 1 : 0) + Math.max(0, column - 1);
+  area.focus();
+  area.setSelectionRange(start, start);
+  area.scrollTop = Math.max(0, (line - 5) * 20);
+}
+
+/** What `check` says of a text: problems, values with their reasons, the command. The answer to an older text is dropped. */
+export function useCheck(yaml) {
+  const [state, set] = useState({ problems: [], resolved: {}, command: "", checked: null, error: null });
+  const asked = useRef("");
+  useLater(
+    async () => {
+      if (!yaml) return;
+      asked.current = yaml;
+      try {
+        const found = await post("/api/check", { yaml });
+        if (asked.current !== yaml) return;
+        const isWhole = found.resolved && Object.keys(found.resolved).length > 0;
+        set((old) => ({ ...found, problems: found.problems ?? [], resolved: isWhole ? found.resolved : old.resolved, checked: yaml, error: null }));
+      } catch (error) {
+        set((old) => ({ ...old, checked: yaml, error }));
+      }
+    },
+    WAIT,
+    [yaml],
+  );
+  return state;
+}
+
+export function Job() {
+  const state = useSession();
+  const schema = useGet("/api/schema");
+  const check = useCheck(state.yaml);
+  const [error, setError] = useState(null);
+  const queue = useRef(Promise.resolve());
+  if (!state.yaml) {
+    return html`<${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+  }
+  const edit = (yaml) => rememberJob({ yaml });
+  const change = (key, value) => {
+    queue.current = queue.current.then(async () => {
+      try {
+        const text = document.getElementById("yaml").value;
+        edit((await post("/api/edit", { yaml: text, edits: [{ key, value }] })).yaml);
+        setError(null);
+      } catch (caught) {
+        setError(caught);
+      }
+    });
+    return queue.current;
+  };
+  const start = async () => {
+    const { id } = await post("/api/jobs", { yaml: state.yaml, name: state.name });
+    go({ place: "train", run: id });
+  };
+  const isBlocked = check.checked !== state.yaml || check.problems.length > 0;
+  return html`<h1>${t("job.title", { name: state.name })}</h1>
+    <div class="actions">
+      <${Action} id="start-training" label=${t("job.start")} kind="primary" line=${startLine(state.name)} onPress=${start} disabled=${isBlocked} reason=${check.problems.length ? t("job.has_problems", { n: check.problems.length }) : ""} />
+      <a class="button" href=${link({ place: "data", run: "" })}>${t("job.see_data")}</a>
+      <a class="button" href=${link({ place: "plan", run: "" })}>${t("job.see_plan")}</a>
+    </div>
+    <${Problem} error=${error ?? check.error} />
+    <div class="split">
+      <section aria-labelledby="form-title">
+        <h2 id="form-title">${t("job.form")}</h2>
+        <${Field} id="job-name" label=${t("job.name")} hint=${t("job.name_hint")}>
+          <input id="job-name" value=${state.name} aria-describedby="job-name-hint" onChange=${(event) => rememberJob({ name: event.target.value.trim() })} />
+        <//>
+        <${JobForm} schema=${schema} check=${check} yaml=${state.yaml} onChange=${change} />
+      </section>
+      <section aria-labelledby="yaml-title">
+        <h2 id="yaml-title">${t("job.yaml")}</h2>
+        <${Editor} id="yaml" text=${state.yaml} problems=${check.problems} onInput=${edit} />
+        <div id="yaml-problems" aria-live="polite">
+          ${check.problems.map(
+            (problem) => html`<div class="problem" key=${`${problem.line}:${problem.message}`}>
+              ${problem.line > 0 && html`<button type="button" class="quiet" onClick=${() => jump("yaml", problem.line, problem.column)}>${t("ui.at_line", { line: problem.line })}</button>${" "}`}
+              <strong>${problem.message}</strong>
+              ${problem.hint && html`<p>${problem.hint}</p>`}
+            </div>`,
+          )}
+          ${check.checked === state.yaml && !check.problems.length && !check.error && html`<p class="hint">${t("job.all_right")}</p>`}
+        </div>
+      </section>
+    </div>`;
+}

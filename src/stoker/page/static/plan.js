@@ -1,0 +1,153 @@
+// Plan: memory against capacity, a step in time, what it costs, and the alternatives with the reason each lost.
+import { post, useGet } from "./api.js";
+import { useAnswer } from "./data.js";
+import { Figure, Term } from "./glossary.js";
+import { html, useEffect, useState } from "./html.js";
+import { gib, number, percent, t } from "./i18n.js";
+import { go, link } from "./router.js";
+import { remember, rememberJob, useSession } from "./session.js";
+import { Action, Command, Empty, Field, Problem, Table, Waiting, useLater } from "./ui.js";
+
+const COLOURS = 6;
+const word = (group, name) => {
+  const key = `${group}.${name.replaceAll(" ", "_")}`;
+  const found = t(key);
+  return found === key ? name : found;
+};
+
+/** Parts of a whole as one stacked bar, with their numbers below; `most` is the capacity. */
+export function Stack({ parts, most, label, unit }) {
+  const entries = Object.entries(parts).filter(([, size]) => size > 0);
+  const sum = entries.reduce((total, [, size]) => total + size, 0);
+  const width = Math.max(most ?? 0, sum) || 1;
+  const words = entries.map(([name, size]) => `${word("part", name)} ${unit(size)}`).join(", ");
+  return html`<div class="stacked">
+    <div class="stack" role="img" aria-label=${`${label}: ${words}`}>
+      ${entries.map(([name, size], i) => html`<span key=${name} class=${`s${i % COLOURS}`} style=${{ width: `${(100 * size) / width}%` }} title=${`${word("part", name)} ${unit(size)}`}></span>`)}
+    </div>
+    <div class="legend">${entries.map(([name, size], i) => html`<span key=${name}><i class=${`s${i % COLOURS}`}></i>${word("part", name)} ${unit(size)}</span>`)}</div>
+  </div>`;
+}
+
+const seconds = (value) => `${number(value, 3)} s`;
+
+function Memory({ plan }) {
+  const stages = plan.stages ?? [{ stage: plan.fullest_stage, memory: plan.memory, memory_gib: plan.memory_gib, moment: plan.fullest_moment }];
+  return html`<section class="panel" aria-labelledby="memory-title">
+    <h2 id="memory-title"><${Term} id="memory_peak" label=${t("plan.memory")} /></h2>
+    ${stages.map(
+      (stage) => html`<div key=${stage.stage}>
+        <h3>${t("plan.stage", { n: stage.stage, peak: gib(stage.memory_gib), capacity: gib(plan.capacity_gib) })}</h3>
+        <${Stack} parts=${stage.memory} most=${plan.capacity_gib} label=${t("plan.memory")} unit=${gib} />
+        <p class="hint">${t("plan.moment")} <span lang="en">${stage.moment}</span></p>
+      </div>`,
+    )}
+  </section>`;
+}
+
+function Answer({ answer, yaml }) {
+  const { plan, run } = answer;
+  const take = async (other) => {
+    const edits = Object.entries(other.job.parallel ?? {}).map(([key, value]) => ({ key: `parallel.${key}`, value }));
+    for (const [key, value] of Object.entries(other.job.train ?? {})) edits.push({ key: `train.${key}`, value });
+    rememberJob({ yaml: (await post("/api/edit", { yaml, edits })).yaml });
+  };
+  const step = (other) => number(other.step_time_s, 3);
+  return html`<div class="figures">
+      <${Figure} id="step_time_s" value=${seconds(plan.step_time_s)} />
+      <${Figure} id="tokens_per_s" value=${number(plan.tokens_per_s, 3)} />
+      <${Figure} id="memory_peak" value=${gib(plan.memory_gib)} level=${plan.fits ? "" : "bad"} note=${t("plan.of", { capacity: gib(plan.capacity_gib) })} />
+      <${Figure} id="mfu" value=${percent(plan.mfu)} />
+      <${Figure} id="hours" value=${run.hours === null ? "–" : `${number(run.hours, 3)} h`} />
+      <${Figure} id="price" value=${run.price === null ? t("plan.no_price") : `${number(run.price, 3)} ${run.currency}`} />
+      <${Figure} id="interruptions" value=${number(run.interruptions, 2)} note=${t("plan.effective", { share: percent(run.effective) })} />
+    </div>
+    <p>${t("plan.layout")} <code>${plan.description}</code> · ${t(plan.fits ? "plan.fits" : "plan.too_large")}</p>
+    <${Memory} plan=${plan} />
+    <section class="panel" aria-labelledby="time-title">
+      <h2 id="time-title">${t("plan.one_step", { seconds: seconds(plan.step_time_s) })}</h2>
+      <${Stack} parts=${plan.time} most=${plan.step_time_s} label=${t("plan.time")} unit=${seconds} />
+      ${answer.binds?.length > 0 && html`<${Table} name=${t("plan.binds")} head=${[t("plan.bound_by"), t("plan.seconds"), t("plan.because")]} rows=${answer.binds.map((bind) => [word("part", bind.resource), seconds(bind.seconds), bind.causes.map((cause) => cause.name).join(", ")])} />`}
+    </section>
+    <h2>${t("plan.alternatives")}</h2>
+    <${Table}
+      name=${t("plan.alternatives")}
+      head=${[t("plan.layout"), t("plan.lost_because"), html`<${Term} id="step_time_s" />`, html`<${Term} id="memory_peak" />`, ""]}
+      rows=${(answer.alternatives ?? []).map((other) => [html`<code>${other.description}</code>`, html`<span lang="en">${other.reason}</span>`, `${step(other)} s`, gib(other.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(other)} />`])}
+    />
+    <h2>${t("plan.helps")}</h2>
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.gain"), t("plan.memory"), ""]} rows=${(answer.helps ?? []).map((help) => [html`<span lang="en">${help.change}</span>`, percent(help.gain), gib(help.memory_gib), html`<${Action} label=${t("plan.take")} onPress=${() => take(help)} />`])} />`;
+}
+
+/** Nothing fits: what comes nearest, and what would make it fit. */
+const Nothing = ({ answer }) =>
+  html`<p class="problem" role="alert">${t("plan.nothing_fits")}</p>
+    ${answer.nearest && html`<${Memory} plan=${answer.nearest} />`}
+    <${Table} name=${t("plan.helps")} head=${[t("plan.change"), t("plan.memory")]} rows=${(answer.changes ?? []).map((change) => [html`<span lang="en">${change.what} ${change.words}</span>`, gib(change.memory_gib)])} />`;
+
+/** The cluster of an address: `local`, or devices of a kind on nodes of eight. */
+export function clusterOf(devices, device) {
+  if (!device || device === "local") return "local";
+  const nodes = Math.ceil(devices / 8);
+  return nodes > 1 ? `${nodes}x8x${device}` : `1x${devices}x${device}`;
+}
+
+function Stages({ yaml }) {
+  const names = [...yaml.matchAll(/^\s*- name:\s*(\S+)/gm)].map((found) => found[1]);
+  if (!names.length) return null;
+  return html`<h2>${t("plan.chain")}</h2><ol class="graph">${names.map((name) => html`<li key=${name}>${name}</li>`)}</ol>`;
+}
+
+/** What a run measured beside what was predicted. */
+export function Measured({ run }) {
+  const found = useGet(`/api/runs/${encodeURIComponent(run)}/plan`);
+  const { predicted, measured, line } = found.data?.plan ?? found.data ?? {};
+  if (!predicted || !measured) return html`<${Problem} error=${found.error} /><p class="hint">${t("plan.unmeasured")}</p>`;
+  const of = 2 ** 30;
+  const both = [
+    [html`<${Term} id="memory_peak" />`, gib(predicted.peak / of), gib(measured.memory / of), percent(measured.memory / predicted.peak - 1)],
+    [html`<${Term} id="step_time_s" />`, seconds(predicted.seconds), seconds(measured.seconds), percent(measured.seconds / predicted.seconds - 1)],
+  ];
+  const parts = Object.fromEntries(Object.entries(predicted.memory ?? {}).map(([name, size]) => [name, size / of]));
+  const most = Math.max(predicted.upper ?? 0, measured.memory) / of;
+  return html`<${Table} name=${t("plan.predicted")} head=${["", t("plan.predicted"), t("plan.measured"), t("plan.difference")]} rows=${both} />
+    <h3>${t("plan.predicted")}</h3><${Stack} parts=${parts} most=${most} label=${t("plan.predicted")} unit=${gib} />
+    <h3>${t("plan.measured")}</h3><${Stack} parts=${{ process: measured.memory / of }} most=${most} label=${t("plan.measured")} unit=${gib} />
+    ${line && html`<p class="hint" lang="en">${line}</p>`}`;
+}
+
+function Planned({ yaml, on }) {
+  const { data, error, busy } = useAnswer("/api/plan", { yaml, on });
+  useEffect(() => {
+    if (data?.plan) remember({ planned: true });
+  }, [data]);
+  if (busy) return html`<${Waiting} what=${t("plan.planning")} />`;
+  if (error) return html`<${Problem} error=${error} />`;
+  return html`<${Command} line=${data.command} />${data.plan ? html`<${Answer} answer=${data} yaml=${yaml} />` : html`<${Nothing} answer=${data} />`}`;
+}
+
+export default function Plan({ route }) {
+  const state = useSession();
+  const device = route.query.device ?? "local";
+  const [devices, setDevices] = useState(Number(route.query.devices ?? 1));
+  const [kind, setKind] = useState(device);
+  useLater(() => go({ query: { devices: kind === "local" ? null : devices, device: kind === "local" ? null : kind } }, { replace: true }), 400, [devices, kind]);
+  if (!state.yaml) {
+    return html`<h1>${t("place.plan")}</h1><${Empty} title=${t("job.none")} text=${t("job.none_text")}><a class="button primary" href=${link({ place: "start", run: "" })}>${t("job.pick_recipe")}</a><//>`;
+  }
+  const on = clusterOf(Number(route.query.devices ?? 1), device);
+  return html`<h1>${t("plan.title", { name: state.name })}</h1>
+    <div class="row">
+      <${Field} id="device" label=${t("plan.device")}>
+        <input id="device" list="devices" value=${kind} onChange=${(event) => setKind(event.target.value.trim() || "local")} />
+        <datalist id="devices">${["local", "H100", "A100-80G", "H200", "L40S", "RTX4090"].map((name) => html`<option key=${name} value=${name} />`)}</datalist>
+      <//>
+      <${Field} id="devices-n" label=${t("plan.devices", { n: devices })}>
+        <input id="devices-n" type="range" min="1" max="64" value=${devices} disabled=${kind === "local"} onInput=${(event) => setDevices(Number(event.target.value))} />
+      <//>
+    </div>
+    <${Planned} key=${`${on}${state.yaml}`} yaml=${state.yaml} on=${on} />
+    <${Stages} yaml=${state.yaml} />
+    ${state.run && html`<section class="panel"><h2>${t("plan.against", { name: state.run })}</h2><${Measured} run=${state.run} /></section>`}
+    <div class="actions"><a class="button primary" href=${link({ place: "start", run: "job", tab: "" })}>${t("plan.back")}</a></div>`;
+}

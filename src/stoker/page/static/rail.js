@@ -1,0 +1,70 @@
+// The way through: six places, what is done filled, what blocks named; language, theme and who is signed in above.
+import { post } from "./api.js";
+import { html } from "./html.js";
+import { LANGUAGES, currentLanguage, t } from "./i18n.js";
+import { PLACES, link } from "./router.js";
+import { applyTheme, remember, useSession } from "./session.js";
+
+const SIGNS = { start: "M4 11 12 4l8 7v9h-5v-6H9v6H4z", data: "M4 5h16v4H4zm0 6h16v4H4zm0 6h10v3H4z" };
+Object.assign(SIGNS, {
+  plan: "M4 20V10h4v10zm6 0V4h4v16zm6 0v-7h4v7z",
+  train: "M3 18 9 9l4 5 4-9 4 6v7z",
+  compare: "M4 4h7v16H4zm9 4h7v12h-7z",
+  use: "M4 4h16v12H10l-6 4z",
+});
+
+/** How far the job at hand has come at a place: done, blocked (with the reason's key) or open. */
+export function standing(place, state) {
+  if (place === "start") return { done: Boolean(state.yaml) };
+  if (place === "data" || place === "plan") {
+    if (!state.yaml) return { blocked: "rail.no_job" };
+    return { done: place === "data" ? state.audited : state.planned };
+  }
+  if (place === "train") return { done: Boolean(state.run) };
+  return state.run ? { done: false } : { blocked: "rail.no_run" };
+}
+
+const target = (place, state) => ({ place, run: state.run && (place === "train" || place === "use") ? state.run : "" });
+
+export function Rail({ route }) {
+  const state = useSession();
+  return html`<nav class="rail" aria-label=${t("rail.name")}>
+    <span class="brand" aria-hidden="true">${t("app.name")}</span>
+    <ul>
+      ${PLACES.map((place) => {
+        const { done, blocked } = standing(place, state);
+        const words = done ? t("rail.done") : blocked ? t(blocked) : "";
+        return html`<li key=${place}>
+          <a href=${link(target(place, state))} aria-current=${route.place === place ? "page" : undefined} class=${done ? "done" : ""} title=${words}>
+            <svg viewBox="0 0 24 24" width="20" height="20" aria-hidden="true"><path d=${SIGNS[place]} /></svg>
+            <span>${t(`place.${place}`)}</span>
+            ${words && html`<span class="hidden">, ${words}</span>`}
+          </a>
+        </li>`;
+      })}
+    </ul>
+  </nav>`;
+}
+
+export function TopBar({ route, me }) {
+  const state = useSession();
+  const theme = (event) => {
+    remember({ theme: event.target.value });
+    applyTheme(event.target.value);
+  };
+  const leave = () => post("/api/logout").then(() => location.reload());
+  return html`<header class="top">
+    <span class="grow"></span>
+    <span class="who">${me.name && t("app.who", { name: me.name, role: t(`role.${me.role}`) })}</span>
+    <span class="languages" role="group" aria-label=${t("app.language")}>
+      ${LANGUAGES.map(
+        (name) => html`<a key=${name} lang=${name} href=${link({ place: route.place, run: route.run, tab: route.tab, query: { ...route.query, lang: name } })} aria-current=${name === currentLanguage() ? "true" : undefined}>${t(`language.${name}`)}</a>`,
+      )}
+    </span>
+    <label class="hidden" for="theme">${t("app.theme")}</label>
+    <select id="theme" value=${state.theme} onChange=${theme}>
+      ${["auto", "light", "dark"].map((name) => html`<option key=${name} value=${name}>${t(`theme.${name}`)}</option>`)}
+    </select>
+    ${me.token && html`<button type="button" class="quiet" onClick=${leave}>${t("app.leave")}</button>`}
+  </header>`;
+}

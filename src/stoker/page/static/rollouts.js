@@ -1,0 +1,42 @@
+// What a policy said while it learnt: each answer as a heat strip by token, the worst first, filtered by how it ended.
+import { useGet } from "./api.js";
+import { Term } from "./glossary.js";
+import { html } from "./html.js";
+import { number, t } from "./i18n.js";
+import { go } from "./router.js";
+import { Tokens, scaleOf } from "./tokens.js";
+import { Loaded } from "./ui.js";
+
+const BY = ["advantage", "kl", "value", "reward"];
+
+export function Rollouts({ path, route }) {
+  const { by = "advantage", ended = "", step, worst = "1" } = route.query;
+  const found = useGet(`${path}/rollouts`, { step, worst: worst === "1" ? 1 : undefined });
+  const set = (query) => go({ query }, { replace: true });
+  return html`<${Loaded} of=${found}>
+    ${({ steps = [], rollouts = [] }) => {
+      if (!rollouts.length) return html`<p class="hint">${t("rollouts.none")}</p>`;
+      const endings = [...new Set(rollouts.map((one) => one.end).filter(Boolean))];
+      const shown = rollouts.filter((one) => !ended || one.end === ended);
+      const known = BY.filter((name) => rollouts.some((one) => one.tokens.some((token) => token[name] !== undefined && token[name] !== null)));
+      const chosen = known.includes(by) ? by : known[0];
+      const scale = Math.max(0, ...shown.map((one) => scaleOf(one.tokens, chosen)));
+      return html`<div class="row">
+          <label for="rollout-step">${t("g.step.name")}</label>
+          <select id="rollout-step" value=${step ?? String(steps[steps.length - 1] ?? "")} onChange=${(event) => set({ step: event.target.value })}>${steps.map((one) => html`<option key=${one} value=${String(one)}>${number(one)}</option>`)}</select>
+          <label for="rollout-by">${t("rollouts.colour")}</label>
+          <select id="rollout-by" value=${chosen} onChange=${(event) => set({ by: event.target.value })}>${known.map((name) => html`<option key=${name} value=${name}>${t(`g.${name}.name`)}</option>`)}</select>
+          <label for="rollout-end">${t("rollouts.ended")}</label>
+          <select id="rollout-end" value=${ended} onChange=${(event) => set({ ended: event.target.value })}><option value="">${t("rollouts.any")}</option>${endings.map((end) => html`<option key=${end} value=${end}>${end}</option>`)}</select>
+          <label><input type="checkbox" checked=${worst === "1"} onChange=${(event) => set({ worst: event.target.checked ? "1" : "0" })} /> ${t("rollouts.worst")}</label>
+        </div>
+        <p class="hint">${t("rollouts.legend", { scale })} <${Term} id=${chosen} /></p>
+        ${shown.map(
+          (one, i) => html`<div class="panel" key=${i}>
+            <p><strong>${one.prompt}</strong> · <${Term} id="score" /> ${number(one.score)} · <span lang="en">${one.end}</span></p>
+            <${Tokens} tokens=${one.tokens} of=${chosen} scale=${scale} label=${t("rollouts.answer", { n: i + 1 })} />
+          </div>`,
+        )}`;
+    }}
+  <//>`;
+}

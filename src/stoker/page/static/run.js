@@ -1,0 +1,179 @@
+// One run: whether it is all right, its curves with what happened on them, and tabs for everything it left.
+import { follow, isReport, post, useGet } from "./api.js";
+import { Chart } from "./chart.js";
+import { forkLine, resumeLine, stopLine } from "./commands.js";
+import { Figure, Term } from "./glossary.js";
+import { html, useEffect, useMemo, useRef, useState } from "./html.js";
+import { duration, gib, number, percent, t, time } from "./i18n.js";
+import { go, link } from "./router.js";
+import { TABS } from "./run_tabs.js";
+import { Action, Command, Loaded, Status, Tabs } from "./ui.js";
+
+const CURVES = ["loss", "lr", "grad_norm", "tokens_per_s", "seconds", "memory_gib", "effective"];
+const OF_POLICY = ["score", "kl", "entropy", "response_tokens", "ended"];
+const LEVELS = { failed: "bad", fault: "bad", hung: "bad", node_lost: "bad", rolled_back: "warn", spike: "warn", skipped: "warn", not_finite: "warn", alarm: "warn", interrupted: "warn", stopped: "warn", slow: "warn" };
+const ON_CURVE = ["saved", "evaluated", "resumed", ...Object.keys(LEVELS)];
+const EVERY = 1000; // ms between two questions while a run goes on
+
+/** Events that belong to a step, as marks. */
+export const marksOf = (events) =>
+  events
+    .filter((event) => Number.isFinite(event.step) && ON_CURVE.includes(event.event) && event.where !== "memory")
+    .map((event) => ({ step: event.step, level: LEVELS[event.event] ?? "ok", event: event.event }));
+
+/** The held-out loss of every evaluation, as a curve. */
+export function heldOut(events, run) {
+  const found = events.filter((event) => event.event === "evaluated" && Number.isFinite(event.loss));
+  const values = found.map((event) => event.loss);
+  return { run: { id: `${run.id}/held`, name: t("g.held_out_loss.name") }, x: found.map((event) => event.step), series: { loss: { mean: values, min: values, max: values } }, total: values.length };
+}
+
+/** What the health card says of one side, with numbers in the units that their names say. */
+export function healthWords({ key, value = {} }) {
+  const args = {};
+  for (const [name, number_] of Object.entries(value)) {
+    if (name === "effective") args[name] = percent(number_);
+    else if (name.endsWith("_gib")) args[name] = gib(number_);
+    else if (name.endsWith("seconds")) args[name] = name.startsWith("wall") ? duration(number_) : `${number(number_, 3)} s`;
+    else args[name] = number(number_);
+  }
+  if (value.planned_seconds) args.slower = percent(value.seconds / value.planned_seconds - 1, 0);
+  if (key.startsWith("health.faults")) args.list = Object.entries(value).map(([event, n]) => `${t(`event.${event}`)} × ${n}`).join(", ");
+  return t(key, args);
+}
+
+const Health = ({ health }) =>
+  html`<aside class="panel" aria-labelledby="health-title">
+    <h2 id="health-title">${t("health.title")}</h2>
+    <p role="status"><strong>${t(health.some((one) => one.level === "bad") ? "health.all.bad" : health.some((one) => one.level === "warn") ? "health.all.warn" : "health.all.ok")}</strong></p>
+    <ul class="health">${health.map((one) => html`<li key=${one.what} class=${one.level}><strong>${t(`health.${one.what}`)}</strong> ${healthWords(one)}</li>`)}</ul>
+  </aside>`;
+
+function Buttons({ run, again }) {
+  const [said, say] = useState("");
+  const act = (what, body) => async () => {
+    const answer = await post(`/api/runs/${encodeURIComponent(run.id)}/${what}`, body);
+    say(answer.command ?? "");
+    if (what === "delete") go({ place: "train", run: "" });
+    else if (answer.id && answer.id !== run.id) go({ place: "train", run: answer.id, tab: "" });
+    again();
+  };
+  const isRunning = ["running", "starting", "queued"].includes(run.status);
+  return html`<div class="actions">
+      ${isRunning
+        ? html`<${Action} id="stop" label=${t("run.stop")} line=${stopLine(run)} onPress=${act("stop")} />`
+        : run.status !== "done" && html`<${Action} id="resume" label=${t("run.resume")} kind="primary" line=${resumeLine(run)} onPress=${act("resume")} />`}
+      ${run.step > 0 && html`<a class=${run.status === "done" ? "button primary" : "button"} id="talk" href=${link({ place: "use", run: run.id, tab: "" })}>${t("run.talk")}</a>`}
+      <${Action} id="fork" label=${t("run.fork")} line=${forkLine(run, `${run.folder}-fork`)} onPress=${act("fork", { name: `${run.name}-fork` })} />
+      <a class="button" href=${link({ place: "compare", run: run.id, tab: "" })}>${t("run.compare")}</a>
+      ${!isRunning && html`<${Action} id="delete" label=${t("run.delete")} confirm=${t("run.delete_sure")} line=${`mv ${run.folder} ${run.folder}.1`} onPress=${act("delete")} />`}
+    </div>
+    ${said && html`<div role="status"><p class="hint">${t("run.did")}</p><${Command} line=${said} /></div>`}`;
+}
+
+function Controls({ route }) {
+  const { smooth = "0", log, axis = "step", zoom } = route.query;
+  const set = (query) => go({ query }, { replace: true });
+  return html`<div class="row">
+    <label for="smooth">${t("chart.smooth", { share: percent(Number(smooth), 0) })}</label>
+    <input id="smooth" type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => set({ smooth: event.target.value === "0" ? null : event.target.value })} />
+    <label for="axis">${t("chart.axis")}</label>
+    <select id="axis" value=${axis} onChange=${(event) => set({ axis: event.target.value === "step" ? null : event.target.value, zoom: null })}>
+      ${["step", "tokens", "seconds"].map((name) => html`<option key=${name} value=${name}>${t(`axis.${name}`)}</option>`)}
+    </select>
+    <label><input type="checkbox" checked=${log === "1"} onChange=${(event) => set({ log: event.target.checked ? "1" : null })} /> ${t("chart.log")}</label>
+    ${zoom && html`<button type="button" onClick=${() => set({ zoom: null })}>${t("chart.all")}</button>`}
+  </div>`;
+}
+
+/** The range of an address: `10-200`. */
+export const rangeOf = (zoom) => {
+  const found = /^(-?[\d.e+]+)~(-?[\d.e+]+)$/.exec(zoom ?? "");
+  return found ? [Number(found[1]), Number(found[2])] : null;
+};
+export const zoomOf = (range) => (range ? range.map((value) => Number(value.toPrecision(7))).join("~") : null);
+
+/** Charts that share their axis, smoothing and zoom, all kept in the address. */
+export function Charts({ runs, metrics, route, events = [], extra = [], tick = 0 }) {
+  const { smooth, log, axis = "step", zoom } = route.query;
+  const range = useMemo(() => rangeOf(zoom), [zoom]);
+  const onRange = (next) => go({ query: { zoom: zoomOf(next) } }, { replace: true });
+  return html`<${Controls} route=${route} />
+    <div class="charts">
+      ${metrics.map(
+        (metric) => html`<${Chart} key=${metric} runs=${runs} metric=${metric} axis=${axis} log=${log === "1"} smooth=${Number(smooth ?? 0)} events=${events} extra=${metric === "loss" ? extra : []} range=${range} onRange=${onRange} tick=${tick} />`,
+      )}
+    </div>`;
+}
+
+export const metricsOf = (names) => [...CURVES.filter((name) => names.includes(name)), ...OF_POLICY.filter((name) => names.includes(name)), ...names.filter((name) => name.startsWith("reward/"))];
+
+/** Asks again as the run's stream says that something is new, at most every second. */
+function useLive(id, isRunning, ...again) {
+  const [lost, setLost] = useState(0);
+  const [tick, setTick] = useState(0);
+  const timer = useRef(0);
+  const latest = useRef(again);
+  latest.current = again;
+  useEffect(() => {
+    const soon = () => {
+      if (timer.current || document.hidden) return;
+      timer.current = setTimeout(() => {
+        timer.current = 0;
+        setTick((n) => n + 1);
+        for (const ask of latest.current) ask();
+      }, EVERY);
+    };
+    document.addEventListener("visibilitychange", soon);
+    const end = follow(id, soon, setLost);
+    return () => {
+      end();
+      clearTimeout(timer.current);
+      timer.current = 0;
+      document.removeEventListener("visibilitychange", soon);
+    };
+  }, [id]);
+  return { lost, tick };
+}
+
+export function Run({ route }) {
+  const path = `/api/runs/${encodeURIComponent(route.run)}`;
+  const found = useGet(path, {}, { every: 5000 });
+  const happened = useGet(`${path}/events`);
+  const { lost, tick } = useLive(route.run, true, found.again, happened.again);
+  const events = happened.data?.events ?? [];
+  const run = found.data;
+  const extra = useMemo(() => (run ? [heldOut(events, run)] : []), [events.length, run?.id]);
+  const marks = useMemo(() => marksOf(events), [events.length]);
+  const tab = route.tab || "curves";
+  const Tab = TABS[tab];
+  return html`<${Loaded} of=${found}>
+    ${() => html`
+      <div class="row">
+        <h1>${run.name}</h1><${Status} status=${run.status} />
+        <span class="hint">${run.task ? t(`task.${run.task}`) : ""} ${run.model}</span>
+      </div>
+      ${lost > 0 && html`<p class="lost" role="alert">${t("run.lost", { since: time(lost) })}</p>`}
+      <${Command} line=${run.command} />
+      ${!isReport() && html`<${Buttons} run=${run} again=${found.again} />`}
+      ${run.stages?.length > 0 && html`<ol class="graph" aria-label=${t("plan.chain")}>${run.stages.map((stage) => html`<li key=${stage.name}><a href=${link({ place: "train", run: stage.id, tab: "" })} aria-current=${stage.id === run.id ? "true" : undefined}>${stage.name}</a> <span class="hint">${t(`task.${stage.task}`)}</span></li>`)}</ol>`}
+      <div class="figures">
+        <${Figure} id="step" value=${`${number(run.step)} / ${number(run.steps)}`} />
+        <${Figure} id="loss" value=${number(run.loss)} />
+        <${Figure} id="held_out_loss" value=${number(run.held_out_loss)} />
+        ${run.seconds_left > 0 && html`<${Figure} id="seconds_left" value=${duration(run.seconds_left)} />`}
+        ${run.goodput && html`<${Figure} id="effective" value=${percent(run.goodput.effective)} />`}
+      </div>
+      <${Tabs} name=${t("run.tabs")} current=${tab} items=${["curves", ...Object.keys(TABS)].map((name) => [name, t(`run.tab.${name}`)])} />
+      ${tab === "curves" || !Tab
+        ? html`<div class="wide-left">
+            <section aria-label=${t("run.tab.curves")}>
+              <${Charts} runs=${[run]} metrics=${metricsOf(run.metrics ?? CURVES)} route=${route} events=${marks} extra=${extra} tick=${tick} />
+              ${run.goodput && html`<h2><${Term} id="effective" label=${t("run.time_went")} /></h2><ul>${Object.entries(run.goodput.parts).map(([part, seconds]) => html`<li key=${part}>${t(`goodput.${part.replaceAll(" ", "_")}`)}: ${duration(seconds)}</li>`)}</ul>`}
+            </section>
+            <${Health} health=${run.health ?? []} />
+          </div>`
+        : html`<${Tab} run=${run} path=${path} route=${route} events=${events} />`}
+    `}
+  <//>`;
+}

@@ -1,0 +1,133 @@
+// The tabs of a run beside its curves: what happened, samples, rollouts, data, plan, logs, job, evaluations, files.
+import { isReport, useGet } from "./api.js";
+import { logsLine, rolloutsLine } from "./commands.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { bytes, number, t, time } from "./i18n.js";
+import { Measured } from "./plan.js";
+import { go } from "./router.js";
+import { rememberJob } from "./session.js";
+import { Rollouts } from "./rollouts.js";
+import { Tokens, ofColumns } from "./tokens.js";
+import { Action, Command, Loaded, Problem, Table } from "./ui.js";
+
+const SHOWN_EVENTS = 500;
+const EVERY = 2000; // ms between two looks at a log that grows
+
+const plain = (event) => Object.entries(event).filter(([key, value]) => !["event", "time", "step"].includes(key) && (typeof value !== "object" || value === null));
+
+function Events({ events }) {
+  const rows = events.slice(-SHOWN_EVENTS).reverse();
+  return html`<${Table}
+    name=${t("run.tab.events")}
+    head=${[t("run.when"), t("g.step.name"), t("run.what"), t("run.details")]}
+    empty=${t("run.no_events")}
+    rows=${rows.map((event) => [time(event.time), event.step === undefined ? "" : number(event.step), t(`event.${event.event}`), html`<code>${plain(event).map(([key, value]) => `${key} ${typeof value === "number" ? number(value) : value}`).join(" · ")}</code>`])}
+  />`;
+}
+
+function Samples({ path }) {
+  const found = useGet(`${path}/samples`);
+  return html`<${Loaded} of=${found}>
+    ${({ samples }) =>
+      samples.length === 0
+        ? html`<p class="hint">${t("run.no_samples")}</p>`
+        : [...samples].reverse().map(
+            (at) => html`<section class="panel" key=${at.step}><h2>${t("run.at_step", { step: at.step })}</h2>
+              ${at.samples.map((sample, i) => html`<div class="sample" key=${i}><p><strong>${sample.prompt ?? sample.question ?? ""}</strong></p><p>${sample.answer ?? sample.text ?? ""}</p>${sample.expected && html`<p class="hint">${t("run.expected", { text: sample.expected })}</p>`}</div>`)}
+            </section>`,
+          )}
+  <//>`;
+}
+
+function Rows({ path, run }) {
+  const found = useGet(`${path}/rows`, { offset: 0, limit: 50 });
+  const tokens = (row) => (typeof row.tokens?.[0] === "string" ? ofColumns(row) : (row.tokens ?? []));
+  return html`<p class="hint">${t("tokens.legend")}</p>
+    <${Loaded} of=${found}>
+      ${({ rows }) => rows.map((row, i) => html`<div class="sample" key=${i}><p class="hint">${t("data.place", { source: String(row.source).split("/").pop(), row: row.row })}</p><${Tokens} tokens=${tokens(row)} label=${run.name} /></div>`)}
+    <//>`;
+}
+
+function Logs({ path, run, route }) {
+  const rank = route.query.rank ?? "";
+  const [text, set] = useState("");
+  const [offset, move] = useState(-1);
+  const query = { offset, ...(rank === "" ? {} : { rank }) };
+  const found = useGet(`${path}/log`, query, { every: EVERY });
+  const end = useRef(null);
+  useEffect(() => {
+    set("");
+    move(-1);
+  }, [rank]);
+  useEffect(() => {
+    if (!found.data) return;
+    if (found.data.text) set((old) => (offset < 0 ? found.data.text : old + found.data.text));
+    move(found.data.offset);
+  }, [found.data]);
+  useEffect(() => {
+    if (end.current) end.current.scrollTop = end.current.scrollHeight;
+  }, [text]);
+  const ranks = found.data?.ranks ?? [];
+  return html`<div class="row">
+      <label for="rank">${t("run.rank")}</label>
+      <select id="rank" value=${rank} onChange=${(event) => go({ query: { rank: event.target.value } }, { replace: true })}>
+        <option value="">${t("run.command_log")}</option>
+        ${ranks.map((one) => html`<option key=${one} value=${String(one)}>${one}</option>`)}
+      </select>
+    </div>
+    <${Command} line=${logsLine(run, rank === "" ? 0 : rank)} />
+    <${Problem} error=${found.error} />
+    <pre class="log" ref=${end} tabindex="0" role="log" aria-label=${t("run.tab.logs")}>${text || t("run.no_log")}</pre>
+    <${Stacks} path=${path} />`;
+}
+
+/** Where every process stood when one hung. */
+function Stacks({ path }) {
+  const found = useGet(`${path}/stacks`);
+  const stacks = found.data?.stacks ?? [];
+  if (!stacks.length) return null;
+  return html`<h2>${t("run.stacks")}</h2>${stacks.map((stack) => html`<details key=${stack.name ?? stack.rank}><summary>${stack.name ?? t("run.rank_n", { n: stack.rank })}</summary><pre class="log" tabindex="0">${stack.text}</pre></details>`)}`;
+}
+
+function JobText({ run }) {
+  const edit = () => {
+    rememberJob({ yaml: run.job, name: `${run.name}-2` });
+    go({ place: "start", run: "job", tab: "" });
+  };
+  return html`<${Action} label=${t("run.edit_copy")} onPress=${edit} /><pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${run.job}</pre>`;
+}
+
+function Evaluations({ path }) {
+  const found = useGet(`${path}/evaluations`);
+  return html`<${Loaded} of=${found}>${({ evaluations }) => html`<${Table} name=${t("run.tab.evaluations")} head=${[t("compare.metric"), t("compare.value"), t("g.interval.name"), t("data.rows")]} empty=${t("run.no_evaluations")} rows=${evaluations.map(evaluationCells)} />`}<//>`;
+}
+
+/** An evaluation's name, value, interval and rows. */
+export const evaluationCells = (one) => [
+  `${one.name ?? ""} ${one.metric ?? ""}`.trim(),
+  number(one.value),
+  one.low === undefined || one.low === null ? "–" : `${number(one.low)} … ${number(one.high)}`,
+  one.rows === undefined ? "" : number(one.rows),
+];
+
+function Audited({ path }) {
+  const found = useGet(`${path}/audit`);
+  const names = ["rows_in", "rows_used", "rows_cut", "rows_dropped", "tokens", "trained_tokens", "duplicates"];
+  return html`<${Loaded} of=${found}>
+    ${(audit) => html`<div class="figures">${names.filter((name) => audit[name] !== undefined).map((name) => html`<div class="figure" key=${name}><span>${t(`g.${name}.name`)}</span><span class="number">${number(audit[name])}</span></div>`)}</div>`}
+  <//>`;
+}
+
+const Seen = ({ path, run }) => html`<${Audited} path=${path} /><${Rows} path=${path} run=${run} />`;
+
+function Files({ path }) {
+  const found = useGet(`${path}/files`);
+  return html`<${Loaded} of=${found}>${({ files }) => html`<${Table} name=${t("run.tab.files")} head=${[t("data.name"), t("data.size"), t("run.when")]} rows=${files.map((file) => [html`<code>${file.name}</code>`, bytes(file.size), time(file.modified)])} />`}<//>`;
+}
+
+const RolloutTab = ({ path, run, route }) => html`<${Command} line=${rolloutsLine(run, route.query.step ?? run.step)} /><${Rollouts} path=${path} route=${route} />`;
+const PlanTab = ({ run }) => html`<${Measured} run=${run.id} />`;
+
+export const TABS = isReport()
+  ? { events: Events, plan: PlanTab, job: JobText }
+  : { events: Events, samples: Samples, rollouts: RolloutTab, seen: Seen, plan: PlanTab, logs: Logs, job: JobText, evaluations: Evaluations, files: Files };

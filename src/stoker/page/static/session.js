@@ -1,0 +1,50 @@
+// What outlives a reload of the page: the job being written, the last run looked at, theme. Kept in this browser only.
+import { useEffect, useState } from "./html.js";
+
+const KEY = "stoker.page";
+const listeners = new Set();
+const store = typeof localStorage === "undefined" ? { getItem: () => null, setItem: () => {} } : localStorage;
+
+const EMPTY = { yaml: "", name: "", file: "", audited: false, planned: false, run: "", theme: "auto", actions: 0 };
+let state = { ...EMPTY, ...read() };
+
+function read() {
+  try {
+    return JSON.parse(store.getItem(KEY)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/** The state as it is now. */
+export const session = () => state;
+
+/** Changes parts of it, keeps it and tells every component that uses it. */
+export function remember(change) {
+  state = { ...state, ...change };
+  try {
+    store.setItem(KEY, JSON.stringify(state));
+  } catch {
+    // a full or forbidden store loses the draft at the next reload, nothing else
+  }
+  for (const listener of listeners) listener(state);
+}
+
+/** The state as state of a component. */
+export function useSession() {
+  const [value, set] = useState(state);
+  useEffect(() => {
+    listeners.add(set);
+    return () => listeners.delete(set);
+  }, []);
+  return value;
+}
+
+/** Light, dark or as the system says. */
+export function applyTheme(theme) {
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
+
+/** A job was changed: what was found out about it no longer holds. */
+export const rememberJob = (change) => remember({ ...change, audited: false, planned: false });

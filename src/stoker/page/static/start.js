@@ -1,0 +1,102 @@
+// Start: a file, a recipe or another tool's file becomes a job; the job is written here, as a form and as YAML.
+import { get, post, useGet } from "./api.js";
+import { html, useState } from "./html.js";
+import { has, percent, t } from "./i18n.js";
+import { Job } from "./job.js";
+import { go, link } from "./router.js";
+import { rememberJob, useSession } from "./session.js";
+import { Action, Loaded, Problem, Progress, Status, Table } from "./ui.js";
+import { Drop } from "./upload.js";
+
+const FIRST = ["sft-lora", "dpo", "grpo-arithmetic", "pretrain-10m", "ranking-movielens"];
+
+/** A run's name from a file's: letters, digits and dashes. */
+export const nameFrom = (text) => text.replace(/\.\w+$/, "").replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "").toLowerCase() || "job";
+
+/** A recipe becomes the job at hand, on the file that was uploaded where there is one. */
+async function begin(recipe, file) {
+  let { yaml } = await get(`/api/recipes/${encodeURIComponent(recipe.name)}`);
+  const isChain = /^stages:/m.test(yaml);
+  if (file && !isChain) yaml = (await post("/api/edit", { yaml, edits: [{ key: "data", value: file.path }] })).yaml;
+  rememberJob({ yaml, name: nameFrom(file ? file.name : recipe.name) });
+  go({ place: "start", run: "job" });
+}
+
+function Recipes({ file }) {
+  const found = useGet("/api/recipes");
+  const [error, setError] = useState(null);
+  const order = (recipe) => (FIRST.includes(recipe.name) ? FIRST.indexOf(recipe.name) : FIRST.length);
+  return html`<section aria-labelledby="recipes">
+    <h2 id="recipes">${file ? t("start.what_to_teach", { name: file.name }) : t("start.recipes")}</h2>
+    <${Problem} error=${error} />
+    <${Loaded} of=${found}>
+      ${({ recipes }) => html`<div class="grid">
+        ${[...recipes].sort((a, b) => order(a) - order(b)).map(
+          (recipe) => html`<button type="button" key=${recipe.name} class="card" data-recipe=${recipe.name} onClick=${() => begin(recipe, file).catch(setError)}>
+            <strong>${has(`recipe.${recipe.name}`) ? t(`recipe.${recipe.name}`) : recipe.name}</strong>
+            <span class="kind">${has(`recipe.${recipe.name}.about`) ? t(`recipe.${recipe.name}.about`) : html`<span lang="en">${recipe.description}</span>`}</span>
+          </button>`,
+        )}
+      </div>`}
+    <//>
+  </section>`;
+}
+
+function Recent() {
+  const found = useGet("/api/runs", {}, { every: 5000 });
+  const rows = (found.data?.runs ?? []).slice(0, 5).map((run) => [
+    html`<a href=${link({ place: "train", run: run.id })}>${run.name}</a>`,
+    html`<${Status} status=${run.status} />`,
+    html`<${Progress} value=${run.steps ? run.step / run.steps : 0} label=${run.name} /> ${percent(run.steps ? run.step / run.steps : 0, 0)}`,
+  ]);
+  if (!rows.length) return null;
+  return html`<section aria-labelledby="recent">
+    <h2 id="recent">${t("start.recent")}</h2>
+    <${Table} name=${t("start.recent")} head=${[t("run.name"), t("run.status"), t("run.progress")]} rows=${rows} />
+  </section>`;
+}
+
+function Import() {
+  const [found, set] = useState(null);
+  const take = async (file) => set({ ...(await post("/api/import", { file: file.name, contents: await file.text() })), name: file.name });
+  const use = () => {
+    rememberJob({ yaml: found.yaml, name: nameFrom(found.name) });
+    go({ place: "start", run: "job" });
+  };
+  return html`<section aria-labelledby="import">
+    <h2 id="import">${t("start.import")}</h2>
+    <${Drop} id="import-file" label=${t("start.import_drop")} hint=${t("start.import_hint")} accept=".yaml,.yml,.json,.py,.sh,.toml" onFile=${take} />
+    ${found &&
+    html`<div class="panel">
+      <pre class="log" tabindex="0" aria-label=${t("job.yaml")}>${found.yaml}</pre>
+      ${(found.notes ?? []).map((note) => html`<p class="note">${typeof note === "string" ? note : note.message}</p>`)}
+      <${Action} label=${t("start.use_import")} kind="primary" line=${found.command ?? `stoker import ${found.name}`} onPress=${use} />
+    </div>`}
+  </section>`;
+}
+
+function Begin() {
+  const state = useSession();
+  const done = async (id, uploaded) => {
+    const { files } = await get("/api/data");
+    const found = files.find((file) => file.id === id);
+    rememberJob({ file: found, name: nameFrom(uploaded.name) });
+  };
+  return html`<h1>${t("start.title")}</h1>
+    <div class="split">
+      <section>
+        <${Drop} id="file" label=${t("start.drop")} hint=${t("start.drop_hint")} accept=".jsonl,.json,.csv,.tsv,.parquet,.txt,.gz,.zst,.bz2,.xz" onDone=${done} />
+        ${state.file && html`<p class="note" role="status">${t("start.have_file", { name: state.file.name })}${" "}<button type="button" class="quiet" onClick=${() => rememberJob({ file: "" })}>${t("start.without_file")}</button></p>`}
+      </section>
+      <section class="grid" aria-label=${t("start.ways")}>
+        <a class="card" href=${link({ place: "train" })}><strong>${t("start.see_runs")}</strong><span class="kind">${t("start.see_runs_why")}</span></a>
+        <a class="card" href=${link({ place: "use" })}><strong>${t("start.judge")}</strong><span class="kind">${t("start.judge_why")}</span></a>
+        ${state.yaml && html`<a class="card" href=${link({ place: "start", run: "job" })}><strong>${t("start.go_on")}</strong><span class="kind">${state.name}</span></a>`}
+      </section>
+    </div>
+    <${Recipes} file=${state.file} />
+    <${Recent} />
+    <${Import} />`;
+}
+
+export default ({ route }) => (route.run === "job" ? html`<${Job} />` : html`<${Begin} />`);

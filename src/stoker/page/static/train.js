@@ -1,0 +1,64 @@
+// Train: the list of runs and the queue; one run is in run.js.
+import { isReport, remove, useGet } from "./api.js";
+import { Term } from "./glossary.js";
+import { html, useState } from "./html.js";
+import { duration, number, percent, t, time } from "./i18n.js";
+import { link } from "./router.js";
+import { Run } from "./run.js";
+import { Action, Empty, Loaded, Progress, Status, Table } from "./ui.js";
+
+const SHOWN = 200;
+
+/** Runs whose name, task, model or status has every word. */
+export function matching(runs, words) {
+  const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
+  return runs.filter((run) => wanted.every((word) => `${run.name} ${run.task} ${run.model} ${run.status}`.toLowerCase().includes(word)));
+}
+
+function Queue() {
+  const found = useGet("/api/queue", {}, { every: 3000 });
+  const queued = (found.data?.jobs ?? []).filter((job) => job.state === "waiting");
+  if (!queued.length) return null;
+  return html`<h2>${t("train.queue")}</h2>
+    <${Table}
+      name=${t("train.queue")}
+      head=${["#", t("run.name"), t("run.status"), ""]}
+      rows=${queued.map((job) => [
+        job.number,
+        job.name,
+        t("status.queued"),
+        html`<${Action} label=${t("train.dequeue")} line=${job.command} onPress=${() => remove(`/api/queue/${job.number}`).then(found.again)} />`,
+      ])}
+    />`;
+}
+
+function Runs() {
+  const found = useGet("/api/runs", {}, { every: 3000 });
+  const [words, find] = useState("");
+  return html`<h1>${t("train.title")}</h1>
+    ${!isReport() && html`<${Queue} />`}
+    <${Loaded} of=${found}>
+      ${({ runs }) =>
+        runs.length === 0
+          ? html`<${Empty} title=${t("train.none")} text=${t("train.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`
+          : html`<div class="row"><label for="find-run">${t("train.find")}</label><input id="find-run" type="search" value=${words} onInput=${(event) => find(event.target.value)} /></div>
+              <${Table}
+                name=${t("train.title")}
+                head=${[t("run.name"), t("run.status"), t("run.task"), html`<${Term} id="step" />`, html`<${Term} id="loss" />`, html`<${Term} id="held_out_loss" />`, html`<${Term} id="seconds_left" />`, t("run.started")]}
+                rows=${matching(runs, words).slice(0, SHOWN).map((run) => [
+                  html`<a href=${link({ place: "train", run: run.id, tab: "" })}>${run.name}</a>`,
+                  html`<${Status} status=${run.status} />`,
+                  run.task ? t(`task.${run.task}`) : "",
+                  html`<${Progress} value=${run.steps ? run.step / run.steps : 0} label=${run.name} /> ${number(run.step)}/${number(run.steps)} ${percent(run.steps ? run.step / run.steps : 0, 0)}`,
+                  number(run.loss),
+                  number(run.held_out_loss),
+                  run.seconds_left ? duration(run.seconds_left) : "",
+                  time(run.started),
+                ])}
+                empty=${t("train.no_match")}
+              />
+              ${runs.length > SHOWN && html`<p class="hint">${t("train.more", { n: runs.length - SHOWN })}</p>`}`}
+    <//>`;
+}
+
+export default ({ route }) => (route.run ? html`<${Run} key=${route.run} route=${route} />` : html`<${Runs} />`);

@@ -1,0 +1,143 @@
+// Small parts that every place is made of.
+import { html, useEffect, useRef, useState } from "./html.js";
+import { t } from "./i18n.js";
+import { link } from "./router.js";
+
+/** Copies a text; says so for two seconds. */
+export function Copy({ text, label }) {
+  const [done, set] = useState(false);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy");
+      area.remove();
+    }
+    set(true);
+    setTimeout(() => set(false), 2000);
+  };
+  const name = label ?? t("ui.copy");
+  return html`<button type="button" class="quiet" onClick=${copy} aria-label=${`${name}: ${text}`}>
+    <span aria-live="polite">${done ? t("ui.copied") : name}</span>
+  </button>`;
+}
+
+/** The command that does the same, copyable. */
+export const Command = ({ line }) =>
+  line &&
+  html`<div class="command">
+    <code tabindex="0" role="group" aria-label=${t("ui.command")}><span class="prompt" aria-hidden="true">$ </span>${line}</code>
+    <${Copy} text=${line} />
+  </div>`;
+
+/**
+ * A button that is a verb: beside it, `$` shows the command line that does the same. While its promise is open the
+ * button says so and cannot be pressed again; an error is shown below it.
+ */
+export function Action({ label, line, onPress, kind = "", disabled = false, reason = "", confirm = "", id }) {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState(null);
+  const [open, setOpen] = useState(false);
+  const [sure, setSure] = useState(false);
+  const press = async () => {
+    if (confirm && !sure) return setSure(true);
+    setSure(false);
+    setBusy(true);
+    setError(null);
+    try {
+      await onPress();
+    } catch (caught) {
+      setError(caught);
+    }
+    return setBusy(false);
+  };
+  return html`<div class="action">
+    <div class="row">
+      <button type="button" id=${id} class=${sure ? "danger" : kind} onClick=${press} disabled=${busy || disabled} title=${disabled ? reason : ""}>
+        ${busy ? t("ui.working", { what: label }) : sure ? confirm : label}
+      </button>
+      ${sure && html`<button type="button" class="quiet" onClick=${() => setSure(false)}>${t("ui.cancel")}</button>`}
+      ${line &&
+      html`<button type="button" class="quiet line-toggle" aria-expanded=${open} aria-label=${t("ui.show_command", { what: label })} onClick=${() => setOpen(!open)}>
+        <span aria-hidden="true">$</span>
+      </button>`}
+    </div>
+    ${disabled && reason && html`<p class="hint">${reason}</p>`}
+    ${open && html`<${Command} line=${line} />`}
+    <${Problem} error=${error} />
+  </div>`;
+}
+
+/** An error of the server in words, with its hint and place. */
+export function Problem({ error }) {
+  if (!error) return null;
+  const place = error.line ? t("ui.at_line", { line: error.line }) : "";
+  return html`<div class="problem" role="alert">
+    <strong>${error.message}</strong> ${place} ${error.hint && html`<p>${error.hint}</p>`}
+  </div>`;
+}
+
+/** An empty state teaches the next step with a button. */
+export const Empty = ({ title, text, children }) =>
+  html`<div class="empty"><h2>${title}</h2>${text && html`<p>${text}</p>`}<div class="row centre">${children}</div></div>`;
+
+/** A word for waiting; after ten seconds how long it has been. */
+export function Waiting({ what }) {
+  const [seconds, set] = useState(0);
+  useEffect(() => {
+    const timer = setInterval(() => set((n) => n + 1), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  const text = what ?? t("ui.loading");
+  return html`<p class="waiting" role="status">${text}${seconds >= 10 && ` ${t("ui.for_seconds", { n: seconds })}`}</p>`;
+}
+
+/** What a `useGet` has: its error, a word while it is open, or the children made from its data. */
+export const Loaded = ({ of, children, what }) =>
+  html`<${Problem} error=${of.error} />${of.data ? children(of.data) : of.error ? null : html`<${Waiting} what=${what} />`}`;
+
+/** Tabs are addresses: links, so that they can be shared, opened beside and walked with the keyboard. */
+export const Tabs = ({ items, current, name }) =>
+  html`<nav class="tabs" aria-label=${name}>
+    ${items.map(
+      ([tab, label]) => html`<a key=${tab} href=${link({ tab, query: {} })} aria-current=${tab === current ? "page" : undefined}>${label}</a>`,
+    )}
+  </nav>`;
+
+/** A labelled control of a form; `id` ties them together. */
+export const Field = ({ id, label, hint, children }) =>
+  html`<div class="field"><label for=${id}>${label}</label>${children}${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}</div>`;
+
+/** A status as a word with a sign; never by colour alone. */
+export const Status = ({ status }) => {
+  const level = { running: "go", done: "ok", failed: "bad", stopped: "warn", interrupted: "warn" }[status] ?? "";
+  return html`<span class=${`status ${level}`}>${t(`status.${status}`)}</span>`;
+};
+
+/** A bar from 0 to 1 with its words. */
+export const Progress = ({ value, label }) =>
+  html`<span class="progress"><progress max="1" value=${value || 0} aria-label=${label}></progress></span>`;
+
+/** A table that scrolls sideways by itself, reachable by keyboard. */
+export const Table = ({ name, head, rows, empty }) =>
+  html`<div class="table" role="region" aria-label=${name} tabindex="0">
+    <table>
+      <caption class="hidden">${name}</caption>
+      <thead><tr>${head.map((cell, i) => html`<th key=${i} scope="col">${cell}</th>`)}</tr></thead>
+      <tbody>${rows.map((cells, i) => html`<tr key=${i}>${cells.map((cell, j) => html`<td key=${j}>${cell}</td>`)}</tr>`)}</tbody>
+    </table>
+    ${!rows.length && empty && html`<p class="hint">${empty}</p>`}
+  </div>`;
+
+/** Calls a function when nothing has changed for `wait` ms. */
+export function useLater(action, wait, inputs) {
+  const latest = useRef(action);
+  latest.current = action;
+  useEffect(() => {
+    const timer = setTimeout(() => latest.current(), wait);
+    return () => clearTimeout(timer);
+  }, inputs);
+}

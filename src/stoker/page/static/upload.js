@@ -1,0 +1,107 @@
+// Files go up in pieces; a broken connection or a reload of the page goes on where the server stopped.
+import { ApiError, get, patchRaw, post } from "./api.js";
+import { html, useState } from "./html.js";
+import { bytes, percent, t } from "./i18n.js";
+import { Problem, Progress } from "./ui.js";
+
+export const PIECE = 4 * 1024 * 1024; // bytes a request
+const TRIES = 6; // in a row without a byte of progress
+const KEY = "stoker.uploads";
+
+const remembered = () => JSON.parse(localStorage.getItem(KEY) ?? "{}");
+const mark = (file) => `${file.name}/${file.size}/${file.lastModified}`;
+
+function keep(file, id) {
+  const all = remembered();
+  if (id) all[mark(file)] = id;
+  else delete all[mark(file)];
+  localStorage.setItem(KEY, JSON.stringify(all));
+}
+
+/** Begins an upload, or finds where an earlier one of the same file stopped. */
+async function begin(file) {
+  const known = remembered()[mark(file)];
+  if (known) {
+    try {
+      return { ...(await get(`/api/uploads/${known}`)), id: known };
+    } catch (error) {
+      if (!(error instanceof ApiError)) throw error; // the server has forgotten it: begin again
+    }
+  }
+  const begun = await post("/api/uploads", { name: file.name, size: file.size });
+  keep(file, begun.id);
+  return begun;
+}
+
+/** Sends a file; `onProgress(sent, size, retrying)`. Returns the server's id of it. */
+export async function upload(file, onProgress, pause = (ms) => new Promise((done) => setTimeout(done, ms))) {
+  const begun = await begin(file);
+  let offset = begun.offset ?? 0;
+  let failures = 0;
+  while (offset < file.size) {
+    try {
+      const answer = await patchRaw(`/api/uploads/${begun.id}`, { offset }, file.slice(offset, offset + PIECE));
+      offset = answer.offset;
+      failures = 0;
+      onProgress(offset, file.size, false);
+    } catch (error) {
+      failures += 1;
+      const isRefused = error instanceof ApiError && error.status < 500 && error.status !== 409;
+      if (isRefused || failures >= TRIES) throw error;
+      onProgress(offset, file.size, true);
+      await pause(500 * 2 ** failures);
+      offset = (await get(`/api/uploads/${begun.id}`).catch(() => ({ offset }))).offset;
+    }
+  }
+  keep(file, "");
+  return begun.id;
+}
+
+/** A place to drop files on, or to choose one with the keyboard; calls `onDone(id, file)` for each. */
+export function Drop({ id, label, hint, accept, onDone, onFile }) {
+  const [over, setOver] = useState(false);
+  const [state, set] = useState(null);
+  const [error, setError] = useState(null);
+  const take = async (files) => {
+    setError(null);
+    for (const file of files) {
+      try {
+        if (onFile) {
+          await onFile(file);
+          continue;
+        }
+        set({ name: file.name, sent: 0, size: file.size });
+        const made = await upload(file, (sent, size, retrying) => set({ name: file.name, sent, size, retrying }));
+        await onDone(made, file);
+      } catch (caught) {
+        setError(caught);
+      }
+      set(null);
+    }
+  };
+  const drop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    take([...event.dataTransfer.files]);
+  };
+  return html`<div
+    class=${`drop ${over ? "over" : ""}`}
+    id=${`${id}-zone`}
+    onDragOver=${(event) => (event.preventDefault(), setOver(true))}
+    onDragLeave=${() => setOver(false)}
+    onDrop=${drop}
+  >
+    <p><label for=${id}>${label}</label></p>
+    <input id=${id} type="file" accept=${accept} multiple onChange=${(event) => take([...event.target.files])} />
+    <p class="hint">${hint}</p>
+    <div aria-live="polite">
+      ${state &&
+      html`<p>
+        ${t(state.retrying ? "upload.retrying" : "upload.sending", { name: state.name })}
+        <${Progress} value=${state.size ? state.sent / state.size : 1} label=${state.name} />
+        ${percent(state.size ? state.sent / state.size : 1, 0)} · ${bytes(state.size)}
+      </p>`}
+    </div>
+    <${Problem} error=${error} />
+  </div>`;
+}

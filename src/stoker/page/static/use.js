@@ -1,0 +1,157 @@
+// Use: talk to one or two models side by side, export with its replay, evaluate; every action is a command line.
+import { get, post, postStream, useGet } from "./api.js";
+import { chatLine, evalLine, exportLine, serveLine } from "./commands.js";
+import { Term } from "./glossary.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { number, t, time } from "./i18n.js";
+import { address, go, link } from "./router.js";
+import { Action, Command, Empty, Field, Loaded, Problem, Status, Table, Tabs } from "./ui.js";
+
+/** The sides of an address: runs by comma; one run alone stands beside itself without its tuning. */
+export const sidesOf = (ids, alone) => (ids.length > 1 ? ids.slice(0, 2).map((id) => ({ id, adapter: true })) : alone ? [{ id: ids[0], adapter: true }] : [{ id: ids[0], adapter: true }, { id: ids[0], adapter: false }]);
+
+function Chat({ runs, ids, route }) {
+  const alone = route.query.alone === "1";
+  const sides = sidesOf(ids, alone);
+  const [turns, set] = useState([]);
+  const [text, write] = useState("");
+  const [error, setError] = useState(null);
+  const [busy, setBusy] = useState(false);
+  const [system, setSystem] = useState("");
+  const stop = useRef(null);
+  const { temperature = "0", max = "128" } = route.query;
+  const nameOf = (side) => t(side.adapter ? "use.tuned" : "use.untuned", { name: runs.find((run) => run.id === side.id)?.name ?? side.id });
+  const answer = async (side, at, history) => {
+    const messages = [...history.map((turn) => ({ role: "user", content: turn.text, said: turn.answers[at] })), { role: "user", content: text }].flatMap(({ said, ...turn }) => (said ? [turn, { role: "assistant", content: said }] : [turn]));
+    const body = { run: side.id, adapter: side.adapter, messages, temperature: Number(temperature), max_tokens: Number(max), ...(system ? { system } : {}) };
+    await postStream(
+      "/api/chat",
+      body,
+      (event) => {
+        if (event.error) throw new Error(event.error.message ?? event.error);
+        const piece = event.text ?? "";
+        set((old) => old.map((turn, i) => (i === history.length ? { ...turn, answers: turn.answers.map((said, j) => (j === at ? said + piece : said)) } : turn)));
+      },
+      stop.current.signal,
+    );
+  };
+  const send = async (event) => {
+    event.preventDefault();
+    if (!text.trim() || busy) return;
+    const history = turns;
+    stop.current = new AbortController();
+    setError(null);
+    setBusy(true);
+    set([...history, { text, answers: sides.map(() => "") }]);
+    write("");
+    const done = await Promise.allSettled(sides.map((side, i) => answer(side, i, history)));
+    const failed = done.find((one) => one.status === "rejected" && one.reason.name !== "AbortError");
+    if (failed) setError(failed.reason);
+    setBusy(false);
+  };
+  useEffect(() => () => stop.current?.abort(), []);
+  const query = (change) => go({ query: change }, { replace: true });
+  return html`<div class="row">
+      <${Field} id="temperature" label=${html`<${Term} id="temperature" />`}><input id="temperature" type="number" min="0" max="2" step="0.1" aria-label=${t("g.temperature.name")} value=${temperature} onChange=${(event) => query({ temperature: event.target.value })} /><//>
+      <${Field} id="max" label=${html`<${Term} id="max_tokens" />`}><input id="max" type="number" min="1" max="4096" aria-label=${t("g.max_tokens.name")} value=${max} onChange=${(event) => query({ max: event.target.value })} /><//>
+      <${Field} id="system" label=${t("use.system")}><input id="system" value=${system} onInput=${(event) => setSystem(event.target.value)} /><//>
+      ${ids.length < 2 && html`<label><input type="checkbox" checked=${!alone} onChange=${(event) => query({ alone: event.target.checked ? null : "1" })} /> ${t("use.beside_untuned")}</label>`}
+    </div>
+    <div class=${sides.length > 1 ? "split" : ""}>
+      ${sides.map(
+        (side, at) => html`<section key=${`${side.id}${side.adapter}`} aria-label=${nameOf(side)}>
+          <h2>${nameOf(side)}</h2>
+          <${Command} line=${chatLine(runs.find((run) => run.id === side.id) ?? { folder: side.id }, side.adapter)} />
+          <div class="chat" role="log" aria-live="polite" aria-busy=${busy}>
+            ${turns.map((turn, i) => html`<div class="turn user" key=${`u${i}`}>${turn.text}</div><div class="turn" key=${`a${i}`} data-answer=${at}>${turn.answers[at] || (busy && i === turns.length - 1 ? t("use.thinking") : "")}</div>`)}
+          </div>
+        </section>`,
+      )}
+    </div>
+    <${Problem} error=${error} />
+    <form class="row" onSubmit=${send}>
+      <label class="hidden" for="question">${t("use.question")}</label>
+      <input id="question" class="grow" autocomplete="off" placeholder=${t("use.question")} value=${text} onInput=${(event) => write(event.target.value)} />
+      <button class="primary" id="send" disabled=${busy}>${t("use.send")}</button>
+      ${busy && html`<button type="button" onClick=${() => stop.current.abort()}>${t("use.stop")}</button>`}
+      ${turns.length > 0 && !busy && html`<button type="button" class="quiet" onClick=${() => set([])}>${t("use.clear")}</button>`}
+    </form>`;
+}
+
+/** Starts a verb and shows what it says until it has ended. */
+export function Doing({ id }) {
+  const found = useGet(id ? `/api/actions/${encodeURIComponent(id)}` : "", {}, { every: 1000 });
+  if (!id) return null;
+  const one = found.data;
+  return html`<${Problem} error=${found.error} />
+    ${one &&
+    html`<div class="panel" role="status">
+      <div class="row"><${Status} status=${one.status} /><code>${one.command}</code></div>
+      ${one.output && html`<pre class="log" tabindex="0" aria-label=${one.command}>${one.output}</pre>`}
+    </div>`}`;
+}
+
+function Export({ run }) {
+  const [format, setFormat] = useState("merged");
+  const [to, setTo] = useState(`exported/${run.name}`);
+  const [id, started] = useState("");
+  const press = async () => started((await post("/api/actions", { verb: "export", run: run.id, options: { format, to } })).id);
+  return html`<p>${t("use.export_about")}</p>
+    <div class="row">
+      <${Field} id="format" label=${t("use.format")}><select id="format" value=${format} onChange=${(event) => setFormat(event.target.value)}>${["adapter", "merged", "gguf"].map((name) => html`<option key=${name} value=${name}>${t(`format.${name}`)}</option>`)}</select><//>
+      <${Field} id="to" label=${t("use.folder")}><input id="to" value=${to} onChange=${(event) => setTo(event.target.value)} /><//>
+    </div>
+    <${Action} id="export" label=${t("use.export")} kind="primary" line=${exportLine(run, format, to)} onPress=${press} />
+    <${Doing} id=${id} />
+    <h2>${t("use.deploy")}</h2><p>${t("use.deploy_about")}</p><${Command} line=${serveLine(run)} />`;
+}
+
+function Evaluate({ run }) {
+  const [compare, set] = useState(true);
+  const [id, started] = useState("");
+  const files = useGet("/api/data");
+  const [answers, setAnswers] = useState("");
+  const options = { ...(compare ? { compare: true } : {}), ...(answers ? { answers } : {}) };
+  const words = [...(compare ? ["--compare"] : []), ...(answers ? ["--answers", answers] : [])];
+  const press = async () => started((await post("/api/actions", { verb: "eval", run: run.id, options })).id);
+  return html`<p>${t("use.eval_about")}</p>
+    <div class="row">
+      <label><input type="checkbox" checked=${compare} onChange=${(event) => set(event.target.checked)} /> ${t("use.eval_compare")}</label>
+      <${Field} id="answers" label=${t("use.eval_answers")}><select id="answers" value=${answers} onChange=${(event) => setAnswers(event.target.value)}><option value="">${t("use.eval_held_out")}</option>${(files.data?.files ?? []).map((file) => html`<option key=${file.id} value=${file.path}>${file.name}</option>`)}</select><//>
+    </div>
+    <${Action} id="evaluate" label=${t("use.evaluate")} kind="primary" line=${evalLine(run, words)} onPress=${press} />
+    <${Doing} id=${id} />`;
+}
+
+function Done() {
+  const found = useGet("/api/actions", {}, { every: 3000 });
+  const [script, set] = useState("");
+  return html`<${Action} label=${t("use.script")} onPress=${async () => set(await get("/api/script"))} />
+    ${script && html`<pre class="log" tabindex="0" aria-label=${t("use.script")}>${script}</pre>`}
+    <${Loaded} of=${found}>${({ actions }) => html`<${Table} name=${t("use.tab.actions")} head=${[t("run.when"), t("run.status"), t("ui.command")]} empty=${t("use.no_actions")} rows=${actions.map((one) => [time(one.started), html`<${Status} status=${one.status} />`, html`<${Command} line=${one.command} />`])} />`}<//>`;
+}
+
+export default function Use({ route }) {
+  const found = useGet("/api/runs");
+  const ids = route.run ? route.run.split(",") : [];
+  const tab = route.tab || "chat";
+  return html`<h1>${t("place.use")}</h1>
+    <${Loaded} of=${found}>
+      ${({ runs }) => {
+        const usable = runs.filter((run) => run.step > 0);
+        if (!usable.length) return html`<${Empty} title=${t("use.none")} text=${t("use.none_text")}><a class="button primary" href=${link({ place: "start" })}>${t("job.pick_recipe")}</a><//>`;
+        const chosen = ids.length ? ids : [usable[0].id];
+        const run = runs.find((one) => one.id === chosen[0]);
+        if (!run) return html`<p class="problem" role="alert">${t("use.unknown", { name: chosen[0] })}</p>`;
+        const pick = (at) => (event) => {
+          const next = [...chosen];
+          next[at] = event.target.value;
+          location.hash = address({ ...route, run: next.filter(Boolean).join(",") });
+        };
+        const list = (at, empty) => html`<select id=${`model-${at}`} value=${chosen[at] ?? ""} onChange=${pick(at)}>${empty && html`<option value="">${empty}</option>`}${usable.map((one) => html`<option key=${one.id} value=${one.id}>${one.name}</option>`)}</select>`;
+        return html`<div class="row"><label for="model-0">${t("use.model")}</label>${list(0)}<label for="model-1">${t("use.second")}</label>${list(1, t("use.no_second"))}<span class="hint">${t("use.trained", { step: number(run.step) })}</span></div>
+          <${Tabs} name=${t("place.use")} current=${tab} items=${["chat", "export", "evaluate", "actions"].map((name) => [name, t(`use.tab.${name}`)])} />
+          ${tab === "export" ? html`<${Export} key=${run.id} run=${run} />` : tab === "evaluate" ? html`<${Evaluate} key=${run.id} run=${run} />` : tab === "actions" ? html`<${Done} />` : html`<${Chat} key=${chosen.join(",")} runs=${runs} ids=${chosen} route=${route} />`}`;
+      }}
+    <//>`;
+}

@@ -1,0 +1,37 @@
+// What is computed of curves before they are drawn.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { merged, smoothed, zoomed } from "../../../src/stoker/page/static/chart.js";
+import { heldOut, marksOf } from "../../../src/stoker/page/static/run.js";
+
+test("smoothing keeps constants, gaps and what weight 0 says", () => {
+  assert.deepEqual(smoothed([1, 2], 0), [1, 2]);
+  for (const value of smoothed([3, null, 3, 3], 0.9)) assert.ok(value === null || Math.abs(value - 3) < 1e-12);
+  const [first, second] = smoothed([0, 1], 0.5); // (0.5 * 0.5 * 0 + 0.5 * 1) / 0.75
+  assert.equal(first, 0);
+  assert.ok(Math.abs(second - 2 / 3) < 1e-12);
+});
+
+test("curves with x of their own share one", () => {
+  const one = { x: [1, 3], columns: [[10, 30]] };
+  const two = { x: [2, 3], columns: [[20, 33]] };
+  assert.deepEqual(merged([one, two]), { x: [1, 2, 3], columns: [[[10, null, 30]], [[null, 20, 33]]] });
+  assert.deepEqual(merged([one]), { x: [1, 3], columns: [[[10, 30]]] });
+});
+
+test("a zoom keeps its centre and its bounds", () => {
+  assert.deepEqual(zoomed([0, 100], [0, 100], 50, 0.5), [25, 75]);
+  assert.deepEqual(zoomed([0, 100], [0, 100], 0, 0.5), [0, 50]);
+  assert.deepEqual(zoomed([25, 75], [0, 100], 75, 4), [0, 100]);
+  assert.deepEqual(zoomed([80, 120], [0, 100], 100, 1), [60, 100]);
+});
+
+test("marks are what belongs on a curve", () => {
+  const events = [{ event: "saved", step: 2, where: "disk" }, { event: "saved", step: 3, where: "memory" }, { event: "rolled_back", step: 9 }, { event: "checked" }];
+  assert.deepEqual(marksOf(events), [{ step: 2, level: "ok", event: "saved" }, { step: 9, level: "warn", event: "rolled_back" }]);
+});
+
+test("the held-out loss is a curve", () => {
+  const found = heldOut([{ event: "evaluated", step: 0, loss: 2 }, { event: "saved", step: 1 }, { event: "evaluated", step: 4, loss: null }, { event: "evaluated", step: 9, loss: 1 }], { id: "a" });
+  assert.deepEqual([found.x, found.series.loss.mean], [[0, 9], [2, 1]]);
+});

@@ -1,0 +1,84 @@
+// What the places compute: forms, pairs, differences of jobs, verdicts, streams, uploads, the rail.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { splitEvents } from "../../../src/stoker/page/static/api.js";
+import { quoted, startLine, stopLine } from "../../../src/stoker/page/static/commands.js";
+import { differences, leaves, verdict } from "../../../src/stoker/page/static/compare.js";
+import { paired } from "../../../src/stoker/page/static/data.js";
+import { grouped, meant, shown, valueAt } from "../../../src/stoker/page/static/job_form.js";
+import { clusterOf } from "../../../src/stoker/page/static/plan.js";
+import { standing } from "../../../src/stoker/page/static/rail.js";
+import { nameFrom } from "../../../src/stoker/page/static/start.js";
+import { heat, isSpecial, ofColumns, visible } from "../../../src/stoker/page/static/tokens.js";
+import { matching } from "../../../src/stoker/page/static/train.js";
+import { sidesOf } from "../../../src/stoker/page/static/use.js";
+
+test("a field's text means what YAML would read", () => {
+  for (const [text, value] of [["5e-4", 5e-4], ["8", 8], ["-1.5", -1.5], ["true", true], ["", null], ["lora", "lora"], ["[1, 2]", [1, 2]], ["{x", "{x"], ["1 000", "1 000"]]) assert.deepEqual(meant(text), value, text);
+  for (const value of [5e-4, true, "lora", [1, 2]]) assert.deepEqual(meant(shown(value)), value);
+  assert.equal(shown(null), "");
+});
+
+test("a form has the keys of its task only", () => {
+  const keys = [{ path: "task", meaning: "" }, { path: "seed", meaning: "" }, { path: "dpo.beta", meaning: "" }, { path: "grpo.loss", meaning: "" }, { path: "train.warmup", meaning: "share of the steps" }];
+  assert.deepEqual([...grouped(keys, "dpo").keys()], ["", "dpo", "train"]);
+  assert.deepEqual([...grouped(keys, "dpo", "share").keys()], ["train"]);
+  assert.equal(valueAt({ "data[0].path": 3 }, "data.path"), 3);
+});
+
+test("pairs stand beside each other", () => {
+  const row = (verdict) => ({ verdict });
+  assert.deepEqual(paired([row("chosen"), row("rejected"), row(""), row("rejected")]).map((group) => group.length), [2, 1, 1]);
+});
+
+test("differences of jobs", () => {
+  const a = "task: sft\ntrain:\n  lr: 1e-4  # small\n  batch: 8\ndata:\n  - path: a.jsonl\n    weight: 1\nsteps: 3\n";
+  assert.deepEqual(leaves(a), { task: "sft", "train.lr": "1e-4", "train.batch": "8", "data.path": "a.jsonl", "data.weight": "1", steps: "3" });
+  assert.deepEqual(differences([a, a.replace("8", "16").replace("steps: 3\n", "")]), [["train.batch", "8", "16"], ["steps", "3", "–"]]);
+  assert.deepEqual(differences([a, a]), []);
+});
+
+test("a verdict is clear, or says that it cannot tell", () => {
+  assert.deepEqual(verdict({ low: 2.1, high: 4.8 }), { key: "compare.better", least: 2.1, most: 4.8 });
+  assert.deepEqual(verdict({ low: -0.4, high: -0.1 }, false), { key: "compare.better", least: 0.1, most: 0.4 });
+  assert.deepEqual(verdict({ low: 0.1, high: 0.4 }, false), { key: "compare.worse", least: 0.1, most: 0.4 });
+  assert.deepEqual(verdict({ low: -1, high: 1, rows: 200 }), { key: "compare.cannot_tell", rows: 200 });
+});
+
+test("a stream in pieces", () => {
+  const [events, left] = splitEvents('data: {"text": "a"}\n\n: ping\n\nid: 3\r\ndata: {"text":\r\ndata: "b"}\r\n\r\ndata: {"te');
+  assert.deepEqual(events, [{ text: "a" }, { text: "b" }]);
+  assert.equal(left, 'data: {"te');
+  assert.deepEqual(splitEvents("data: [DONE]\n\n"), [[], ""]);
+});
+
+test("command lines are quoted for a shell", () => {
+  assert.equal(quoted("runs/a"), "runs/a");
+  assert.equal(quoted("it's"), "'it'\\''s'");
+  assert.equal(stopLine({ folder: "runs/a b" }), "stoker stop 'runs/a b'");
+  assert.equal(startLine("x"), "stoker train x.yaml output=runs/x");
+});
+
+test("tokens", () => {
+  assert.equal(visible("\n"), "⏎\n");
+  assert.equal(visible(" "), "·");
+  assert.equal(visible(" a"), " a");
+  assert.ok(isSpecial("<|im_end|>") && isSpecial("</s>") && !isSpecial("a < b") && !isSpecial(" <b"));
+  assert.deepEqual(ofColumns({ tokens: ["a", "</s>"], ids: [1, 2], trained: [false, true] })[1], { text: "</s>", id: 2, trained: true, special: true });
+  assert.deepEqual(heat(0, 0), {});
+  assert.match(heat(-1, 1).background, /--series-0\) 45%/);
+  assert.match(heat(5, 1).background, /--series-1\) 45%/);
+});
+
+test("names, runs, clusters, sides and the rail", () => {
+  assert.equal(nameFrom("My data (2).jsonl"), "my-data-2");
+  assert.equal(nameFrom("数据.csv"), "数据");
+  assert.equal(nameFrom("..."), "job");
+  assert.equal(matching([{ name: "a", task: "sft", model: "m", status: "done" }, { name: "b", task: "dpo", model: "m", status: "done" }], "done DPO").length, 1);
+  assert.deepEqual([clusterOf(1, "local"), clusterOf(4, "H100"), clusterOf(32, "H100")], ["local", "1x4xH100", "4x8xH100"]);
+  assert.deepEqual(sidesOf(["a"], false), [{ id: "a", adapter: true }, { id: "a", adapter: false }]);
+  assert.deepEqual(sidesOf(["a", "b", "c"], false).map((side) => side.id), ["a", "b"]);
+  assert.deepEqual(standing("data", { yaml: "" }), { blocked: "rail.no_job" });
+  assert.deepEqual(standing("data", { yaml: "x", audited: true }), { done: true });
+  assert.deepEqual(standing("use", { run: "" }), { blocked: "rail.no_run" });
+});

@@ -1,0 +1,41 @@
+// Messages with arguments and plurals, numbers, sizes and times.
+import assert from "node:assert/strict";
+import test from "node:test";
+import { bytes, duration, has, number, percent, preferred, t, useTable } from "../../../src/stoker/page/static/i18n.js";
+
+const EN = { hello: "Hello {name}, {n} times", "rows.one": "{n} row", "rows.other": "{n} rows" };
+const ZH = { hello: "{name}，{n} 次", "rows.one": "{n} 行", "rows.other": "{n} 行" };
+
+test("arguments and plurals", () => {
+  useTable("en", EN);
+  assert.equal(t("hello", { name: "A", n: 1200 }), "Hello A, 1,200 times");
+  assert.equal(t("rows", { n: 1 }), "1 row");
+  assert.equal(t("rows", { n: 2 }), "2 rows");
+  assert.equal(t("missing.key"), "missing.key");
+  assert.equal(t("hello", { n: 1 }), "Hello {name}, 1 times");
+  assert.ok(has("rows") && has("hello") && !has("other"));
+  useTable("zh", ZH);
+  assert.equal(t("rows", { n: 1 }), "1 行");
+});
+
+test("numbers", () => {
+  useTable("en", EN);
+  assert.equal(number(1234567), "1,234,567");
+  assert.equal(number(0.123456), "0.1235");
+  assert.equal(number(0), "0");
+  assert.equal(number(2e-5), "2.00e-5");
+  assert.equal(number(null), "–");
+  assert.equal(number(Number.NaN), "–");
+  assert.equal(percent(0.971), "97.1%");
+  assert.equal(bytes(1536), "1.5 KiB");
+  assert.equal(bytes(0), "0 B");
+  assert.equal(duration(21), "0:21");
+  assert.equal(duration(3661), "1:01:01");
+  assert.equal(duration(undefined), "–");
+});
+
+test("the browser's language", () => {
+  assert.equal(preferred(["zh-TW", "en"]), "zh");
+  assert.equal(preferred(["fr-FR", "en-US"]), "en");
+  assert.equal(preferred(["fr"]), "en");
+});

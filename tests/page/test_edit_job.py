@@ -1,0 +1,99 @@
+"""Edits of a job's YAML keep its comments, and give what the same override gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker.errors import UserError
+from stoker.job.recipes import FOLDER, recipe_names
+from stoker.job.shorthand import expand_shorthands
+from stoker.job.yaml_document import parse_document
+from stoker.page.edit_job import edited
+
+JOB = """\
+# What it is for.
+task: sft
+model: smollm2-135m  # small
+data: my.jsonl
+tune: lora
+steps: 60
+train: {lr: 5e-4, batch: 8}
+evaluate:
+  every: 20  # steps
+"""
+
+
+def values(text: str) -> Any:
+    """The job as data, with its short forms written out."""
+    return expand_shorthands(parse_document(text, file="job.yaml")).data
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [
+        ("steps", 5, {"steps": 5}),
+        ("train.lr", 0.1, {"train": {"lr": 0.1, "batch": 8}}),
+        ("train.seq_len", 64, {"train": {"lr": 5e-4, "batch": 8, "seq_len": 64}}),
+        ("evaluate.every", 7, {"evaluate": {"every": 7}}),
+        ("checkpoint.keep", 3, {"checkpoint": {"keep": 3}}),
+        ("model", "llama-10m", {"model": {"name": "llama-10m"}}),
+        ("model.name", "llama-10m", {"model": {"name": "llama-10m"}}),
+        ("model.tokenizer", "x", {"model": {"name": "smollm2-135m", "tokenizer": "x"}}),
+        ("tune.rank", 4, {"tune": {"method": "lora", "rank": 4}}),
+        ("data", "other.csv", {"data": [{"path": "other.csv"}]}),
+        ("data.path", "other.csv", {"data": [{"path": "other.csv"}]}),
+        ("data.train_on", "last", {"data": [{"path": "my.jsonl", "train_on": "last"}]}),
+    ],
+)
+def test_one_key(key: str, value: Any, found: dict[str, Any]) -> None:
+    text = edited(JOB, [(key, value)])
+    assert values(text) == {**values(JOB), **found}
+    assert "# What it is for." in text
+    assert "# steps" in text
+
+
+def test_nothing_edited_is_the_same_text() -> None:
+    for name in recipe_names():
+        text = (FOLDER / f"{name}.yaml").read_text()
+        assert edited(text, []) == text, name
+
+
+def test_every_recipe_takes_a_file() -> None:
+    for name in recipe_names():
+        text = (FOLDER / f"{name}.yaml").read_text()
+        sources = values(text).get("data") or []
+        if "stages:" in text or len(sources) > 1:
+            continue
+        data = values(edited(text, [("data", "mine.jsonl")]))["data"]
+        assert data == [{**(sources[0] if sources else {}), "path": "mine.jsonl"}], name
+
+
+def test_removing() -> None:
+    assert "evaluate" not in values(edited(JOB, [("evaluate.every", None)]))
+    assert values(edited(JOB, [("train.lr", None)]))["train"] == {"batch": 8}
+    assert "model" not in values(edited(JOB, [("model.name", None)]))
+    assert values(edited(JOB, [("dpo.beta", None)])) == values(JOB)
+
+
+def test_removing_what_was_set_gives_the_text_again() -> None:
+    once = edited(JOB, [])
+    assert edited(edited(once, [("checkpoint.keep", 3)]), [("checkpoint.keep", None)]) == once
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("steps: 3\n", "steps.x", "holds no keys"),
+        ("data: [a.jsonl, b.jsonl]\n", "data.path", "2 sources"),
+        ("a: [\n", "steps", "YAML"),
+        ("- a\n", "steps", "holds no keys"),
+        ("steps: 3\n", "train..lr", "is no key"),
+    ],
+)
+def test_wrong(text: str, key: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        edited(text, [(key, 1)])
+    problem = caught.value.problems[0]
+    assert words in problem.message + problem.suggestion
