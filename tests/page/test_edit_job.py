@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from browsing import Browser
 
 from stoker.errors import UserError
 from stoker.job.recipes import FOLDER, recipe_names
@@ -97,3 +98,13 @@ def test_wrong(text: str, key: str, words: str) -> None:
         edited(text, [(key, 1)])
     problem = caught.value.problems[0]
     assert words in problem.message + problem.suggestion
+
+
+def test_over_the_api(page: Browser) -> None:
+    answer = page.post("/api/edit", {"yaml": JOB, "edits": [{"key": "steps", "value": 7}]})
+    assert answer.json() == {"yaml": edited(JOB, [("steps", 7)])}
+    wrong = page.post("/api/edit", {"yaml": "steps: [", "edits": [{"key": "steps", "value": 7}]})
+    assert wrong.status_code == 400
+    assert wrong.json()["error"]["line"] == 1
+    for edits in (None, {}, [1], [{"key": "steps"}], [{"key": 1, "value": 2}]):
+        assert page.post("/api/edit", {"yaml": JOB, "edits": edits}).status_code == 400

@@ -17,6 +17,7 @@ from stoker.page.account_routes import account_routes
 from stoker.page.accounts import Accounts
 from stoker.page.audit_log import AuditLog
 from stoker.page.data_routes import data_routes
+from stoker.page.edit_routes import edit_routes
 from stoker.page.guard import PageGuard, error_response
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import job_routes
@@ -53,6 +54,7 @@ def application(page: Page) -> ASGIApp:
         *run_routes(page),
         *job_routes(page),
         *data_routes(page),
+        *edit_routes(),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
         *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
         Route("/{rest:path}", _index),

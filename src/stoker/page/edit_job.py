@@ -50,7 +50,12 @@ def edited(text: str, edits: Iterable[tuple[str, Any]]) -> str:
 
 def _set(data: CommentedMap, path: KeyPath, value: Any) -> None:
     block = path[0]
-    if len(path) == 1 and block in SHORT and isinstance(data.get(block), dict | list) and not isinstance(value, dict | list):
+    if (
+        len(path) == 1
+        and block in SHORT
+        and isinstance(data.get(block), dict | list)
+        and not isinstance(value, dict | list)
+    ):
         path = (block, SHORT[block])  # `data: FILE` where the text has `data:` with keys of its own
     if len(path) > 1 and block in SHORT:
         main = SHORT[block]

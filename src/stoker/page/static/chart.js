@@ -148,7 +148,7 @@ function Plot({ curves, metric, axis, log, smooth, events, range, onRange, label
         box.current,
       );
       plot.current.over.addEventListener("dblclick", () => latest.current.onRange(null));
-      observer = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 220 }));
+      observer = new ResizeObserver(() => box.current && plot.current?.setSize({ width: box.current.clientWidth, height: 220 }));
       observer.observe(box.current);
       bounds.current = whole(latest.current.data, bounds.current, range);
     });

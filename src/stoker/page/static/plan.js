@@ -8,7 +8,7 @@ import { go, link } from "./router.js";
 import { remember, rememberJob, useSession } from "./session.js";
 import { Action, Command, Empty, Field, Problem, Table, Waiting, useLater } from "./ui.js";
 
-const COLOURS = 6;
+const COLOURS = 8;
 const word = (group, name) => {
   const key = `${group}.${name.replaceAll(" ", "_")}`;
   const found = t(key);
@@ -100,8 +100,8 @@ function Stages({ yaml }) {
 
 /** What a run measured beside what was predicted. */
 export function Measured({ run }) {
-  const found = useGet(`/api/runs/${encodeURIComponent(run)}/plan`);
-  const { predicted, measured, line } = found.data?.plan ?? found.data ?? {};
+  const found = useGet(`/api/runs/${encodeURIComponent(run)}`);
+  const { predicted, measured, line } = found.data?.plan ?? {};
   if (!predicted || !measured) return html`<${Problem} error=${found.error} /><p class="hint">${t("plan.unmeasured")}</p>`;
   const of = 2 ** 30;
   const both = [

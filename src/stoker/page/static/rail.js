@@ -65,6 +65,6 @@ export function TopBar({ route, me }) {
     <select id="theme" value=${state.theme} onChange=${theme}>
       ${["auto", "light", "dark"].map((name) => html`<option key=${name} value=${name}>${t(`theme.${name}`)}</option>`)}
     </select>
-    ${me.token && html`<button type="button" class="quiet" onClick=${leave}>${t("app.leave")}</button>`}
+    ${me.login && html`<button type="button" class="quiet" onClick=${leave}>${t("app.leave")}</button>`}
   </header>`;
 }

@@ -77,10 +77,10 @@ function Controls({ route }) {
   return html`<div class="row">
     <label for="smooth">${t("chart.smooth", { share: percent(Number(smooth), 0) })}</label>
     <input id="smooth" type="range" min="0" max="0.99" step="0.01" value=${smooth} onInput=${(event) => set({ smooth: event.target.value === "0" ? null : event.target.value })} />
-    <label for="axis">${t("chart.axis")}</label>
+    ${!isReport() && html`<label for="axis">${t("chart.axis")}</label>
     <select id="axis" value=${axis} onChange=${(event) => set({ axis: event.target.value === "step" ? null : event.target.value, zoom: null })}>
       ${["step", "tokens", "seconds"].map((name) => html`<option key=${name} value=${name}>${t(`axis.${name}`)}</option>`)}
-    </select>
+    </select>`}
     <label><input type="checkbox" checked=${log === "1"} onChange=${(event) => set({ log: event.target.checked ? "1" : null })} /> ${t("chart.log")}</label>
     ${zoom && html`<button type="button" onClick=${() => set({ zoom: null })}>${t("chart.all")}</button>`}
   </div>`;

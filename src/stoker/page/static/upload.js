@@ -91,8 +91,11 @@ export function Drop({ id, label, hint, accept, onDone, onFile }) {
     onDragLeave=${() => setOver(false)}
     onDrop=${drop}
   >
-    <p><label for=${id}>${label}</label></p>
-    <input id=${id} type="file" accept=${accept} multiple onChange=${(event) => take([...event.target.files])} />
+    <p id=${`${id}-label`}>${label}</p>
+    <p>
+      <input id=${id} class="hidden" type="file" accept=${accept} multiple aria-describedby=${`${id}-label`} onChange=${(event) => take([...event.target.files])} />
+      <label class="button" for=${id}>${t("upload.choose")}</label>
+    </p>
     <p class="hint">${hint}</p>
     <div aria-live="polite">
       ${state &&

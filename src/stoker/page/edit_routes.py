@@ -1,0 +1,35 @@
+"""Edits of a job's YAML by the keys of its form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.page.edit_job import edited
+from stoker.page.guard import read_object, text_of
+from stoker.page.page_error import wrong
+from stoker.page.routing import route
+
+MOST_EDITS = 200
+
+
+def edit_routes() -> list[Route]:
+    """The route of edits; it reads and writes no file."""
+    return [route("/api/edit", edit, method="POST")]
+
+
+async def edit(request: Request) -> Any:
+    """The text after the edits, its comments kept."""
+    body = await read_object(request)
+    text, given = text_of(body, "yaml"), body.get("edits")
+    if not isinstance(given, list) or len(given) > MOST_EDITS:
+        raise wrong(f"`edits` has to be a list of at most {MOST_EDITS}")
+    edits = []
+    for each in given:
+        if not isinstance(each, dict) or not isinstance(each.get("key"), str) or "value" not in each:
+            raise wrong("an edit has to have a `key` and a `value`")
+        edits.append((each["key"], each["value"]))
+    return {"yaml": await run_in_threadpool(edited, text, edits)}
