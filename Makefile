@@ -4,7 +4,7 @@ BIN := .venv/bin
 EXTRAS := gguf,parquet,zstd,tensorboard,corpora
 JOB := quickstart.yaml
 
-.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix docs wheel clean
+.PHONY: install quickstart test test-slow lint fuzz format bench verify-all mutants tune-matrix ui-dev ui-vendor docs wheel clean
 
 install: .venv/.installed
 
@@ -42,6 +42,7 @@ lint: .venv/.installed-dev
 
 # First the tests of one process; then those that start processes themselves and share a pool of them.
 test: .venv/.installed-dev
+	if command -v node >/dev/null; then node --test tests/page/front; fi
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not pool and not slow" -n 2
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "pool and not slow" -n 2
 
@@ -73,6 +74,15 @@ mutants: .venv/.installed-dev
 # Every family tuned in every way; writes docs/tune_matrix.md.
 tune-matrix: .venv/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/tune_matrix.py
+
+# The page, served again whenever its Python changes; its modules are the files of src/stoker/page/static, so a reload of
+# the browser shows changes of them.
+ui-dev: .venv/.installed-dev
+	$(BIN)/python benchmarks/serve_page.py
+
+# Preact, htm, uPlot and axe-core from npm, into the tree: once after a change of their versions in the script.
+ui-vendor:
+	$(PYTHON) benchmarks/vendor_ui.py
 
 # The site of docs/ in build/site, with every key and verb; a broken link fails. Read it with `python -m http.server`.
 docs: .venv/.installed

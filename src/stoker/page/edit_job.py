@@ -1,4 +1,4 @@
-"""Sets and removes keys of a job's YAML, its comments and layout kept: what the page's form does to the text beside it."""
+"""Sets and removes keys of a job's YAML, its comments kept: what the page's form does to the text beside it."""
 
 from __future__ import annotations
 
