@@ -63,6 +63,15 @@ def pool(stoker_cache: None) -> Iterator[Pool]:
 
 
 @pytest.fixture(scope="session")
+def redis_place() -> Iterator[str]:
+    """The URL of a server of Redis that the tests of a process share; each takes a ``?prefix=`` of its own."""
+    from redis_server import redis_server
+
+    with redis_server() as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A byte-level BPE of 400 ids with the special tokens of ChatML."""
     return tiny_tokenizer()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stoker.checkpoint import replay
+from stoker.train.ranking import replay_export
 
 
 @contextmanager
@@ -20,11 +21,15 @@ def replay_in_process() -> Iterator[None]:
     start = subprocess.run
 
     def run(command: list[str], **options: Any) -> Any:
-        if "stoker.checkpoint.replay" not in command:
+        if "stoker.checkpoint.replay" in command:
+            program = lambda: replay._main(command[-1:])  # noqa: E731
+        elif "stoker.train.ranking.replay_export" in command:
+            program = replay_export._main
+        else:
             return start(command, **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "stdin", io.StringIO(options["input"]))
-            replay._main(command[-1:])
+            program()
         return subprocess.CompletedProcess(command, 0)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Write a run as an adapter (peft), merged weights (transformers) or GGUF (llama.cpp), and replay it."""
+"""Write a run as an adapter (peft), merged weights (transformers), GGUF (llama.cpp) or ranking model, and replay it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,28 @@ from pathlib import Path
 
 from stoker.cli.checkpoint_option import add_at
 from stoker.cli.trust_options import add_trust, trusted
+from stoker.errors import Problem, UserError
 
-FORMATS = ("adapter", "merged", "gguf")
+FORMATS = ("adapter", "merged", "gguf", "ranking")
 QUANTISED = ("8bit", "4bit", "int8", "int4")
+KEPT = 3  # versions of a store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``stoker export``."""
-    parser.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs/")
-    parser.add_argument("--format", choices=FORMATS, required=True, help="adapter, merged or gguf")
-    parser.add_argument("--to", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="the run's folder, or its name below runs/")
+    parser.add_argument("--format", choices=FORMATS, help="adapter, merged, gguf or ranking")
+    parser.add_argument(
+        "--to", metavar="DIR", help="the folder to write; ranking: also lmdb://PATH or redis://HOST:PORT/DB"
+    )
     parser.add_argument("--dtype", help="of the weights: fp32, bf16, fp16; gguf: fp32, fp16, q8_0")
     parser.add_argument("--quantise", choices=QUANTISED, help="hold merged weights in 8 or 4 bits, or as int8 or int4")
+    parser.add_argument(
+        "--keep", type=int, default=KEPT, metavar="N", help=f"versions of a store that stay (default: {KEPT})"
+    )
+    parser.add_argument("--versions", metavar="URL", help="list the versions of a store instead")
+    parser.add_argument("--rollback", metavar="URL", help="make the version before the current one of a store current")
+    parser.add_argument("--version", type=int, metavar="N", help="with --rollback: make this one current")
     add_at(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_trust(parser)
@@ -28,9 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, replay, and only then call it done."""
+    if arguments.rollback or arguments.versions:
+        from stoker.cli.export_versions import list_versions, roll_back_store
+
+        return (roll_back_store if arguments.rollback else list_versions)(arguments)
+    for name, value in (("RUN", arguments.run), ("--format", arguments.format), ("--to", arguments.to)):
+        if value is None:
+            raise UserError(Problem(f"{name} is missing", "stoker export RUN --format FORMAT --to DIR"))
+    if arguments.version is not None:
+        raise UserError("--version goes with --rollback")
     from stoker.cli.report import quiet_libraries
 
     quiet_libraries()
+    if arguments.format == "ranking":
+        return _ranking(arguments)
+    if "://" in arguments.to:
+        raise UserError(f"--to {arguments.to}: {arguments.format} is written to a folder")
     from stoker.checkpoint.export import Export, check_export
     from stoker.checkpoint.export_check import export_run
     from stoker.checkpoint.load_run import open_run
@@ -48,6 +71,36 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(answer | ({"quantised": done.drift} if done.drift else {})))
     else:
         print("\n".join(filter(None, (f"step {tuned.step} -> {written}", line, done.drift))))
+    if done.warning:
+        print(f"WARNING: {done.warning}", file=sys.stderr)
+    return 0
+
+
+def _ranking(arguments: argparse.Namespace) -> int:
+    """A model that is not a language model, as its task writes it."""
+    from stoker.job.load_job import load_job
+    from stoker.job.task_spec import task_of
+    from stoker.runs.find_run import find_run
+
+    for name in ("dtype", "quantise"):
+        if getattr(arguments, name):
+            raise UserError(f"--{name}: a ranking model keeps the precision it was trained in")
+    if arguments.keep < 1:
+        raise UserError("--keep is at least 1")
+    base = Path.cwd()
+    folder = find_run(arguments.run, base)
+    task = task_of(load_job(folder.job).job)
+    if task.export is None:
+        raise UserError(f"task {task.name} is not exported as ranking: write {' or '.join(task.exports)}")
+    folder, done = task.export(arguments.run, arguments.to, arguments.at, trusted(arguments), base, arguments.keep)
+    line = "; ".join(done.lines)
+    folder.event("exported", format="ranking", to=done.written, step=done.step, version=done.version, verified=line)
+    if arguments.json:
+        answer = {"written": done.written, "step": done.step, "version": done.version, "rows": done.rows}
+        print(json.dumps({**answer, "verified": line, "warnings": [done.warning] if done.warning else []}))
+    else:
+        version = "" if done.version is None else f", version {done.version}"
+        print("\n".join((f"step {done.step} -> {done.written}{version}", *done.lines)))
     if done.warning:
         print(f"WARNING: {done.warning}", file=sys.stderr)
     return 0

@@ -32,10 +32,12 @@ if TYPE_CHECKING:  # of rooms above too; see the import contract
     from stoker.models.text import TextSide
     from stoker.models.virtual_tokens import Drawn
     from stoker.parallel.mesh import Mesh
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.batch_extras import BatchExtras
     from stoker.train.engine import Engine
     from stoker.train.language_task import LanguageTask
     from stoker.train.prepare import Prepared
+    from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
 
 B = TypeVar("B", bound=Block)
@@ -109,6 +111,8 @@ class TaskSpec:
         reads: forward passes without gradients beside each that is trained on, for the planner.
         roles: what is resident while it trains, by name, the trained model first.
         exports: formats that a run can be written in.
+        export: what writes a run, where it is not a language model: called with the run, the target, the checkpoint,
+            the keys that may run code, the path where relative ones begin, and how many versions of a store stay.
         next_commands: what can be done with a finished run: commands without ``stoker``, given the job and the run.
     """
 
@@ -150,6 +154,7 @@ class TaskSpec:
     reads: Callable[[Job], int] = lambda _: 0
     roles: Callable[[Job], tuple[str, ...]] = lambda _: ("model",)
     exports: tuple[str, ...] = ("adapter", "merged", "gguf")
+    export: Callable[[str, str, str, Sequence[str], Path, int], tuple[RunFolder, RankingExport]] | None = None
     next_commands: Callable[[ResolvedJob, str], tuple[str, ...]] = _language_commands
 
 

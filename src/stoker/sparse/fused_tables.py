@@ -39,7 +39,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class _Bags:
+class Bags:
     """Ids of all features in one row.
 
     Attributes:
@@ -53,43 +53,38 @@ class _Bags:
     shapes: Mapping[str, tuple[int, ...]]
 
 
-class FusedTables:
-    """Tables of one layout and the features that look ids up in them.
+class FeatureBags:
+    """Features of tables with one layout: which keys a batch looks up, and what becomes of their rows.
 
-    Attributes:
-        source: where rows are.
+    Args:
+        salts: of the tables' keys.
     """
 
     def __init__(
         self,
         tables: Sequence[TableSettings],
         features: Mapping[str, Feature],
-        source: TableRows,
+        salts: np.ndarray,
         *,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        self.tables, self.source, self._device, self._dtype = tuple(tables), source, device, dtype
+        self._salts, self._device, self._dtype = salts, device, dtype
         self._numbers = {table.name: number for number, table in enumerate(tables)}
         self._features = {name: feature for name, feature in features.items() if feature.table in self._numbers}
         self._compute = RowFormat(tables[0].dtype, tables[0].width).compute
 
-    def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
-        """Pooled rows of each feature. A collective."""
-        if not self._features:
-            return {}
-        bags = self._bags(batch)
-        rows, inverse = self.source.rows(bags.keys, training=training)
-        pooled = pool(rows, inverse, bags.lengths, bags.weights).to(self._device, self._dtype)
-        parts = pooled.split([math.prod(shape) for shape in bags.shapes.values()])
+    def __bool__(self) -> bool:
+        return bool(self._features)
+
+    def pooled(self, bags: Bags, rows: Tensor, inverse: np.ndarray) -> dict[str, Tensor]:
+        """What each feature gets of rows [unique, width], of which ``inverse`` names each key's."""
+        found = pool(rows, inverse, bags.lengths, bags.weights).to(self._device, self._dtype)
+        parts = found.split([math.prod(shape) for shape in bags.shapes.values()])
         return {name: part.unflatten(0, shape) for (name, shape), part in zip(bags.shapes.items(), parts, strict=True)}
 
-    def prefetch(self, batch: Mapping[str, JaggedIds]) -> None:
-        """Begins to bring the rows of a coming batch from the disk. A collective."""
-        if self.tables[0].disk is not None and self._features:
-            self.source.prefetch(self._bags(batch).keys)
-
-    def _bags(self, batch: Mapping[str, JaggedIds]) -> _Bags:
+    def bags(self, batch: Mapping[str, JaggedIds]) -> Bags:
+        """The ids of all features of a batch."""
         ids, tables, lengths, weights = [], [], [], []
         shapes: dict[str, tuple[int, ...]] = {}
         for name, feature in self._features.items():
@@ -113,8 +108,40 @@ class FusedTables:
             filled = [np.ones(len(own)) if one is None else one for one, own in zip(weights, ids, strict=True)]
             factor = torch.from_numpy(np.concatenate(filled)).to(self._compute)
         numbers = np.repeat(tables, [len(own) for own in ids])
-        keys = Keys.of(np.concatenate(ids), numbers, self.source.salts)
-        return _Bags(keys, np.concatenate(lengths), factor, shapes)
+        keys = Keys.of(np.concatenate(ids), numbers, self._salts)
+        return Bags(keys, np.concatenate(lengths), factor, shapes)
+
+
+class FusedTables:
+    """Tables of one layout and the features that look ids up in them.
+
+    Attributes:
+        source: where rows are.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableSettings],
+        features: Mapping[str, Feature],
+        source: TableRows,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.tables, self.source = tuple(tables), source
+        self._features = FeatureBags(tables, features, source.salts, device=device, dtype=dtype)
+
+    def look_up(self, batch: Mapping[str, JaggedIds], *, training: bool) -> dict[str, Tensor]:
+        """Pooled rows of each feature. A collective."""
+        if not self._features:
+            return {}
+        bags = self._features.bags(batch)
+        return self._features.pooled(bags, *self.source.rows(bags.keys, training=training))
+
+    def prefetch(self, batch: Mapping[str, JaggedIds]) -> None:
+        """Begins to bring the rows of a coming batch from the disk. A collective."""
+        if self.tables[0].disk is not None and self._features:
+            self.source.prefetch(self._features.bags(batch).keys)
 
 
 def _padded(counts: np.ndarray, longest: int | None) -> tuple[np.ndarray | None, np.ndarray, tuple[int, int]]:

@@ -69,7 +69,7 @@ class SparseEmbeddings(nn.Module):
         group = None if group is None or dist.get_world_size(group) == 1 else _over_host_memory(group)
         wide = any(table.dtype == "float64" for table in tables)
         dtype = dtype or (torch.float64 if wide else torch.float32)
-        self._features = dict(features)
+        self._tables, self._features = tuple(tables), dict(features)
         layouts: dict[tuple[object, ...], list[TableSettings]] = {}
         for table in tables:
             layouts.setdefault(table.layout, []).append(table)
@@ -81,6 +81,11 @@ class SparseEmbeddings(nn.Module):
             FusedTables(some, features, source, device=torch.device(device), dtype=dtype)
             for some, source in zip(layouts.values(), sources, strict=True)
         ]
+
+    @property
+    def tables(self) -> list[TableSettings]:
+        """The tables, in the order in which they were given."""
+        return list(self._tables)
 
     @property
     def version(self) -> int:

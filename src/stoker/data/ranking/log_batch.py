@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from stoker.data.ranking.column_store import ColumnStore
 from stoker.data.ranking.features import Column, Features
 from stoker.data.ranking.ids import crossed
 
@@ -44,7 +44,17 @@ class RowBatch:
     ids: Mapping[str, RaggedIds]
 
 
-def read_batch(store: ColumnStore, features: Features, rows: np.ndarray) -> RowBatch:
+class Columns(Protocol):
+    """Encoded rows; names as `stoker.data.ranking.encode_columns.ColumnEncoder` has them."""
+
+    def array(self, name: str) -> np.ndarray:
+        """A column."""
+
+    def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the ids of rows begin within their column, and how many there are; int64."""
+
+
+def read_batch(store: Columns, features: Features, rows: np.ndarray) -> RowBatch:
     """The features of rows.
 
     Args:
@@ -72,7 +82,7 @@ def transformed(values: np.ndarray, column: Column) -> np.ndarray:
     return np.sign(wide) * np.log1p(np.abs(wide)) if column.log else wide
 
 
-def _values(store: ColumnStore, number: int, rows: np.ndarray) -> np.ndarray:
+def _values(store: Columns, number: int, rows: np.ndarray) -> np.ndarray:
     return store.array(f"column{number}")[rows]
 
 
@@ -87,7 +97,7 @@ def _bucketised(values: np.ndarray, column: Column) -> RaggedIds:
     return RaggedIds(found.astype(np.int64), there.astype(np.int64))
 
 
-def _ragged(store: ColumnStore, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
+def _ragged(store: Columns, number: int, column: Column, rows: np.ndarray) -> RaggedIds:
     begin, lengths = store.spans(number, rows)
     if column.longest:  # the newest are the last
         begin, lengths = begin + np.maximum(0, lengths - column.longest), np.minimum(lengths, column.longest)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from stoker.checkpoint.load_run import checkpoint_step, state_at
 from stoker.checkpoint.run_weights import AVERAGE, restore_weights
@@ -21,10 +21,12 @@ from stoker.job.resolved import ResolvedSource
 from stoker.job.task_spec import block_of_task
 from stoker.job.trust import code_problems
 from stoker.models.quantise import device_for
+from stoker.models.ranking.model_inputs import RankingShape
 from stoker.models.ranking.two_tower import TwoTower
 from stoker.parallel.float64_mode import arithmetic_of
 from stoker.runs.find_run import find_run
 from stoker.runs.run_folder import RunFolder
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.engine import SingleProcess
 from stoker.train.ranking.figures import RankingFigure, RankingFigures, figures_of
 from stoker.train.ranking.job_log import open_log_of, settings_of
@@ -52,18 +54,15 @@ def measure_run(
     Raises:
         UserError: there is no such run or checkpoint, or the rows cannot be read.
     """
-    folder = find_run(path, base)
-    loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
-    if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
-        raise UserError(*problems)
+    folder, loaded = open_job(path, trusted, base)
     block = block_of_task(loaded.job, RankingBlock)
     if data is None and block.progressive and read_periods(folder.path):
         return _over_periods(folder, loaded, at, base)
-    features = Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
-    rows = _rows(loaded, features, data, form, base)
+    features = features_of_run(folder)
+    rows = rows_of(loaded, features, data, form, base)
     device = device_for(loaded.job)
     with arithmetic_of(device):
-        task, step = _restored(folder, loaded, features, rows, device, at, base)
+        task, step = restored_task(folder, loaded, features, rows, device, at, base)
         _, scored = task.score(rows, SingleProcess(task, device, ()))
         retrieval = _retrieval(task, loaded, rows, base)
     found = figures_of(scored, features.labels, block.at)
@@ -94,7 +93,8 @@ def _retrieval(task: RankingTask, loaded: LoadedJob, rows: RowSet, base: Path) -
     return retrieval_figures(task, training, rows, task.at)
 
 
-def _rows(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
+def rows_of(loaded: LoadedJob, features: Features, data: str | None, form: str, base: Path) -> RowSet:
+    """Rows as the run reads them: those of ``data``, or those that it held out."""
     job = loaded.job
     ignored = settings_of(block_of_task(job, RankingBlock)).ignore
     if data is not None:
@@ -106,12 +106,29 @@ def _rows(loaded: LoadedJob, features: Features, data: str | None, form: str, ba
     return replace(held_out, features=features)
 
 
-def _restored(
-    folder: RunFolder, loaded: LoadedJob, features: Features, rows: RowSet, device: Device, at: str, base: Path
-) -> tuple[RankingTask, int]:
-    """The run's task with the weights and the rows of a checkpoint."""
-    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
-    state = state_at(folder, job, at, base)
+def open_job(path: str, trusted: Sequence[str], base: Path) -> tuple[RunFolder, LoadedJob]:
+    """The folder and the job of a run.
+
+    Raises:
+        UserError: there is no such run, or it asks to run code that the user does not trust.
+    """
+    folder = find_run(path, base)
+    loaded = load_job(folder.job, ["task=ranking"] if TRUSTED in trusted else [])
+    if problems := code_problems(loaded, lambda _: "--trust-remote-code"):
+        raise UserError(*problems)
+    return folder, loaded
+
+
+def features_of_run(folder: RunFolder) -> Features:
+    """By what a run reads rows."""
+    return Features.from_json(json.loads(read_file(folder.path / FEATURES_FILE)))
+
+
+def restored_model(
+    folder: RunFolder, loaded: LoadedJob, features: Features, device: Device, at: str, base: Path
+) -> tuple[nn.Module, SparseEmbeddings, RankingShape, int]:
+    """The tower and the tables of a checkpoint, and its step."""
+    state = state_at(folder, loaded.job, at, base)
     tower, tables, shape = build(loaded, features, device)
     rest = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(PREFIX)}
     restore_weights(tower, replace(state, tensors=rest))
@@ -121,12 +138,20 @@ def _restored(
             assert isinstance(tensor, Tensor)
             own[name.removeprefix(PREFIX)] = tensor
     load_rows(tables, own)
-    log = ClickLog(features, rows.part(0, 0), rows, {})
+    return tower.eval(), tables.eval(), shape, state.step
+
+
+def restored_task(
+    folder: RunFolder, loaded: LoadedJob, features: Features, rows: RowSet, device: Device, at: str, base: Path
+) -> tuple[RankingTask, int]:
+    """The run's task with the weights and the rows of a checkpoint."""
+    job, block = loaded.job, block_of_task(loaded.job, RankingBlock)
+    tower, tables, shape, step = restored_model(folder, loaded, features, device, at, base)
     task = RankingTask(
-        tower.eval(),
+        tower,
         tables,
         shape,
-        log,
+        ClickLog(features, rows.part(0, 0), rows, {}),
         seed=job.seed,
         at=block.at,
         in_order=True,
@@ -134,4 +159,4 @@ def _restored(
         device=device.torch,
         dtype=dtype_of(device),
     )
-    return task, state.step
+    return task, step

@@ -43,6 +43,27 @@ def shape_of(features: Features, block: RankingBlock, *, unpooled: bool) -> Rank
     )
 
 
+def tables_and_features(
+    features: Features, shape: RankingShape, block: RankingBlock, *, first_order: bool, wide: bool
+) -> tuple[list[TableSettings], dict[str, Feature]]:
+    """The tables of a model, and how features are looked up in them.
+
+    Args:
+        first_order: whether each feature has single weights beside its vectors.
+        wide: whether all arithmetic is in float64.
+    """
+    tables: dict[str, TableSettings] = {}
+    looked_up: dict[str, Feature] = {}
+    for column in features.ids:
+        looked_up[column.name] = _feature(column, column.table, apart=column.name in shape.sequences)
+        tables.setdefault(column.table, _settings(column.table, block.width, block.table, wide=wide))
+        if first_order and column.name not in shape.sequences:
+            name = column.table + FIRST_ORDER
+            looked_up[column.name + FIRST_ORDER] = Feature(name, looked_up[column.name].pooling)
+            tables.setdefault(name, _settings(name, 1, block.table, wide=wide))
+    return list(tables.values()), looked_up
+
+
 def embeddings_of(
     features: Features,
     shape: RankingShape,
@@ -55,27 +76,15 @@ def embeddings_of(
     wide: bool,
     servers: RowServers | None = None,
 ) -> SparseEmbeddings:
-    """The tables of a model.
+    """The module in which a model's features are looked up.
 
     Args:
-        first_order: whether each feature has single weights beside its vectors.
         group: the processes that own the rows together.
-        wide: whether all arithmetic is in float64.
         servers: processes that own the rows instead.
     """
-    tables: dict[str, TableSettings] = {}
-    looked_up: dict[str, Feature] = {}
-    for column in features.ids:
-        looked_up[column.name] = _feature(column, column.table, apart=column.name in shape.sequences)
-        tables.setdefault(column.table, _settings(column.table, block.width, block.table, wide=wide))
-        if first_order and column.name not in shape.sequences:
-            name = column.table + FIRST_ORDER
-            looked_up[column.name + FIRST_ORDER] = Feature(name, looked_up[column.name].pooling)
-            tables.setdefault(name, _settings(name, 1, block.table, wide=wide))
+    tables, looked_up = tables_and_features(features, shape, block, first_order=first_order, wide=wide)
     dtype = torch.float64 if wide else torch.float32
-    return SparseEmbeddings(
-        list(tables.values()), looked_up, seed=seed, group=group, device=device, dtype=dtype, servers=servers
-    )
+    return SparseEmbeddings(tables, looked_up, seed=seed, group=group, device=device, dtype=dtype, servers=servers)
 
 
 def servers_of(block: RankingBlock, base: Path) -> RowServers | None:

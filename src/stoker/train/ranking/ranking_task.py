@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from stoker.data.order import permute, stream_key
 from stoker.data.ranking.click_log import ClickLog, RowSet
-from stoker.data.ranking.log_batch import RowBatch
 from stoker.files import replace_file
 from stoker.models.objective import Loss, Measures
-from stoker.models.ranking.model_inputs import FIRST_ORDER, RankingInputs, RankingShape
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
 from stoker.parallel.batch_norm import uncounted
 from stoker.sparse.jagged_ids import JaggedIds
 from stoker.sparse.sparse_embeddings import SparseEmbeddings
 from stoker.train.evaluate import Evaluation, evaluate
 from stoker.train.ranking.figures import Scored, figures_of
 from stoker.train.ranking.progressive import PREFIX, periods_of, write_period
+from stoker.train.ranking.ranking_batch import RankingBatch, ranking_batch_of, ranking_inputs
 from stoker.train.task import Part
 
 if TYPE_CHECKING:
@@ -35,25 +35,6 @@ if TYPE_CHECKING:
 
 EVALUATION_SAMPLES = 4096  # of a held-out forward pass
 FEATURES_FILE = "features.json"  # in the run's folder: what `stoker eval` reads rows by
-
-
-@dataclass(frozen=True)
-class RankingBatch:
-    """Rows on a device; the ids stay on the host, where the tables are.
-
-    Attributes:
-        labels: [B, T].
-        weights: [B].
-        dense: [B, N].
-        ids: by feature, one of `stoker.sparse.jagged_ids`.
-        positions: [B], of the rows in what they come from.
-    """
-
-    labels: Tensor
-    weights: Tensor
-    dense: Tensor
-    ids: Mapping[str, JaggedIds]
-    positions: Tensor
 
 
 class RankingTask:
@@ -122,25 +103,8 @@ class RankingTask:
 
     def part_of(self, rows: RowSet, positions: np.ndarray) -> Part:
         """Rows as a forward pass."""
-        batch = self._tensors(rows.batch(positions), positions)
+        batch = ranking_batch_of(rows.batch(positions), positions, self.dtype)
         return Part(batch, targets=len(positions), tokens=len(positions))
-
-    def _tensors(self, batch: RowBatch, positions: np.ndarray) -> RankingBatch:
-        ids = {
-            name: JaggedIds(
-                torch.from_numpy(found.ids),
-                torch.from_numpy(found.lengths),
-                None if found.weights is None else torch.from_numpy(found.weights).to(self.dtype),
-            )
-            for name, found in batch.ids.items()
-        }
-        return RankingBatch(
-            torch.from_numpy(batch.labels).to(self.dtype),
-            torch.from_numpy(batch.weights).to(self.dtype),
-            torch.from_numpy(batch.dense).to(self.dtype),
-            MappingProxyType(ids),
-            torch.from_numpy(positions),
-        )
 
     def nothing(self) -> Part:
         """One row without ids: no row of a table is looked up for it."""
@@ -160,18 +124,8 @@ class RankingTask:
 
     def inputs_of(self, batch: RankingBatch) -> RankingInputs:
         """Looks the ids of a batch up; a collective."""
-        vectors = self.tables(self._with_first_order(batch.ids))
-        lengths = {
-            name: batch.ids[name].lengths.clamp(max=vectors[name].shape[1]).to(self.device)
-            for name in self.shape.sequences
-        }
-        return RankingInputs(vectors, lengths, batch.dense)
-
-    def _with_first_order(self, ids: Mapping[str, JaggedIds]) -> dict[str, JaggedIds]:
-        if not getattr(self.model, "first_order", False):
-            return dict(ids)
-        pooled = {name + FIRST_ORDER: found for name, found in ids.items() if name not in self.shape.sequences}
-        return {**ids, **pooled}
+        first_order = bool(getattr(self.model, "first_order", False))
+        return ranking_inputs(batch, self.tables, self.shape, first_order=first_order, device=self.device)
 
     def loss(self, part: Part) -> Loss:
         batch = part.inputs

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from stoker.job.resolved import ResolvedJob
     from stoker.job.schema import Job
     from stoker.parallel.mesh import Mesh
+    from stoker.runs.run_folder import RunFolder
     from stoker.train.prepare import Prepared
+    from stoker.train.ranking.export_ranking import RankingExport
     from stoker.train.ranking.figures import RankingFigures
 
 BATCH = 256
@@ -115,6 +117,14 @@ def _measure(run: str, data: str | None, form: str, at: str, trusted: Sequence[s
     return measure_run(run, data, form, at=at, trusted=trusted, base=base)
 
 
+def _export(
+    run: str, to: str, at: str, trusted: Sequence[str], base: Path, keep: int
+) -> tuple[RunFolder, RankingExport]:
+    from stoker.train.ranking.export_ranking import export_ranking
+
+    return export_ranking(run, to, at=at, trusted=trusted, base=base, keep=keep)
+
+
 def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
     """The model and the log themselves: towers are small, and rows are read from columns on the disk."""
     from stoker.job.paths import absolute, exists
@@ -132,7 +142,7 @@ def _toy(loaded: LoadedJob) -> tuple[dict[str, Any], int]:
 
 
 def _next(job: ResolvedJob, run: str) -> tuple[str, ...]:
-    return (f"eval {run}", f"eval {run} YOUR.csv --json")
+    return (f"eval {run}", f"eval {run} YOUR.csv --json", f"export {run} --format ranking --to exported")
 
 
 TASK = TaskSpec(
@@ -155,6 +165,7 @@ TASK = TaskSpec(
     audit=_audit,
     measure=_measure,
     toy=_toy,
-    exports=(),
+    exports=("ranking",),
+    export=_export,
     next_commands=_next,
 )

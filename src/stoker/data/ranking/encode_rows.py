@@ -1,0 +1,82 @@
+"""Single rows, as a service gets them, as a batch of features: the same arithmetic as for a log in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from stoker.data.ranking.encode_columns import Arrays, ColumnEncoder
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_batch import RaggedIds, RowBatch, read_batch
+from stoker.data.rows import Raw
+
+
+class BadRowError(ValueError):
+    """A row that cannot be used.
+
+    Attributes:
+        row: its number, from 0.
+        reason: why, a short stable phrase first.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"row {row}: {reason}")
+        self.row, self.reason = row, reason
+
+
+class EncodedColumns:
+    """The columns of rows that are at hand, as `stoker.data.ranking.column_store.ColumnStore` has those of files."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+
+    def array(self, name: str) -> np.ndarray:
+        """A column."""
+        return self._arrays[name]
+
+    def spans(self, number: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the ids of rows begin within their column, and how many there are; int64."""
+        offsets = np.concatenate([[0], np.cumsum(self._arrays[f"lengths{number}"], dtype=np.int64)])
+        return offsets[rows], offsets[rows + 1] - offsets[rows]
+
+
+def encode_rows(
+    rows: Sequence[Mapping[str, Any]], features: Features, known: Sequence[str] = ()
+) -> tuple[RowBatch, dict[str, int]]:
+    """The features of rows, and fields that are no column, with the number of rows that have them.
+
+    Labels, time and weights are not looked at: a row that is to be scored has none.
+
+    Args:
+        features: those of a run, fitted.
+        known: further columns of its log, which are not reported.
+
+    Raises:
+        BadRowError: a row cannot be used.
+    """
+    scored = replace(features, labels=(), positive=None, time=None, group=None, weight=None, slices=())
+    beside = (*features.labels, *features.slices, features.time, features.group, features.weight)
+    encoder = ColumnEncoder(scored, (*known, *(name for name in beside if name)))
+    encoded = encoder.encode([Raw("rows", number, dict(row)) for number, row in enumerate(rows)])
+    if encoded.rejected:
+        first = min(encoded.rejected, key=lambda one: one.row)
+        raise BadRowError(first.row, first.reason)
+    return read_batch(EncodedColumns(encoded.arrays), scored, np.arange(len(rows))), encoded.unknown
+
+
+def joined(batches: Sequence[RowBatch]) -> RowBatch:
+    """Several batches of the same features as one, in order; at least one."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def all_of(name: str) -> RaggedIds:
+        parts = [batch.ids[name] for batch in batches]
+        weights = None if parts[0].weights is None else np.concatenate([part.weights for part in parts])
+        ids, lengths = (np.concatenate([getattr(part, key) for part in parts]) for key in ("ids", "lengths"))
+        return RaggedIds(ids, lengths, weights)
+
+    columns = {name: np.concatenate([getattr(b, name) for b in batches]) for name in ("labels", "weights", "dense")}
+    return RowBatch(**columns, ids={name: all_of(name) for name in batches[0].ids})

@@ -1,0 +1,109 @@
+"""Versions of tables in LMDB."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stoker.online_store.row_backends import LmdbBackend, StoredTable, StoreError, lmdb_keys
+from stoker.online_store.store_version import ABANDONED, StoredVersion, TableDelta, head_of, info_of
+
+CHUNK = 200_000  # rows of a transaction
+
+
+class LmdbWriter:
+    """Versions in LMDB, one database each. Readers see transactions whole, in other processes too."""
+
+    def __init__(self, place: str) -> None:
+        self.place, self._at = place, LmdbBackend(place, write=True)
+        self._meta = self._at.database("meta", create=True)
+
+    def begin(self) -> int:
+        for version in self._abandoned():
+            self.drop(version)
+        with self._at.environment.begin(self._meta, write=True) as transaction:
+            version = int(transaction.get(b"last") or 0) + 1
+            transaction.put(b"last", str(version).encode())
+            transaction.put(f"loading:{version}".encode(), str(time.time()).encode())
+        self._at.database(f"rows:{version}", create=True)
+        return version
+
+    def _abandoned(self) -> list[int]:
+        with self._at.environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
+            found = [(key, value) for key, value in cursor if key.startswith(b"loading:")]
+        return [int(key[8:]) for key, last in found if float(last) < time.time() - ABANDONED]
+
+    def put(self, version: int, delta: TableDelta) -> None:
+        rows = self._at.database(f"rows:{version}")
+        for start in range(0, max(len(delta.ids), 1), CHUNK):
+            part = slice(start, start + CHUNK)
+            with self._at.environment.begin(write=True) as transaction:
+                self._put(transaction, rows, TableDelta(delta.table, delta.ids[part], delta.rows[part], delta.removed))
+                transaction.put(f"loading:{version}".encode(), str(time.time()).encode(), db=self._meta)
+
+    def _put(self, transaction: Any, rows: Any, delta: TableDelta) -> None:
+        size, raw = delta.table.row_bytes, np.ascontiguousarray(delta.rows).tobytes()
+        values = (raw[i : i + size] for i in range(0, len(raw), size))
+        with transaction.cursor(rows) as cursor:
+            cursor.putmulti(list(zip(lmdb_keys(delta.table.number, delta.ids), values, strict=True)))
+        for key in lmdb_keys(delta.table.number, delta.removed):
+            transaction.delete(key, db=rows)
+
+    def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        with self._at.environment.begin(self._meta, write=True) as transaction:
+            self._seal(transaction, version, manifest, files)
+
+    def _seal(self, transaction: Any, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        entries = {f"{version}:file:{name}": content for name, content in files.items()}
+        entries[f"{version}:manifest"] = json.dumps(manifest).encode()
+        entries[f"{version}:head"] = head_of(manifest, version).encode()
+        entries[f"info:{version}"] = info_of(manifest).encode()
+        for key, value in entries.items():
+            transaction.put(key.encode(), value, db=self._meta)
+        transaction.delete(f"loading:{version}".encode(), db=self._meta)
+
+    def update(
+        self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> None:
+        if version not in [one.number for one in self.versions()]:
+            raise StoreError(f"version {version} is gone")
+        rows = self._at.database(f"rows:{version}")
+        with self._at.environment.begin(write=True) as transaction:
+            for delta in deltas:
+                self._put(transaction, rows, delta)
+            self._seal(transaction, version, manifest, files)
+
+    def switch(self, version: int) -> None:
+        with self._at.environment.begin(self._meta, write=True) as transaction:
+            transaction.put(b"current", str(version).encode())
+
+    def drop(self, version: int) -> None:
+        rows = self._at.database(f"rows:{version}", create=True)
+        with self._at.environment.begin(write=True) as transaction:
+            with transaction.cursor(self._meta) as cursor:
+                keys = [key for key in cursor.iternext(values=False) if key.startswith(f"{version}:".encode())]
+            for key in (*keys, f"info:{version}".encode(), f"loading:{version}".encode()):
+                transaction.delete(key, db=self._meta)
+            transaction.drop(rows, delete=True)
+
+    def current(self) -> int:
+        return self._at.current()
+
+    def versions(self) -> list[StoredVersion]:
+        with self._at.environment.begin(self._meta) as transaction, transaction.cursor() as cursor:
+            found = [(int(key[5:]), json.loads(value)) for key, value in cursor if key.startswith(b"info:")]
+        return sorted((StoredVersion(*one) for one in found), key=lambda version: version.number)
+
+    def rows_of(self, version: int, table: StoredTable) -> int:
+        rows, count = self._at.database(f"rows:{version}"), 0
+        with self._at.environment.begin(rows) as transaction, transaction.cursor() as cursor:
+            if cursor.set_range(table.number.to_bytes(2, "big")):
+                for key in cursor.iternext(values=False):
+                    if key[:2] != table.number.to_bytes(2, "big"):
+                        break
+                    count += 1
+        return count

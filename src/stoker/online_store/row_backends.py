@@ -1,0 +1,240 @@
+"""Where rows of an exported ranking model are read from: a folder of sorted shards, LMDB, or Redis.
+
+Imports nothing of Stoker; see `row_reader`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import numpy as np
+
+FORMAT = 1  # of manifests and keys
+MAP_SIZE = 1 << 40  # bytes that LMDB may grow to; the file is as long as what is in it
+STORED_TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "int8": np.int8}
+_SCALE = 4  # bytes of the float32 behind an int8 row
+_SIGN = np.uint64(1 << 63)
+_Read = dict[int, tuple[np.ndarray, np.ndarray]]  # by table: which ids have rows, and these rows' bytes
+
+
+class StoreError(Exception):
+    """A store that cannot be read or written, with the reason."""
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table in a store.
+
+    Attributes:
+        number: its place in the manifest.
+        dtype: of stored rows; int8 rows end in their scale, a float32.
+    """
+
+    number: int
+    name: str
+    width: int
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Length of a stored row."""
+        return self.width * np.dtype(STORED_TYPES[self.dtype]).itemsize + (_SCALE if self.dtype == "int8" else 0)
+
+    @property
+    def decoded(self) -> type:
+        """The type of rows in arithmetic."""
+        return np.float64 if self.dtype == "float64" else np.float32
+
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        """Rows [n, width] of their bytes, uint8 [n, row_bytes]."""
+        if self.dtype == "int8":
+            scale = raw[:, self.width :].copy().view(np.float32)
+            return raw[:, : self.width].view(np.int8).astype(np.float32) * scale
+        return np.ascontiguousarray(raw).view(STORED_TYPES[self.dtype]).astype(self.decoded)
+
+
+def tables_of(manifest: Mapping[str, Any]) -> dict[str, StoredTable]:
+    """The tables of a manifest by name."""
+    if manifest.get("format") != FORMAT:
+        raise StoreError(f"the store has format {manifest.get('format')}, and this reader reads {FORMAT}")
+    entries = enumerate(manifest["tables"])
+    return {entry["name"]: StoredTable(n, entry["name"], entry["width"], entry["dtype"]) for n, entry in entries}
+
+
+class FolderBackend:
+    """Sorted shards in safetensors files, mapped into memory."""
+
+    def __init__(self, place: str) -> None:
+        self._path = Path(place)
+        try:
+            self._manifest = json.loads((self._path / "manifest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{place} is no export of a ranking model: {error}") from error
+        self._shards: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+
+    def current(self) -> int:
+        return 0
+
+    def manifest(self, version: int) -> dict[str, Any] | None:
+        return dict(self._manifest)
+
+    def file(self, version: int, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
+        return 0, "0", {table.number: self._rows(table, ids) for table, ids in wanted.items()}
+
+    def _rows(self, table: StoredTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        found, parts = np.zeros(len(ids), bool), [np.empty((0, table.row_bytes), np.uint8)]
+        for shard in self._manifest["tables"][table.number]["shards"]:
+            begin, end = np.searchsorted(ids, shard["first"]), np.searchsorted(ids, shard["last"], side="right")
+            if begin == end:
+                continue
+            have, rows = self._shard(shard["file"])
+            at = np.searchsorted(have, ids[begin:end]).clip(max=len(have) - 1)
+            there = have[at] == ids[begin:end]
+            found[begin:end] = there
+            parts.append(rows[at[there]])
+        return found, np.concatenate(parts)
+
+    def _shard(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and rows (as bytes) of a file."""
+        if name not in self._shards:
+            path = self._path / name
+            with path.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+            raw = np.memmap(path, np.uint8, "r", offset=8 + size)
+            (a, b), (c, d) = header["ids"]["data_offsets"], header["rows"]["data_offsets"]
+            self._shards[name] = raw[a:b].view(np.int64), raw[c:d].reshape((b - a) // 8, -1)
+        return self._shards[name]
+
+
+class RedisBackend:
+    """A server of Redis. ``redis://[:PASSWORD@]HOST[:PORT]/DB[?prefix=NAME]``, ``rediss://`` over TLS."""
+
+    def __init__(self, place: str) -> None:
+        import redis
+
+        parts = urlsplit(place)
+        query = dict(parse_qsl(parts.query))
+        self.prefix = query.pop("prefix", "stoker")
+        self.client: Any = redis.Redis.from_url(urlunsplit(parts._replace(query=urlencode(query))))
+
+    def key(self, *parts: object) -> str:
+        return ":".join(map(str, (self.prefix, *parts)))
+
+    def current(self) -> int:
+        return int(self.client.get(self.key("current")) or 0)
+
+    def manifest(self, version: int) -> dict[str, Any] | None:
+        raw = self.client.get(self.key(version, "manifest"))
+        return json.loads(raw) if raw else None
+
+    def file(self, version: int, name: str) -> bytes:
+        return bytes(self.client.get(self.key(version, "file", name)) or b"")
+
+    def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
+        pipeline = self.client.pipeline(transaction=True)
+        pipeline.get(self.key("current")).get(self.key(version, "head"))
+        asked = {table: ids for table, ids in wanted.items() if len(ids)}
+        for table, ids in asked.items():
+            raw = ids.astype("<i8").tobytes()
+            pipeline.hmget(self.key(version, "rows", table.number), [raw[i : i + 8] for i in range(0, len(raw), 8)])
+        current, head, *answers = pipeline.execute()
+        read = {table.number: _joined(table, values) for table, values in zip(asked, answers, strict=True)}
+        return int(current or 0), head.decode() if head else None, read
+
+
+class LmdbBackend:
+    """A folder of LMDB. ``lmdb://PATH``; a third slash begins an absolute path."""
+
+    _open: dict[str, tuple[Any, bool]] = {}  # noqa: RUF012 -- a process opens a folder once: whether it may write
+
+    def __init__(self, place: str, *, write: bool = False) -> None:
+        import lmdb
+
+        self._absent = lmdb.NotFoundError
+        self._path = str(Path(place.removeprefix("lmdb://")).absolute())
+        before, writes = self._open.get(self._path, (None, False))
+        if before is None or (write and not writes):
+            if before is not None:
+                before.close()
+            sizes: dict[str, Any] = {"map_size": MAP_SIZE, "max_dbs": 1 << 10, "max_readers": 1 << 10}
+            self._open[self._path] = lmdb.open(self._path, readonly=not write, lock=True, **sizes), write
+
+    @property
+    def environment(self) -> Any:
+        return self._open[self._path][0]
+
+    def database(self, name: str, *, create: bool = False) -> Any:
+        """A database by name, which it keeps open."""
+        return self.environment.open_db(name.encode(), create=create)
+
+    def current(self) -> int:
+        return int(self._get("current") or 0)
+
+    def manifest(self, version: int) -> dict[str, Any] | None:
+        raw = self._get(f"{version}:manifest")
+        return json.loads(raw) if raw else None
+
+    def file(self, version: int, name: str) -> bytes:
+        return self._get(f"{version}:file:{name}") or b""
+
+    def _get(self, key: str) -> bytes | None:
+        try:
+            meta = self.database("meta")
+        except self._absent:
+            return None
+        with self.environment.begin(meta) as transaction:
+            found: bytes | None = transaction.get(key.encode())
+            return found
+
+    def read(self, version: int, wanted: Mapping[StoredTable, np.ndarray]) -> tuple[int, str | None, _Read]:
+        try:
+            meta, rows = self.database("meta"), self.database(f"rows:{version}")
+        except self._absent:
+            return self.current(), None, {}
+        with self.environment.begin() as transaction:
+            current, head = (transaction.get(k.encode(), db=meta) for k in ("current", f"{version}:head"))
+            if head is None:
+                return int(current or 0), None, {}
+            with transaction.cursor(rows) as cursor:
+                read = {table.number: self._rows(cursor, table, ids) for table, ids in wanted.items()}
+            return int(current or 0), head.decode(), read
+
+    def _rows(self, cursor: Any, table: StoredTable, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        keys = lmdb_keys(table.number, ids)
+        pairs = cursor.getmulti(keys)
+        have = np.frombuffer(b"".join(key for key, _ in pairs), np.uint8).reshape(-1, 10)
+        there = (np.ascontiguousarray(have[:, 2:]).view(">u8")[:, 0].astype(np.uint64) ^ _SIGN).view(np.int64)
+        raw = np.frombuffer(b"".join(row for _, row in pairs), np.uint8).reshape(-1, table.row_bytes)
+        return np.isin(ids, there, assume_unique=True), raw
+
+
+def lmdb_keys(table: int, ids: np.ndarray) -> list[bytes]:
+    """The keys of ids."""
+    keys = np.empty((len(ids), 10), np.uint8)
+    keys[:, :2] = np.frombuffer(table.to_bytes(2, "big"), np.uint8)
+    keys[:, 2:] = (ids.view(np.uint64) ^ _SIGN).astype(">u8").view(np.uint8).reshape(-1, 8)
+    raw = keys.tobytes()
+    return [raw[i : i + 10] for i in range(0, len(raw), 10)]
+
+
+def _joined(table: StoredTable, values: list[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
+    found = np.fromiter((value is not None for value in values), bool, len(values))
+    raw = np.frombuffer(b"".join(value for value in values if value is not None), np.uint8)
+    return found, raw.reshape(-1, table.row_bytes)
+
+
+def backend_of(place: str) -> FolderBackend | RedisBackend | LmdbBackend:
+    """What reads a folder or a URL."""
+    scheme = place.partition("://")[0] if "://" in place else ""
+    if scheme in ("redis", "rediss", "unix"):
+        return RedisBackend(place)
+    return LmdbBackend(place) if scheme == "lmdb" else FolderBackend(place)

@@ -1,0 +1,136 @@
+"""Reads the rows of an exported ranking model by id: from a folder of sorted shards, from LMDB, or from Redis.
+
+    reader = RowReader("redis://127.0.0.1:6379/0", cache_rows=1_000_000, cache_seconds=1.0)
+    vectors = reader.rows({"user_id": ids, "item_id": other_ids})       # one round trip; float32 [n, width] each
+
+An id without a row has the default row, zeros. This file and `row_backends` import nothing else of Stoker: NumPy, and
+`redis` or `lmdb` for these stores, so that both can be copied into a service. How keys are written is in
+`docs/sparse.md`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import numpy as np
+
+from stoker.online_store.row_backends import FolderBackend, StoredTable, StoreError, backend_of, tables_of
+
+TRIES = 8  # to read while versions change
+
+
+class _RowCache:
+    """Rows of a table by id, in as many slots; of two ids of one slot the later one has it."""
+
+    def __init__(self, table: StoredTable, slots: int, seconds: float) -> None:
+        self._mask, self._seconds = np.uint64((1 << (max(1, slots) - 1).bit_length()) - 1), seconds
+        size = int(self._mask) + 1
+        self._ids, self._until = np.zeros(size, np.int64), np.zeros(size)
+        self._rows: np.ndarray = np.zeros((size, table.width), table.decoded)
+
+    def _slots(self, ids: np.ndarray) -> np.ndarray:
+        mixed = ids.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        return ((mixed >> np.uint64(32)) & self._mask).view(np.int64)
+
+    def find(self, ids: np.ndarray, now: float) -> tuple[np.ndarray, np.ndarray]:
+        """Which ids are there, and the rows of all slots."""
+        slots = self._slots(ids)
+        return (self._ids[slots] == ids) & (self._until[slots] > now), self._rows[slots]
+
+    def keep(self, ids: np.ndarray, rows: np.ndarray, now: float) -> None:
+        slots = self._slots(ids)
+        self._ids[slots], self._rows[slots] = ids, rows
+        self._until[slots] = now + self._seconds  # equal slots: the last of each assignment stays
+
+
+class RowReader:
+    """Rows by id, of the current version of a store or of a stated one.
+
+    Args:
+        place: a folder, ``lmdb://PATH`` or ``redis://HOST:PORT/DB``.
+        version: the one to read; None for the current one, also when another becomes it.
+        cache_rows: rows of each table that are kept here; 0 for none. Folders need no cache.
+        cache_seconds: how long. So a row is at most as old when it is used.
+
+    Attributes:
+        head: version and update, as of the last read.
+
+    Raises:
+        StoreError: there is nothing to read.
+    """
+
+    def __init__(
+        self, place: str, *, version: int | None = None, cache_rows: int = 0, cache_seconds: float = 1.0
+    ) -> None:
+        self.place, self._backend, self._fixed = place, backend_of(place), version
+        self._slots, self._seconds = (
+            (0, 0.0) if isinstance(self._backend, FolderBackend) else (cache_rows, cache_seconds)
+        )
+        self._lock = threading.Lock()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Takes over the current version, and its manifest."""
+        for _ in range(TRIES):
+            version = self._fixed if self._fixed is not None else self._backend.current()
+            manifest = self._backend.manifest(version)
+            if manifest is not None:
+                break
+        else:
+            raise StoreError(f"{self.place} has no version {version}" if version else f"{self.place} is empty")
+        if getattr(self, "version", None) != version:
+            self._caches: dict[str, _RowCache] = {}
+        self.version, self.manifest, self.tables = version, manifest, tables_of(manifest)
+        self.head = self._backend.read(version, {})[1]
+
+    def file(self, name: str) -> bytes:
+        """A file of the version, such as the tower's weights."""
+        if content := self._backend.file(self.version, name):
+            return content
+        raise StoreError(f"{self.place} has no {name} of version {self.version}")
+
+    def rows(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rows [n, width] of int64 ids [n] by table; zeros where there is none. One round trip for what is not kept.
+
+        Raises:
+            StoreError: there is no such table, or versions change too fast.
+        """
+        with self._lock:
+            for _ in range(TRIES):
+                found = self._try(ids)
+                if found is not None:
+                    return found
+                self.refresh()
+        raise StoreError(f"the versions of {self.place} change faster than they can be read")
+
+    def _try(self, ids: Mapping[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+        """None where the version is no longer the one to be read."""
+        if missing := ids.keys() - self.tables.keys():
+            raise StoreError(f"there is no table {sorted(missing)[0]!r}; there are {sorted(self.tables)}")
+        now, wanted, out = time.monotonic(), {}, {}
+        for name, own in ids.items():
+            table = self.tables[name]
+            unique, inverse = np.unique(np.asarray(own, np.int64), return_inverse=True)
+            there = np.zeros(len(unique), bool)
+            rows: np.ndarray = np.zeros((len(unique), table.width), table.decoded)
+            if self._slots:
+                cache = self._caches.setdefault(name, _RowCache(table, self._slots, self._seconds))
+                there, rows = cache.find(unique, now)
+            wanted[table] = unique[~there]
+            out[name] = (inverse, there, rows)
+        current, head, read = self._backend.read(self.version, wanted)
+        if head is None or (self._fixed is None and current != self.version):
+            return None
+        self.head = head
+        for table, asked in wanted.items():
+            if len(asked):
+                found, raw = read[table.number]
+                fetched: np.ndarray = np.zeros((len(asked), table.width), table.decoded)
+                fetched[found] = table.decode(raw)
+                _, there, rows = out[table.name]
+                rows[~there] = fetched
+                if self._slots:
+                    self._caches[table.name].keep(asked, fetched, now)
+        return {name: rows[inverse] for name, (inverse, _, rows) in out.items()}

@@ -1,0 +1,86 @@
+"""What stores with versions have in common: changes of a table, a version, and how one is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from stoker.online_store.row_backends import StoredTable
+
+ABANDONED = 3600.0  # seconds without a row after which a version that was never finished is removed
+
+
+@dataclass(frozen=True)
+class TableDelta:
+    """Changes of a table.
+
+    Attributes:
+        ids, rows: int64 [n] and their rows as bytes, uint8 [n, row_bytes].
+        removed: ids that have no row any more.
+    """
+
+    table: StoredTable
+    ids: np.ndarray
+    rows: np.ndarray
+    removed: np.ndarray
+
+
+@dataclass(frozen=True)
+class StoredVersion:
+    """A version of a store.
+
+    Attributes:
+        info: of the manifest: the run, its step, when it was made.
+    """
+
+    number: int
+    info: Mapping[str, Any]
+
+
+class StoreWriter(Protocol):
+    """A store with versions. Nothing that is done to a version changes another one."""
+
+    place: str
+
+    def begin(self) -> int:
+        """The number of a new version, which no reader sees."""
+
+    def put(self, version: int, delta: TableDelta) -> None:
+        """Writes rows of a version, and takes others away."""
+
+    def seal(self, version: int, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
+        """Makes a version readable by its number, or states that its rows, manifest or files have changed."""
+
+    def update(
+        self, version: int, deltas: Sequence[TableDelta], manifest: Mapping[str, Any], files: Mapping[str, bytes]
+    ) -> None:
+        """Changes of a version that is read: rows first, in LMDB all at one moment."""
+
+    def switch(self, version: int) -> None:
+        """Makes a version the current one."""
+
+    def drop(self, version: int) -> None:
+        """Removes a version, or what is there of it."""
+
+    def current(self) -> int:
+        """The current version; 0 where there is none."""
+
+    def versions(self) -> list[StoredVersion]:
+        """Those that can be read, ascending."""
+
+    def rows_of(self, version: int, table: StoredTable) -> int:
+        """How many rows of a table there are."""
+
+
+def head_of(manifest: Mapping[str, Any], version: int) -> str:
+    """What changes with every update of a version."""
+    return f"{version}.{manifest.get('updates', 0)}"
+
+
+def info_of(manifest: Mapping[str, Any]) -> str:
+    """What a list of versions shows of one, as JSON."""
+    return json.dumps({name: manifest.get(name) for name in ("run", "step", "made")})

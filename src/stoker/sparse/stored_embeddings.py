@@ -1,0 +1,83 @@
+"""Embedding tables in a store: the same lookups as in training, of rows that are read and never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from stoker.online_store.row_backends import StoredTable
+from stoker.online_store.row_reader import RowReader
+from stoker.sparse.fused_tables import Feature, FeatureBags
+from stoker.sparse.hashing import salt_of
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.keys import Keys
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.sparse_state import TableState
+from stoker.sparse.table_settings import TableSettings
+
+
+class StoredEmbeddings:
+    """Looks features up in a store, all of them in one round trip. What it gives is what `SparseEmbeddings` gives.
+
+    Args:
+        tables: of which name, width and type count.
+        reader: whose tables have these names.
+        dtype: of what it gives.
+    """
+
+    def __init__(
+        self, tables: Sequence[TableSettings], features: Mapping[str, Feature], reader: RowReader, dtype: torch.dtype
+    ) -> None:
+        self.reader, self._features = reader, dict(features)
+        layouts: dict[tuple[object, ...], list[TableSettings]] = {}
+        for table in tables:
+            layouts.setdefault(table.layout, []).append(table)
+        self._layouts = []
+        for own in layouts.values():
+            salts = np.array([salt_of("index", table.name) for table in own])
+            bags = FeatureBags(own, features, salts, device=torch.device("cpu"), dtype=dtype)
+            if bags:
+                self._layouts.append((own, bags))
+
+    def __call__(self, ids: Mapping[str, JaggedIds]) -> dict[str, Tensor]:
+        """Rows of each feature's ids, pooled; zeros for ids without a row.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        asked = []
+        wanted: dict[str, np.ndarray] = {}
+        for tables, features in self._layouts:
+            bags = features.bags(ids)
+            inverse, _, keys = bags.keys.deduplicated()
+            places = [np.flatnonzero(keys.tables == number) for number in range(len(tables))]
+            wanted |= {table.name: keys.ids[at] for table, at in zip(tables, places, strict=True)}
+            asked.append((tables, features, bags, inverse, keys, places))
+        rows = self.reader.rows(wanted)
+        found: dict[str, Tensor] = {}
+        for tables, features, bags, inverse, keys, places in asked:
+            found |= features.pooled(bags, _placed(tables, keys, places, rows), inverse)
+        return {name: found[name] for name in self._features}
+
+
+def _placed(
+    tables: Sequence[TableSettings], keys: Keys, places: Sequence[np.ndarray], rows: Mapping[str, np.ndarray]
+) -> Tensor:
+    """Rows [unique, width] in the order of the keys."""
+    leaf = torch.empty(len(keys), tables[0].width, dtype=RowFormat(tables[0].dtype, tables[0].width).compute)
+    for table, at in zip(tables, places, strict=True):
+        leaf[torch.from_numpy(at)] = torch.from_numpy(rows[table.name])
+    return leaf
+
+
+def stored_tables(tables: Sequence[TableSettings]) -> dict[str, StoredTable]:
+    """Tables as a store has them, by name."""
+    return {table.name: StoredTable(n, table.name, table.width, table.dtype) for n, table in enumerate(tables)}
+
+
+def stored_rows(state: TableState) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of a state, and their rows as bytes, uint8 [n, row bytes]."""
+    return state.ids.numpy(), state.values.contiguous().numpy().view(np.uint8)

@@ -1,0 +1,49 @@
+"""What a reader has to know of an exported ranking model beside its rows."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from stoker.data.ranking.features import Features
+from stoker.job.load_job import LoadedJob
+from stoker.job.task_spec import block_of_task
+from stoker.models.ranking.model_inputs import RankingShape
+from stoker.online_store.row_backends import FORMAT
+from stoker.train.ranking.job_log import settings_of
+from stoker.train.ranking.ranking_block import NAMES, RankingBlock
+from stoker.train.ranking.ranking_tables import tables_and_features
+
+
+def manifest_of(
+    run: str, step: int, loaded: LoadedJob, features: Features, tower: nn.Module, shape: RankingShape, *, wide: bool
+) -> dict[str, Any]:
+    """The manifest of an export; numbers of rows and names of files are added to it.
+
+    Args:
+        run: its name.
+        wide: whether all arithmetic is in float64.
+    """
+    block = block_of_task(loaded.job, RankingBlock)
+    first_order = bool(getattr(tower, "first_order", False))
+    tables, looked_up = tables_and_features(features, shape, block, first_order=first_order, wide=wide)
+    return {
+        "format": FORMAT,
+        "run": run,
+        "step": step,
+        "made": round(time.time(), 3),
+        "updates": 0,
+        "model": block.model,
+        "own": block.model not in NAMES,
+        "first_order": first_order,
+        "precision": "fp64" if wide else "fp32",
+        "shape": asdict(shape),
+        "features": features.as_json(),
+        "ignored": list(settings_of(block).ignore),
+        "looked_up": {name: [f.table, f.pooling, f.longest] for name, f in looked_up.items()},
+        "tables": [{"name": t.name, "width": t.width, "dtype": t.dtype} for t in tables],
+        "files": [],
+    }

@@ -1,0 +1,214 @@
+"""Exports of ranking models: the tower beside its tables, in a folder of sorted shards, in LMDB or in Redis.
+
+A version is written where no reader sees it, read back, replayed in a fresh process, and only then made the current
+one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stoker.data.ranking.click_log import RowSet
+from stoker.data.ranking.log_batch import RowBatch
+from stoker.errors import RunFailed, UserError
+from stoker.hardware.device import Device
+from stoker.job.load_job import LoadedJob
+from stoker.models.quantise import device_for
+from stoker.online_store.row_backends import tables_of
+from stoker.online_store.row_reader import RowReader
+from stoker.online_store.shard_writer import SHARD_ROWS, write_shards
+from stoker.online_store.store_version import StoreWriter, TableDelta
+from stoker.online_store.store_writers import keep_newest, scheme_of, shown_place, store_errors, writer_of
+from stoker.parallel.float64_mode import arithmetic_of
+from stoker.runs.run_folder import RunFolder
+from stoker.sparse.fused_tables import Feature
+from stoker.sparse.row_format import RowFormat
+from stoker.sparse.sparse_embeddings import SparseEmbeddings
+from stoker.sparse.stored_embeddings import stored_rows, stored_tables
+from stoker.train.engine import SingleProcess
+from stoker.train.ranking.export_manifest import manifest_of
+from stoker.train.ranking.exported_tower import GRAPH, ONNX, WEIGHTS, graph_bytes, graph_of, onnx_bytes, weights_of
+from stoker.train.ranking.job_log import open_log_of
+from stoker.train.ranking.open_run import features_of_run, open_job, restored_task
+from stoker.train.ranking.ranking_task import RankingTask
+from stoker.train.ranking.replay_export import compare, replay_afresh
+
+REPLAYED = 1024  # rows
+READ_BACK = 1 << 16  # rows of each part of a table
+NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class RankingExport:
+    """What an export gave.
+
+    Attributes:
+        written: the folder or URL.
+        version: of a store; None of a folder.
+        lines: what was found when it was read back and replayed.
+        warning: why there is no ONNX; empty where there is.
+    """
+
+    written: str
+    step: int
+    version: int | None
+    rows: dict[str, int]
+    lines: tuple[str, ...]
+    warning: str = ""
+
+
+def export_ranking(
+    run: str, to: str, *, at: str, trusted: Sequence[str], base: Path, keep: int
+) -> tuple[RunFolder, RankingExport]:
+    """Exports a run, and replays it.
+
+    Args:
+        to: a folder, ``lmdb://PATH`` or ``redis://HOST:PORT/DB``.
+        keep: versions of a store that stay, the current one aside.
+
+    Raises:
+        UserError: the target exists, or cannot be written.
+        RunFailed: what was written does not score as the run does; it is not made current.
+    """
+    is_folder = not scheme_of(to)
+    if is_folder and (base / to).exists() and (not (base / to).is_dir() or any((base / to).iterdir())):
+        raise UserError(f"{base / to} exists already: give another --to")
+    writer = None if is_folder else writer_of(to)
+    folder, loaded = open_job(run, trusted, base)
+    features, device = features_of_run(folder), device_for(loaded.job)
+    log = open_log_of(loaded, base)
+    rows = replace(log.held_out or log.training, features=features)
+    with arithmetic_of(device):
+        task, step = restored_task(folder, loaded, features, rows, device, at, base)
+        expected, some = _reference(task, rows, device)
+        manifest, files, warning = _described(folder, loaded, task, device, step)
+    batch = some.batch(np.arange(len(some)))
+
+    def verify(place: str, version: int | None) -> tuple[str, ...]:
+        return _verified(task, place, version, batch, expected)
+
+    if writer is None:
+        lines = _to_folder(task, manifest, files, base / to, lambda place: verify(place, None))
+        return folder, RankingExport(str(base / to), step, None, task.tables.rows, lines, warning)
+    with store_errors(to):
+        version, lines = _to_store(task, manifest, files, writer, lambda version: verify(to, version))
+        keep_newest(writer, keep)
+    return folder, RankingExport(shown_place(to), step, version, task.tables.rows, lines, warning)
+
+
+def _reference(task: RankingTask, rows: RowSet, device: Device) -> tuple[np.ndarray, RowSet]:
+    """The run's own logits of evenly spaced rows, and these rows."""
+    spaced = np.unique(np.arange(min(REPLAYED, len(rows))) * len(rows) // max(1, min(REPLAYED, len(rows))))
+    some = replace(rows, rows=rows.rows[spaced])
+    exact = replace(device, precision="fp32") if device.precision == "bf16" else device  # as services compute
+    _, scored = task.score(some, SingleProcess(task, exact, ()))
+    return scored.logits, some
+
+
+def _described(
+    folder: RunFolder, loaded: LoadedJob, task: RankingTask, device: Device, step: int
+) -> tuple[dict[str, Any], dict[str, bytes], str]:
+    """(manifest, files, why there is no ONNX) of a run."""
+    tower, features, shape = task.model, task.log.features, task.shape
+    manifest = manifest_of(folder.path.name, step, loaded, features, tower, shape, wide=device.precision == "fp64")
+    looked_up = {name: Feature(*entry) for name, entry in manifest["looked_up"].items()}
+    widths = {entry["name"]: entry["width"] for entry in manifest["tables"]}
+    program = graph_of(tower, shape, looked_up, {name: widths[feature.table] for name, feature in looked_up.items()})
+    files = {WEIGHTS: weights_of(tower), GRAPH: graph_bytes(program)}
+    onnx, why = onnx_bytes(program)
+    if onnx is not None:
+        files[ONNX] = onnx
+    rows = task.tables.rows
+    tables = [{**entry, "rows": rows[entry["name"]]} for entry in manifest["tables"]]
+    return {**manifest, "tables": tables, "files": sorted(files)}, files, why and f"no {ONNX}: {why}"
+
+
+def _parts(tables: SparseEmbeddings) -> Iterator[TableDelta]:
+    """All rows, table by table, each in the order of ids."""
+    numbers = stored_tables(tables.tables)
+    for part in tables.parts(rows=SHARD_ROWS):
+        for name, state in part.tables.items():
+            yield TableDelta(numbers[name], *stored_rows(state), NOTHING)
+
+
+def _to_folder(
+    task: RankingTask,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    to: Path,
+    verify: Callable[[str], tuple[str, ...]],
+) -> tuple[str, ...]:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    partial = to.with_name(f".{to.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        try:
+            partial.mkdir()
+            write_shards(partial, _parts(task.tables), manifest, files)
+        except OSError as error:
+            raise RunFailed(f"the export could not be written to {to}: {error.strerror or error}") from error
+        try:
+            lines = verify(str(partial))
+        except RunFailed as error:
+            differs = to.with_name(f"{to.name}.differs")
+            shutil.rmtree(differs, ignore_errors=True)
+            partial.rename(differs)
+            raise RunFailed(f"{error}; the written files are in {differs}") from error
+        if to.exists():
+            to.rmdir()  # empty, as checked
+        partial.rename(to)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return lines
+
+
+def _to_store(
+    task: RankingTask,
+    manifest: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    writer: StoreWriter,
+    verify: Callable[[int], tuple[str, ...]],
+) -> tuple[int, tuple[str, ...]]:
+    version = writer.begin()
+    try:
+        for delta in _parts(task.tables):
+            writer.put(version, delta)
+        writer.seal(version, manifest, files)
+        lines = verify(version)
+        for name, table in tables_of(manifest).items():
+            if (there := writer.rows_of(version, table)) != manifest["tables"][table.number]["rows"]:
+                raise RunFailed(f"table {name!r} has {there:,} rows in the store, and other rows in the run")
+    except BaseException:
+        writer.drop(version)
+        raise
+    writer.switch(version)
+    return version, lines
+
+
+def _verified(
+    task: RankingTask, place: str, version: int | None, batch: RowBatch, expected: np.ndarray
+) -> tuple[str, ...]:
+    """Reads rows back, and replays the tower over them.
+
+    Raises:
+        RunFailed: rows or scores are not those of the run.
+    """
+    reader, rows = RowReader(place, version=version), 0
+    formats = {t.name: RowFormat(t.dtype, t.width) for t in task.tables.tables}
+    for part in task.tables.parts(rows=SHARD_ROWS):
+        for name, state in part.tables.items():
+            some = torch.from_numpy(np.unique(np.linspace(0, max(0, len(state.ids) - 1), READ_BACK).astype(np.int64)))
+            some = some[: len(state.ids)]
+            back = reader.rows({name: state.ids[some].numpy()})[name]
+            if not np.array_equal(back, formats[name].decode(state.values[some]).numpy()):
+                raise RunFailed(f"rows of table {name!r} are others when they are read back")
+            rows += len(some)
+    line = compare(replay_afresh(place, version, batch), expected, reader.manifest["precision"])
+    return f"read {rows:,} rows back: equal to the bit", line

@@ -1,0 +1,136 @@
+"""The tower of a ranking model as tensors in safetensors, as a graph of torch.export, and as ONNX."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from stoker.errors import Problem, UserError
+from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
+from stoker.sparse.fused_tables import Feature
+
+WEIGHTS, GRAPH, ONNX = "tower.safetensors", "tower.pt2", "tower.onnx"
+MOST_ROWS = 1 << 20  # of a batch
+_EXAMPLE = 3  # rows: 0 and 1 would be taken for constants
+ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+
+
+class PositionalTower(nn.Module):
+    """A tower that takes its inputs by position: numbers, vectors of each feature, lengths of each sequence."""
+
+    def __init__(self, tower: nn.Module, features: Sequence[str], sequences: Sequence[str]) -> None:
+        super().__init__()
+        self.tower, self._features, self._sequences = tower, tuple(features), tuple(sequences)
+
+    def forward(self, dense: Tensor, vectors: list[Tensor], lengths: list[Tensor]) -> Tensor:
+        by_name = dict(zip(self._features, vectors, strict=True))
+        return self.tower(RankingInputs(by_name, dict(zip(self._sequences, lengths, strict=True)), dense))
+
+
+def positional(inputs: RankingInputs, features: Sequence[str], sequences: Sequence[str]) -> tuple[Any, ...]:
+    """The arguments of a `PositionalTower`."""
+    return inputs.dense, [inputs.vectors[name] for name in features], [inputs.lengths[name] for name in sequences]
+
+
+def weights_of(tower: nn.Module) -> bytes:
+    """The parameters and buffers of a tower, in safetensors."""
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tower.state_dict().items()})
+
+
+def graph_of(
+    tower: nn.Module, shape: RankingShape, features: Mapping[str, Feature], widths: Mapping[str, int]
+) -> torch.export.ExportedProgram:
+    """The tower as a graph of torch.export, for any number of rows.
+
+    Args:
+        features: all that are looked up.
+        widths: of the vectors of each.
+
+    Raises:
+        UserError: torch.export cannot follow the module.
+    """
+    dtype = next((p.dtype for p in tower.parameters()), torch.float32)
+    sequences = list(shape.sequences)
+    vectors = [
+        torch.zeros(_EXAMPLE, *([feature.longest or 1] if feature.pooling == "none" else []), widths[name], dtype=dtype)
+        for name, feature in features.items()
+    ]
+    example = (
+        torch.zeros(_EXAMPLE, shape.numbers, dtype=dtype),
+        vectors,
+        [torch.zeros(_EXAMPLE, dtype=torch.int64) for _ in sequences],
+    )
+    rows = {0: torch.export.Dim("rows", min=1, max=MOST_ROWS)}
+    free = (rows, [rows for _ in vectors], [rows for _ in sequences])
+    module = PositionalTower(tower.cpu(), list(features), sequences).eval()
+    try:
+        with _quiet():
+            program = torch.export.export(module, example, dynamic_shapes=free)
+    except Exception as error:  # whatever the module's code raises
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        advice = "avoid what depends on values, and let every output depend on the rows"
+        raise UserError(Problem(f"torch.export cannot follow {type(tower).__name__}: {reason}", advice)) from error
+    program._example_inputs = None  # they would be pickled
+    return program
+
+
+def graph_bytes(program: torch.export.ExportedProgram) -> bytes:
+    """The graph in torch's archive."""
+    file = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, file)
+    return file.getvalue()
+
+
+def onnx_bytes(program: torch.export.ExportedProgram) -> tuple[bytes | None, str]:
+    """The graph as ONNX, or None with the reason."""
+    from importlib.util import find_spec
+
+    if missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]:
+        return None, f"{missing[0]} is not installed: pip install 'stoker[onnx]'"
+    file = io.BytesIO()
+    try:
+        with _quiet():
+            converted = torch.onnx.export(program, (), dynamo=True, verbose=False)
+            assert converted is not None
+            file.write(converted.model_proto.SerializeToString())
+    except Exception as error:
+        return None, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    return file.getvalue(), ""
+
+
+def rebuilt(model: str, shape: RankingShape, dtype: torch.dtype, weights: bytes) -> nn.Module:
+    """A tower of Stoker's own architectures."""
+    tower = MODELS[model](shape).to(dtype)
+    tower.load_state_dict(load(weights))
+    return tower.eval()
+
+
+def loaded_graph(graph: bytes, weights: bytes) -> nn.Module:
+    """A tower from its graph, with weights that may be newer. Loading a graph can run code of whoever has made it."""
+    with _quiet():
+        module = torch.export.load(io.BytesIO(graph)).module()
+    module.load_state_dict({f"tower.{name}": tensor for name, tensor in load(weights).items()})
+    return module
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps torch's exporters from printing."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)

@@ -1,0 +1,206 @@
+"""Scores rows by a trained ranking model: one of a run in memory, or an export with its tables in a store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stoker.data.ranking.encode_rows import BadRowError, encode_rows, joined
+from stoker.data.ranking.features import Features
+from stoker.data.ranking.log_batch import RowBatch
+from stoker.errors import Problem, UserError
+from stoker.models.ranking.build import MODELS
+from stoker.models.ranking.model_inputs import RankingInputs, RankingShape
+from stoker.online_store.row_backends import StoreError
+from stoker.online_store.row_reader import TRIES, RowReader
+from stoker.sparse.fused_tables import Feature
+from stoker.sparse.jagged_ids import JaggedIds
+from stoker.sparse.stored_embeddings import StoredEmbeddings
+from stoker.sparse.table_settings import TableSettings
+from stoker.train.ranking.exported_tower import GRAPH, WEIGHTS, loaded_graph, positional, rebuilt
+from stoker.train.ranking.ranking_batch import ranking_batch_of, ranking_inputs
+
+Lookup = Callable[[Mapping[str, JaggedIds]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """The scores of the rows of a request.
+
+    Attributes:
+        logits: float64 [rows, labels].
+        labels: their names.
+        unknown: fields that are no column, with the number of rows that have them.
+        step: of the run.
+    """
+
+    logits: np.ndarray
+    labels: tuple[str, ...]
+    unknown: Mapping[str, int]
+    step: int
+
+
+Answer = RowScores | BadRowError
+"""What a request gets: its scores, or the first of its rows that cannot be used."""
+
+
+class RankingScorer:
+    """A tower, and where its features are looked up.
+
+    Attributes:
+        features: by which rows are read.
+        step: of the run, whose weights and rows these are.
+    """
+
+    def __init__(
+        self,
+        tower: Callable[[RankingInputs], Tensor],
+        look_up: Lookup,
+        shape: RankingShape,
+        features: Features,
+        *,
+        first_order: bool,
+        dtype: torch.dtype,
+        step: int,
+        ignored: Sequence[str] = (),
+    ) -> None:
+        self.features, self.step = features, step
+        self._tower, self._look_up, self._shape, self._dtype = tower, look_up, shape, dtype
+        self._first_order, self._ignored = first_order, tuple(ignored)
+
+    def encode(self, rows: Sequence[Mapping[str, Any]]) -> tuple[RowBatch, dict[str, int]]:
+        """See `stoker.data.ranking.encode_rows.encode_rows`."""
+        return encode_rows(rows, self.features, self._ignored)
+
+    def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:
+        """Scores rows of several requests in one pass."""
+        answers: list[Answer | None] = [None] * len(requests)
+        good: list[tuple[int, RowBatch, dict[str, int]]] = []
+        for number, rows in enumerate(requests):
+            try:
+                good.append((number, *self.encode(rows)))
+            except BadRowError as error:
+                answers[number] = error
+        if good:
+            logits = self.logits(joined([batch for _, batch, _ in good]))
+            ends = np.cumsum([len(batch.dense) for _, batch, _ in good])[:-1]
+            for (number, _, unknown), own in zip(good, np.split(logits, ends), strict=True):
+                answers[number] = RowScores(own, self.features.labels, unknown, self.step)
+        return [answer for answer in answers if answer is not None]
+
+    @torch.inference_mode()
+    def logits(self, batch: RowBatch) -> np.ndarray:
+        """float64 [rows, labels]."""
+        return self._tower(self.inputs(batch)).double().numpy()
+
+    def inputs(self, batch: RowBatch) -> RankingInputs:
+        """What the tower gets of rows."""
+        rows = ranking_batch_of(batch, np.arange(len(batch.dense)), self._dtype)
+        host = torch.device("cpu")
+        return ranking_inputs(rows, self._look_up, self._shape, first_order=self._first_order, device=host)
+
+
+class StoredScorer:
+    """An export, or the current version of a store. A tower that changes there changes here with the next batch.
+
+    Args:
+        trusted: whether a graph of the user's own module may be loaded.
+
+    Raises:
+        UserError: the tower needs its graph, and that may not be loaded.
+        StoreError: there is nothing to read.
+    """
+
+    def __init__(self, reader: RowReader, *, trusted: bool = False, graph: bool = False) -> None:
+        self._reader, self._trusted, self._graph = reader, trusted, graph
+        self._lock, self._head = threading.Lock(), ""
+        self._follow()
+
+    @property
+    def scorer(self) -> RankingScorer:
+        """The scorer of the head that was read last."""
+        return self._scorer
+
+    def score(self, requests: Sequence[Sequence[Mapping[str, Any]]]) -> list[Answer]:
+        """Scores rows of several requests in one pass, by tower, features and rows of one version.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        with self._lock:
+            for _ in range(TRIES):
+                version = self._reader.version
+                try:
+                    found = self._scorer.score(requests)
+                except StoreError:  # a new version has other tables
+                    if self._reader.version == version:
+                        raise
+                else:
+                    if self._reader.head == self._head:
+                        return found
+                self._follow()
+            raise StoreError(f"{self._reader.place} changes faster than rows can be scored")
+
+    def _follow(self) -> None:
+        self._reader.refresh()
+        head, manifest = self._reader.head or "", self._reader.manifest
+        self._scorer = self._opened(manifest)
+        self._head = head
+
+    def _opened(self, manifest: Mapping[str, Any]) -> RankingScorer:
+        shape = shape_from(manifest["shape"])
+        dtype = torch.float64 if manifest["precision"] == "fp64" else torch.float32
+        tables = [TableSettings(t["name"], t["width"], dtype=t["dtype"]) for t in manifest["tables"]]
+        looked_up = {name: Feature(*entry) for name, entry in manifest["looked_up"].items()}
+        weights, model = self._reader.file(WEIGHTS), manifest["model"]
+        tower: Callable[[RankingInputs], Tensor]
+        if model in MODELS and not self._graph:
+            tower = rebuilt(model, shape, dtype, weights)
+        elif self._trusted:
+            graph = loaded_graph(self._reader.file(GRAPH), weights)
+            names, sequences = list(looked_up), list(shape.sequences)
+
+            def tower(inputs: RankingInputs) -> Tensor:
+                found: Tensor = graph(*positional(inputs, names, sequences))
+                return found
+        else:
+            message = f"this export is of a module of its own, {model}, whose graph can run code as it is loaded"
+            raise UserError(Problem(message, "add --trust-remote-code if you trust who has made it"))
+        return RankingScorer(
+            tower,
+            StoredEmbeddings(tables, looked_up, self._reader, dtype),
+            shape,
+            Features.from_json(manifest["features"]),
+            first_order=manifest["first_order"],
+            dtype=dtype,
+            step=manifest["step"],
+            ignored=manifest["ignored"],
+        )
+
+
+def shape_from(values: Mapping[str, Any]) -> RankingShape:
+    """The shape that a manifest holds."""
+    lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return replace(RankingShape(()), **{**values, **lists})
+
+
+def probabilities_of(logits: np.ndarray) -> np.ndarray:
+    """The probability of each label."""
+    return np.asarray(1 / (1 + np.exp(-logits)))
+
+
+def module_scorer(
+    tower: nn.Module, tables: Lookup, shape: RankingShape, features: Features, *, step: int, ignored: Sequence[str]
+) -> RankingScorer:
+    """The scorer of a run's own modules."""
+    dtype = next((p.dtype for p in tower.parameters()), torch.float32)
+    first_order = bool(getattr(tower, "first_order", False))
+    return RankingScorer(
+        tower, tables, shape, features, first_order=first_order, dtype=dtype, step=step, ignored=ignored
+    )

@@ -1,0 +1,218 @@
+"""Tables in LMDB and Redis against a dict of each version, and the reader's cache, dtypes and default row."""
+
+from __future__ import annotations
+
+import ast
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from redis.connection import Connection
+
+from stoker.errors import RunFailed, UserError
+from stoker.online_store import row_backends, row_reader
+from stoker.online_store.redis_writer import hset_command
+from stoker.online_store.row_backends import RedisBackend, StoredTable, StoreError
+from stoker.online_store.row_reader import RowReader
+from stoker.online_store.shard_writer import write_shards
+from stoker.online_store.store_version import ABANDONED, StoreWriter, TableDelta
+from stoker.online_store.store_writers import (
+    existing_store,
+    keep_newest,
+    roll_back,
+    shown_place,
+    store_errors,
+    writer_of,
+)
+from stoker.sparse.row_format import RowFormat
+
+TABLES = (StoredTable(0, "users", 4, "float32"), StoredTable(1, "items (first order)", 1, "float32"))
+NONE = np.empty(0, np.int64)
+
+
+def manifest(updates: int = 0, tables: tuple[StoredTable, ...] = TABLES) -> dict[str, object]:
+    entries = [{"name": table.name, "width": table.width, "dtype": table.dtype} for table in tables]
+    return {"format": 1, "tables": entries, "updates": updates, "run": "run", "step": 7, "made": 1.5}
+
+
+def delta(table: StoredTable, rows: dict[int, float], removed: tuple[int, ...] = ()) -> TableDelta:
+    ids = np.array(sorted(rows), np.int64)
+    values = np.array([[rows[i]] * table.width for i in ids.tolist()], np.float32).reshape(len(ids), table.width)
+    return TableDelta(table, ids, values.view(np.uint8), np.array(removed, np.int64))
+
+
+def loaded(writer: StoreWriter, users: dict[int, float], items: dict[int, float]) -> int:
+    """A new version, which is the current one."""
+    version = writer.begin()
+    writer.put(version, delta(TABLES[0], users))
+    writer.put(version, delta(TABLES[1], items))
+    writer.seal(version, manifest(), {"tower": b"of %d" % version})
+    writer.switch(version)
+    return version
+
+
+@pytest.fixture(params=["lmdb", "redis"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "lmdb":
+        return f"lmdb://{tmp_path / 'store'}"
+    return f"{request.getfixturevalue('redis_place')}?prefix={tmp_path.name}"
+
+
+def first(reader: RowReader, *ids: int) -> list[float]:
+    """The first number of each row of a user."""
+    return reader.rows({"users": np.array(ids, np.int64)})["users"][:, 0].tolist()
+
+
+def test_rows_are_those_of_a_dict_through_versions_updates_and_a_way_back(place: str) -> None:
+    random, writer = np.random.default_rng(0), writer_of(place)
+    extremes = [-(2**63), -1, 0, 2**63 - 1]
+    models: dict[int, tuple[dict[int, float], dict[int, float]]] = {}
+    for _ in range(3):
+        ids = [*random.integers(-(2**63), 2**63 - 1, 40).tolist(), *extremes]
+        users, items = ({i: float(random.integers(1, 99)) for i in ids} for _ in range(2))
+        models[loaded(writer, users, items)] = (users, items)
+    for updates in range(1, 4):
+        users, items = models[2]
+        old, new = random.choice(list(users), 5).tolist(), random.integers(0, 99, 5).tolist()
+        changed = {i: float(random.integers(100, 999)) for i in (*old[:3], *new)}
+        writer.update(2, [delta(TABLES[0], changed, tuple(set(old[3:]) - changed.keys()))], manifest(updates), {})
+        models[2] = {i: v for i, v in users.items() if i not in old[3:]} | changed, items
+    for version, (users, items) in models.items():
+        reader = RowReader(place, version=version)
+        ids = np.array([*users, *random.integers(-99, 99, 50), *list(users)[:9]], np.int64)
+        found = reader.rows({"users": ids, "items (first order)": ids})
+        assert found["users"].tolist() == [[users.get(i, 0.0)] * 4 for i in ids.tolist()]
+        assert found["items (first order)"][:, 0].tolist() == [items.get(i, 0.0) for i in ids.tolist()]
+        assert writer.rows_of(version, TABLES[0]) == len(users) and reader.file("tower") == b"of %d" % version
+    assert RowReader(place, version=2).head == "2.3" and RowReader(place).version == 3
+    follower = RowReader(place)
+    assert roll_back(writer) == (3, 2) and roll_back(writer) == (2, 1) and roll_back(writer, 3) == (1, 3)
+    roll_back(writer, 1)
+    one = next(iter(models[1][0]))
+    assert first(follower, one) == [models[1][0][one]] and follower.file("tower") == b"of 1"
+    with pytest.raises(UserError, match="no version before 1"):
+        roll_back(writer)
+    with pytest.raises(UserError, match="no version 9: there are 1, 2, 3"):
+        roll_back(writer, 9)
+
+
+def test_a_version_is_unseen_until_the_switch_and_gone_when_dropped(place: str) -> None:
+    writer = writer_of(place)
+    with pytest.raises(StoreError, match="is empty"):
+        RowReader(place)
+    loaded(writer, {1: 1.0}, {})
+    reader = RowReader(place)
+    second = writer.begin()
+    writer.put(second, delta(TABLES[0], {1: 2.0}))
+    assert first(reader, 1, 2) == [1.0, 0.0] and [v.number for v in writer.versions()] == [1]
+    writer.seal(second, manifest(), {"tower": b""})
+    assert first(reader, 1) == [1.0]
+    writer.switch(second)
+    assert first(reader, 1) == [2.0] and reader.version == second
+    fixed = RowReader(place, version=1)
+    assert keep_newest(writer, 1) == [1] and [v.info for v in writer.versions()] == [
+        {"run": "run", "step": 7, "made": 1.5}
+    ]
+    assert first(reader, 1) == [2.0]
+    with pytest.raises(StoreError, match="no version 1"):
+        first(fixed, 1)
+    with pytest.raises(StoreError, match="version 1 is gone"):
+        writer.update(1, [], manifest(), {})
+    with pytest.raises(StoreError, match="no tower of version 2"):
+        reader.file("tower")
+    with pytest.raises(StoreError, match="no table 'sellers'"):
+        reader.rows({"sellers": NONE})
+
+
+def test_what_was_never_finished_is_removed_later(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = writer_of(place)
+    left = writer.begin()
+    writer.put(left, delta(TABLES[0], {1: 1.0}))
+    assert writer.begin() == left + 1 and writer.rows_of(left, TABLES[0]) == 1
+    later = time.time() + ABANDONED + 1
+    monkeypatch.setattr(time, "time", lambda: later)
+    new = loaded(writer, {2: 2.0}, {})
+    assert new == left + 2 and [v.number for v in writer.versions()] == [new]
+    if place.startswith("redis"):
+        backend = RedisBackend(place)
+        assert not list(backend.client.scan_iter(backend.key(left, "*")))
+
+
+def test_the_cache_is_as_old_as_allowed_and_ends_with_the_version(place: str) -> None:
+    writer = writer_of(place)
+    loaded(writer, dict.fromkeys(range(64), 1.0), {})
+    reader = RowReader(place, cache_rows=16, cache_seconds=0.2)
+    everyone = list(range(70))
+    assert first(reader, *everyone) == [1.0] * 64 + [0.0] * 6
+    writer.update(1, [delta(TABLES[0], dict.fromkeys(range(70), 2.0))], manifest(1), {})
+    found = first(reader, *everyone)
+    assert set(found) == {0.0, 1.0, 2.0} and sum(value < 2 for value in found) <= 16  # as many as it has places
+    time.sleep(0.2)
+    assert first(reader, *everyone) == [2.0] * 70
+    loaded(writer, {1: 3.0}, {})
+    assert first(reader, *everyone) == [0.0, 3.0] + [0.0] * 68
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int8"])
+def test_rows_of_every_type_are_decoded_as_in_training(dtype: str, place: str, tmp_path: Path) -> None:
+    form = RowFormat(dtype, 5)  # type: ignore[arg-type]
+    stored = form.encode(torch.randn(30, 5, dtype=form.compute), None)
+    table = StoredTable(0, "t", 5, dtype)
+    ids = np.sort(np.random.default_rng(1).integers(-99, 99, 200))
+    ids = np.unique(ids)[:30]
+    part = TableDelta(table, ids, stored.numpy().view(np.uint8), NONE)
+    writer = writer_of(place)
+    version = writer.begin()
+    writer.put(version, part)
+    writer.seal(version, manifest(tables=(table,)), {})
+    writer.switch(version)
+    halves = [TableDelta(table, ids[s], part.rows[s], NONE) for s in (slice(0, 17), slice(17, 30))]
+    write_shards(tmp_path, halves, manifest(tables=(table,)), {"tower": b"bytes"})
+    for reader in (RowReader(place), RowReader(str(tmp_path))):
+        asked = np.concatenate([ids[::-1], [500, -500]])
+        found = reader.rows({"t": asked})["t"]
+        assert np.array_equal(found[:30], form.decode(stored).numpy()[::-1]) and not found[30:].any()
+        assert found.dtype == (np.float64 if dtype == "float64" else np.float32)
+    assert RowReader(str(tmp_path)).file("tower") == b"bytes"
+
+
+def test_a_command_of_many_rows_is_what_the_client_would_send() -> None:
+    ids, rows = np.array([5, -(2**63), 2**40]), np.arange(36, dtype=np.uint8).reshape(3, 12)
+    words = [word for i, row in zip(ids, rows, strict=True) for word in (i.astype("<i8").tobytes(), row.tobytes())]
+    assert b"".join(hset_command(b"key", ids, rows)) == b"".join(Connection().pack_command("HSET", "key", *words))
+
+
+def test_the_reader_can_be_copied_into_a_service() -> None:
+    allowed = {"__future__", "numpy", "redis", "lmdb", "json", "threading", "time", "collections", "dataclasses"}
+    lines = 0
+    for module in (row_reader, row_backends):
+        source = Path(str(module.__file__)).read_text()
+        lines += sum(bool(line.strip()) for line in source.splitlines())
+        for node in ast.walk(ast.parse(source)):
+            names = [n.name for n in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] in {*allowed, "pathlib", "typing", "urllib"} or name.startswith(
+                    "stoker.online_store.row_"
+                )
+    assert lines < 300
+
+
+def test_what_is_wrong_with_a_place_is_said(redis_place: str, tmp_path: Path) -> None:
+    place = redis_place.replace("//", "//u:secret@")
+    with pytest.raises(RunFailed, match=r"redis://u:\*\*\*@127.0.0.1.*failed") as error, store_errors(place):
+        writer_of(place).begin()
+    assert "secret" not in str(error.value)
+    with pytest.raises(UserError, match="no store of kind mysql"):
+        writer_of("mysql://x")
+    with pytest.raises(UserError, match="there is no store at"):
+        existing_store(f"lmdb://{tmp_path}/absent")
+    with pytest.raises(UserError, match="is a folder"):
+        existing_store(str(tmp_path))
+    with pytest.raises(UserError, match="cannot be used"):
+        writer_of("lmdb:///dev/null/store")
+    with pytest.raises(UserError, match="no export of a ranking model"), store_errors(str(tmp_path)):
+        RowReader(str(tmp_path))
+    assert shown_place("out/x") == "out/x" and shown_place("redis://h:1/0") == "redis://h:1/0"
