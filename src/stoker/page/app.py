@@ -15,10 +15,13 @@ from starlette.types import ASGIApp
 
 from stoker.page.account_routes import account_routes
 from stoker.page.accounts import Accounts
+from stoker.page.action_routes import action_routes
 from stoker.page.audit_log import AuditLog
+from stoker.page.chat_routes import chat_routes
 from stoker.page.data_routes import data_routes
 from stoker.page.edit_routes import edit_routes
 from stoker.page.guard import PageGuard, error_response
+from stoker.page.import_routes import import_routes
 from stoker.page.job_queue import JobQueue
 from stoker.page.job_routes import job_routes
 from stoker.page.metric_series import SeriesCache
@@ -26,6 +29,7 @@ from stoker.page.page_error import PageError
 from stoker.page.routing import Page
 from stoker.page.run_index import RunIndex
 from stoker.page.run_routes import run_routes
+from stoker.page.run_tools_routes import run_tools_routes
 from stoker.page.run_view import RunViews
 from stoker.page.settings import PageSettings
 from stoker.page.verb import Verbs
@@ -55,6 +59,10 @@ def application(page: Page) -> ASGIApp:
         *job_routes(page),
         *data_routes(page),
         *edit_routes(),
+        *chat_routes(page),
+        *action_routes(page),
+        *run_tools_routes(page),
+        *import_routes(page),
         Route("/api/{rest:path}", _no_such_path, methods=["GET", "POST", "PATCH", "PUT", "DELETE", "HEAD"]),
         *([Mount("/static", StaticFiles(directory=STATIC))] if STATIC.is_dir() else []),
         Route("/{rest:path}", _index),

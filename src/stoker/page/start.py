@@ -8,6 +8,7 @@ from pathlib import Path
 from stoker.errors import Problem, UserError
 from stoker.page.accounts import read_users
 from stoker.page.app import application, page_of
+from stoker.page.chat_servers import clean_up
 from stoker.page.settings import PageSettings, state_folder
 from stoker.serve.server import Tls, listening_socket, serve
 
@@ -44,6 +45,7 @@ def start(arguments: argparse.Namespace, token: str | None) -> int:
         users=arguments.users.resolve() if arguments.users is not None else None,
         secure=tls is not None,
     )
+    clean_up(settings.state)
     page = page_of(settings)
     if any(process.state == "waiting" for _, process in page.queue.entries()):
         page.queue.start_starter()

@@ -37,9 +37,10 @@ class RunSummary:
 
 
 def list_runs(root: Path) -> list[RunSummary]:
-    """Every run in or below ``root``, the newest first."""
+    """Every run in or below ``root``, the newest first; none that a hidden folder holds."""
     folders = {events.parent for events in root.glob("**/events.jsonl")} if root.is_dir() else set()
-    return sorted((summarise(RunFolder(folder)) for folder in folders), key=lambda run: run.age)
+    shown = (folder for folder in folders if not any(part[0] == "." for part in folder.relative_to(root).parts))
+    return sorted((summarise(RunFolder(folder)) for folder in shown), key=lambda run: run.age)
 
 
 def summarise(folder: RunFolder) -> RunSummary:

@@ -1,0 +1,148 @@
+"""Actions: evaluations, exports, submissions; and the runs that were submitted elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.files import replace_file
+from stoker.page.actions import VERBS, Action, Actions, Asked, shown_path
+from stoker.page.detached import Detached
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.page_error import PageError, wrong
+from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_view import job_text
+
+OUTPUT = 256 << 10  # bytes of an action's output in one answer
+RESULT = 64 << 20  # bytes of an action's JSON
+LISTED = 200
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")  # of a submitted run
+TARGETS_SECONDS = 60.0
+
+
+def action_routes(page: Page) -> list[Route]:
+    """The routes of actions."""
+    own = _ActionRoutes(page, Actions(page))
+    return [
+        route("/api/actions", own.begin, method="POST", role="run"),
+        route("/api/actions", in_thread(own.all)),
+        route("/api/actions/{id}", in_thread(own.one)),
+        route("/api/actions/{id}", in_thread(own.stop), method="DELETE", role="run"),
+        route("/api/targets", in_thread(own.targets)),
+        route("/api/submitted", own.submitted),
+    ]
+
+
+@dataclass(frozen=True)
+class _ActionRoutes:
+    page: Page
+    actions: Actions
+
+    async def begin(self, request: Request) -> Any:
+        """Starts a verb, and returns at once."""
+        body = await read_object(request)
+        name = text_of(body, "verb", most=40)
+        verb = VERBS.get(name)
+        if verb is None:
+            raise wrong(f"there is no action {name}", f"take one of {', '.join(VERBS)}")
+        options = body.get("options", {})
+        if not isinstance(options, dict):
+            raise wrong("`options` has to be an object")
+        account = account_of(request, verb.role)
+        action = await run_in_threadpool(self._begin, name, body, options, account)
+        return {"id": action.id, "command": action.command, "to": action.to}
+
+    def _begin(self, name: str, body: dict[str, Any], options: dict[str, Any], account: Any) -> Action:
+        page, subject, run = self.page, "", None
+        kind = VERBS[name].subject
+        key = text_of(body, "run", default="", most=200)
+        if kind == "run" or (kind == "job" and "yaml" not in body):
+            run = page.runs.find(key)
+            refuse(path_problems(document_of(job_text(run)), page.settings, None))
+        asked = Asked(page, account, run.path if run is not None else None)
+        if kind == "run" and run is not None:
+            subject = shown_path(asked, run.path)
+        elif kind == "job":
+            text = text_of(body, "yaml") if run is None else job_text(run)
+            refuse(path_problems(document_of(text), page.settings, account if run is None else None))
+            subject = shown_path(asked, self._kept_job(text, name))
+        elif kind == "name":
+            subject = text_of(body, "name", most=60)
+            if not NAME.fullmatch(subject):
+                raise wrong("`name` is no name of a submitted run", "GET /api/submitted lists them")
+        return self.actions.begin(name, asked, subject, key if run is not None else "", options)
+
+    def _kept_job(self, text: str, verb: str) -> Path:
+        number = 1
+        while (path := self.page.settings.state / "jobs" / f"{verb}-{number}.yaml").exists():
+            number += 1
+        replace_file(path, text)
+        return path
+
+    def all(self, _: Request) -> Any:
+        """The actions, the newest first."""
+        return {"actions": [_summary(action, process) for action, process in self.actions.all()[:LISTED]]}
+
+    def one(self, request: Request) -> Any:
+        """An action with its output, and its JSON once it has ended."""
+        action, process = self.actions.find(request.path_params["id"])
+        offset = number_of(request.query_params, "offset", default=-1, least=-1)
+        said, end = process.output("err", offset=offset, most=OUTPUT)
+        out, _ = process.output("out", most=RESULT)
+        answer = _json(out) if process.state in ("ended", "lost") else None
+        text = said if answer is not None else out[-OUTPUT:] + said
+        return {**_summary(action, process), "output": text, "offset": end, "json": answer}
+
+    def stop(self, request: Request) -> Any:
+        """Ends an action."""
+        action, process = self.actions.find(request.path_params["id"])
+        account = account_of(request, "run")
+        if not process.stop():
+            raise PageError(409, "the action has ended already")
+        self.page.audit.write(account.name, "stop action", id=action.id, of=action.command)
+        return {"command": ""}
+
+    def targets(self, _: Request) -> Any:
+        """The names of targets.yaml with their kinds; nothing else of them."""
+        from stoker.cluster.chosen_target import configuration
+        from stoker.job.targets import KINDS
+
+        file = configuration()
+        data = document_of(file.read_text(encoding="utf-8"), str(file)).data if file.is_file() else {}
+        found = [
+            {"name": str(name), "kind": next((kind for kind in KINDS if isinstance(block, dict) and kind in block), "")}
+            for name, block in (data.items() if isinstance(data, dict) else ())
+        ]
+        return {"targets": found, "kinds": list(KINDS)}
+
+    async def submitted(self, _: Request) -> Any:
+        """The runs that were submitted, with their states."""
+        result = await self.page.verbs.run(["runs", "--submitted", "--json"], seconds=TARGETS_SECONDS)
+        keep = ("name", "kind", "on", "time", "nodes", "devices", "output", "status")
+        rows = result.answer if isinstance(result.answer, list) else []
+        return {"runs": [{key: row.get(key) for key in keep} for row in rows], "command": "stoker runs --submitted"}
+
+
+def _summary(action: Action, process: Detached) -> dict[str, Any]:
+    begun, ended = process.times()
+    state = process.state
+    words = {"waiting": "starting", "lost": "failed", "ended": "done" if process.code == 0 else "failed"}
+    return {**asdict(action), "status": words.get(state, state), "code": process.code, "begun": begun, "ended": ended}
+
+
+def _json(out: str) -> Any:
+    """The JSON that a verb printed: all of its output, or the last line."""
+    for text in (out, out.strip().rpartition("\n")[2]):
+        try:
+            return json.loads(text)
+        except ValueError:
+            continue
+    return None

@@ -1,0 +1,236 @@
+"""Verbs that a person starts from the page, each with the options that it may have there: the table of actions.
+
+An action runs detached, as a job does, in a folder below ``actions/``, and is found again by its id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stoker.files import read_file, replace_file
+from stoker.page.accounts import Account
+from stoker.page.detached import Detached
+from stoker.page.job_paths import allowed_folders, is_inside
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.routing import Page
+from stoker.page.verb import command_of
+
+ID = re.compile(r"[0-9a-f]{16}")
+AT_ONCE = 4
+WORD = re.compile(r"[A-Za-z0-9][\w.,/=-]{0,200}")
+CODE_SCORERS = ("python:", "judge:")  # one runs a file, the other asks an address
+Option = Callable[["Asked", str, Any], list[str]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who asks for an action, and on what."""
+
+    page: Page
+    account: Account
+    run: Path | None
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A verb as an action.
+
+    Attributes:
+        subject: what it works on: ``run``, ``job`` (the run's, or one that is given), ``name`` (of a submitted run), or
+            empty for nothing.
+        options: the allowed ones, by the name in the request.
+        fixed: words that always follow.
+        role: that is needed.
+    """
+
+    subject: str
+    options: Mapping[str, Option] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    role: str = "run"
+
+
+def _flag(_: Asked, name: str, value: Any) -> list[str]:
+    if not isinstance(value, bool):
+        raise wrong(f"`{name}` has to be true or false")
+    return [f"--{name.replace('_', '-')}"] if value else []
+
+
+def _word(_: Asked, name: str, value: Any) -> list[str]:
+    return [f"--{name.replace('_', '-')}", _as_word(name, value)]
+
+
+def _number(_: Asked, name: str, value: Any) -> list[str]:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e12:
+        raise wrong(f"`{name}` has to be a number")
+    return [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+def _path(asked: Asked, name: str, value: Any) -> list[str]:
+    return [f"--{name.replace('_', '-')}", _allowed(asked, name, value)]
+
+
+def _data(asked: Asked, name: str, value: Any) -> list[str]:
+    """The data to measure on: a name of the catalogue, or a file that may be read."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9][\w-]*", value):
+        if (asked.page.settings.base / value).exists():
+            return [_allowed(asked, name, value)]
+        return [value]
+    return [_allowed(asked, name, value)]
+
+
+def _words(asked: Asked, name: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not 0 < len(value) <= 50:
+        raise wrong(f"`{name}` has to be a list of words")
+    for each in value:
+        text = each if isinstance(each, str) else ""
+        if not text or len(text) > 300 or text.startswith("-") or not text.isprintable():
+            raise wrong(f"`{name}` holds something that is no word")
+        if ("/" in text and not text.startswith("offline/")) or text.endswith((".yaml", ".json")):
+            raise wrong(f"`{name}` names a file, which the page does not read", "use the command line")
+        if text.startswith(CODE_SCORERS) and not asked.account.may("admin"):
+            raise PageError(403, f"{text.partition(':')[0]} runs code or asks an address, which needs the role admin")
+    return [f"--{name}", *value]
+
+
+def _run(asked: Asked, name: str, value: Any) -> list[str]:
+    if not isinstance(value, str):
+        raise wrong(f"`{name}` has to be the id of a run")
+    return [f"--{name}", shown_path(asked, asked.page.runs.find(value).path)]
+
+
+def _as_word(name: str, value: Any) -> str:
+    text = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+    if not WORD.fullmatch(text) or ".." in text or text.startswith("/"):
+        raise wrong(f"`{name}` has to be a word")
+    return text
+
+
+def _allowed(asked: Asked, name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value or value.startswith("-") or not value.isprintable():
+        raise wrong(f"`{name}` has to be a file")
+    settings = asked.page.settings
+    if ".." in Path(value).parts or not is_inside(settings.base / value, allowed_folders(settings)):
+        raise PageError(403, f"`{value[:80]}` is not in a folder that this page may use", "upload the file")
+    return value
+
+
+def shown_path(asked: Asked, path: Path) -> str:
+    """A path as a command has it."""
+    base = asked.page.settings.base
+    return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+VERBS: Mapping[str, Verb] = {
+    "eval": Verb(
+        "run",
+        {
+            "data": _data, "format": _word, "at": _word, "compare": _flag, "quantise": _word, "answers": _path,
+            "score": _words, "tasks": _words, "prompts": _path, "against": _run, "against_at": _word, "chat": _flag,
+            "limit": _number, "temperature": _number, "seed": _number, "max_tokens": _number,
+        },
+        ("--json",),
+    ),
+    "export": Verb("run", {"format": _word, "dtype": _word, "quantise": _word, "at": _word}, ("--json",)),
+    "verify": Verb("job", {"layouts": _word, "steps": _number}),
+    "submit": Verb("job", {"on": _word, "name": _word, "dry_run": _flag}, role="admin"),
+    "describe": Verb("name", {}, ("--json",)),
+    "logs": Verb("name", {"rank": _number}),
+    "stop": Verb("name", {}, role="admin"),
+    "resume": Verb("name", {}, ("--json",), role="admin"),
+    "calibrate": Verb("", {"seconds": _number}, ("--json",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Action:
+    """A verb that was started.
+
+    Attributes:
+        run: the id of the run that it works on; empty for none.
+        to: the folder that it writes; empty for none.
+    """
+
+    id: str
+    verb: str
+    run: str
+    command: str
+    user: str
+    time: float
+    to: str = ""
+
+
+class Actions:
+    """The actions of a page."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._folder = page, page.settings.state / "actions"
+
+    def begin(self, verb: str, asked: Asked, subject: str, run: str, options: Mapping[str, Any]) -> Action:
+        """Starts a verb.
+
+        Args:
+            subject: its first word: a run's folder, a job file, a name; empty for none.
+            run: the id of the run.
+
+        Raises:
+            PageError: there is no such action or option, or too many run.
+        """
+        words = [*(("plan", "--calibrate") if verb == "calibrate" else (verb,)), *([subject] if subject else [])]
+        table = VERBS[verb].options
+        for name, value in options.items():
+            if name not in table:
+                raise wrong(f"`{verb}` has no option {name[:40]}", f"it has {', '.join(table) or 'none'}")
+            words += table[name](asked, name, value)
+        to = ""
+        if verb == "export":
+            to = self._export_folder(asked, options)
+            words += ["--to", to]
+        words += VERBS[verb].fixed
+        command = shlex.join(["stoker", *(word for word in words if word != "--json")])
+        if sum(process.state in ("starting", "running") for _, process in self.all()) >= AT_ONCE:
+            raise PageError(429, f"{AT_ONCE} actions run already", retry_after=5)
+        action = Action(secrets.token_hex(8), verb, run, command, asked.account.name, round(time.time(), 3), to)
+        self._page.audit.write(asked.account.name, verb, command=command)
+        process = Detached(self._folder / action.id)
+        process.prepare(command_of(words), cwd=self._page.settings.base, env={"NO_COLOR": "1", "TERM": "dumb"})
+        replace_file(process.folder / "action.json", json.dumps(asdict(action)))
+        process.start()
+        return action
+
+    def _export_folder(self, asked: Asked, options: Mapping[str, Any]) -> str:
+        """A new folder beside the runs."""
+        assert asked.run is not None
+        stem = f"{asked.run.name}-{_as_word('format', options.get('format', 'merged'))}"
+        number = 1
+        while (path := self._page.settings.runs[0] / "exports" / f"{stem}-{number}").exists():
+            number += 1
+        return shown_path(asked, path)
+
+    def all(self) -> list[tuple[Action, Detached]]:
+        """All actions, the newest first."""
+        found = []
+        for place in self._folder.iterdir():
+            with suppress(PageError):
+                found.append(self.find(place.name))
+        return sorted(found, key=lambda each: -each[0].time)
+
+    def find(self, key: str) -> tuple[Action, Detached]:
+        """The action of an id.
+
+        Raises:
+            PageError: there is none.
+        """
+        if ID.fullmatch(key):
+            with suppress(OSError, ValueError, TypeError):
+                place = self._folder / key
+                return Action(**json.loads(read_file(place / "action.json"))), Detached(place)
+        raise missing("there is no action of this id", "GET /api/actions lists them")

@@ -1,0 +1,92 @@
+"""Talking to a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from stoker.page.chat_servers import ChatServers
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_routes import shown
+from stoker.page.page_error import PageError, wrong
+from stoker.page.routing import Page, route, stream
+from stoker.page.run_view import job_text
+
+ROLES = ("system", "user", "assistant")
+MOST_MESSAGES, MOST_TOKENS = 1000, 8192
+HOTTEST = 5.0
+
+
+def chat_routes(page: Page) -> list[Route]:
+    """The routes of the chat."""
+    own = _ChatRoutes(page, ChatServers(page.settings.base, page.settings.state))
+    return [route("/api/chat", own.chat, method="POST", role="run")]
+
+
+@dataclass(frozen=True)
+class _ChatRoutes:
+    page: Page
+    servers: ChatServers
+
+    async def chat(self, request: Request) -> Response:
+        """Streams a run's answer."""
+        body = await read_object(request)
+        folder = await run_in_threadpool(self.page.runs.find, text_of(body, "run", most=200))
+        document = await run_in_threadpool(lambda: document_of(job_text(folder)))
+        refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
+        adapter = body.get("adapter", True)
+        if not isinstance(adapter, bool):
+            raise wrong("`adapter` has to be true or false")
+        messages = _messages(body)
+        temperature = body.get("temperature", 0)
+        if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 <= temperature <= HOTTEST:
+            raise wrong(f"`temperature` has to be a number from 0 to {HOTTEST:g}")
+        most = number_of(body, "max_tokens", default=256, least=1, most=MOST_TOKENS)
+        name = re.sub(r"[^\w.-]+", "-", folder.path.name)
+        path = shown(folder.path, self.page.settings.base)
+        path = path if "/" in path else f"./{path}"
+        self.page.audit.write(account_of(request, "run").name, "chat", run=str(folder.path))
+        answers = self.servers.answer(
+            path, name, adapter=adapter, messages=messages, temperature=temperature, max_tokens=most
+        )
+        return stream(_events(answers))
+
+
+async def _events(answers: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The pieces of an answer as events; an error is the last of them."""
+    try:
+        async for piece in answers:
+            yield _event(piece)
+    except PageError as error:
+        yield _event(error.as_json())
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode()
+
+
+def _messages(body: dict[str, Any]) -> list[dict[str, str]]:
+    """The turns of a conversation, after the system message where there is one.
+
+    Raises:
+        PageError: they are none.
+    """
+    given = body.get("messages")
+    if not isinstance(given, list) or not 0 < len(given) <= MOST_MESSAGES:
+        raise wrong("`messages` has to be a list of turns", "[{role: user, content: ...}]")
+    turns = []
+    for each in given:
+        if not isinstance(each, dict) or each.get("role") not in ROLES:
+            raise wrong(f"a turn's `role` has to be one of {', '.join(ROLES)}")
+        turns.append({"role": str(each["role"]), "content": text_of(each, "content")})
+    system = text_of(body, "system", default="")
+    return [{"role": "system", "content": system}, *turns] if system else turns

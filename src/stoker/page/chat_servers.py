@@ -1,0 +1,211 @@
+"""Servers of models for the page's chat: one `stoker serve` for each run that is talked to, ended when it is idle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from stoker.page.page_error import PageError
+from stoker.page.verb import command_of, environment
+
+MOST = 3  # models in memory
+IDLE = 600.0  # seconds after which a model leaves memory
+LOOK_EVERY = 5.0
+LOADING = 600.0  # seconds for a model to be loaded
+SIGN = 2.0  # seconds between two signs of loading
+ANSWER = 600.0  # seconds of one answer
+LISTENING = "listening on "
+CHATLESS = "no chat template"
+
+
+@dataclass
+class ChatServer:
+    """A server of one run, or of one model.
+
+    Attributes:
+        url: where it listens; empty while it loads.
+        models: the names that it answers to, the run's own first.
+        answers: that are being written.
+    """
+
+    process: asyncio.subprocess.Process
+    token: str
+    ready: asyncio.Task[None] | None = None
+    url: str = ""
+    models: list[str] = field(default_factory=list)
+    used: float = field(default_factory=time.monotonic)
+    answers: int = 0
+    errors: Path | None = None
+
+    def end(self) -> None:
+        """Ends it; see `stoker.page.tied`."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+class ChatServers:
+    """The servers that run now, by what they serve."""
+
+    def __init__(self, base: Path, state: Path) -> None:
+        self._base, self._state = base, state
+        self._servers: dict[str, ChatServer] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    async def answer(
+        self, served: str, name: str, *, adapter: bool, messages: list[dict[str, str]], **options: Any
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yields ``{"status": "loading"}`` while a model is loaded, ``{"text"}`` as it answers, and ``{"done"}``.
+
+        Args:
+            served: the folder of a run, or a model.
+            name: under which it is served.
+            adapter: whether the run's adapter is used, where it has one.
+            options: of OpenAI's API.
+
+        Raises:
+            PageError: the model cannot be loaded, or refuses the messages.
+        """
+        server = await self._server(served, name)
+        server.answers += 1
+        try:
+            assert server.ready is not None
+            while not server.ready.done():
+                yield {"status": "loading"}
+                await asyncio.wait({server.ready}, timeout=SIGN)
+            server.ready.result()
+            model = server.models[0]
+            if not adapter:
+                if len(server.models) < 2:
+                    raise PageError(400, f"{name} has no adapter that could be left out", "talk to its model instead")
+                model = next(each for each in server.models if each != name)
+            async for piece in self._ask(server, model, messages, options):
+                yield piece
+        finally:
+            server.answers -= 1
+            server.used = time.monotonic()
+
+    async def _ask(
+        self, server: ChatServer, model: str, messages: list[dict[str, str]], options: dict[str, Any]
+    ) -> AsyncIterator[dict[str, Any]]:
+        begin, pieces = time.monotonic(), 0
+        headers = {"authorization": f"Bearer {server.token}"}
+        body = {"model": model, "stream": True, **options}
+        ways = (
+            ("/v1/chat/completions", {"messages": messages}),
+            ("/v1/completions", {"prompt": messages[-1]["content"]}),  # of a model that only continues texts
+        )
+        async with httpx2.AsyncClient(base_url=server.url, timeout=ANSWER, trust_env=False, headers=headers) as client:
+            for path, asked in ways:
+                async with client.stream("POST", path, json={**body, **asked}) as response:
+                    if response.status_code != 200:
+                        said = _message_of(await response.aread())
+                        if CHATLESS in said and path == ways[0][0]:
+                            continue
+                        raise PageError(400 if response.status_code < 500 else 502, said)
+                    async for line in response.aiter_lines():
+                        text = _text_of(line)
+                        if text:
+                            pieces += 1
+                            yield {"text": text}
+                    yield {"done": True, "seconds": round(time.monotonic() - begin, 3), "pieces": pieces}
+                    return
+
+    async def _server(self, served: str, name: str) -> ChatServer:
+        server = self._servers.get(served)
+        if server is not None and server.process.returncode is None:
+            return server
+        while len(self._servers) >= MOST:
+            idle = [key for key, each in self._servers.items() if not each.answers]
+            if not idle:
+                raise PageError(429, f"{MOST} models are talking already", retry_after=10)
+            self._servers.pop(min(idle, key=lambda key: self._servers[key].used)).end()
+        folder = self._state / "chat"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        token, number = secrets.token_urlsafe(24), secrets.token_hex(8)
+        secret, errors = folder / f"{number}.token", folder / f"{number}.err"
+        secret.touch(mode=0o600)
+        secret.write_text(token)
+        words = ["serve", f"{name}={served}", "--port", "0", "--token-file", str(secret), "--queue", "8"]
+        with errors.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "stoker.page.tied", *command_of(words)),
+                cwd=self._base,
+                env=environment(),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+            )
+        server = self._servers[served] = ChatServer(process, token, errors=errors)
+        server.ready = asyncio.create_task(self._loaded(server, served, secret))
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.create_task(self._end_idle())
+        return server
+
+    async def _loaded(self, server: ChatServer, served: str, secret: Path) -> None:
+        """Waits until a server listens.
+
+        Raises:
+            PageError: it does not.
+        """
+        assert server.process.stdout is not None and server.errors is not None
+        try:
+            async with asyncio.timeout(LOADING):
+                while line := (await server.process.stdout.readline()).decode("utf-8", "replace"):
+                    if line.startswith("models: "):
+                        server.models = [each.strip() for each in line.removeprefix("models: ").split(",")]
+                    if line.startswith(LISTENING):
+                        server.url = line.removeprefix(LISTENING).strip()
+                        return
+        except TimeoutError:
+            pass
+        finally:
+            secret.unlink(missing_ok=True)
+            if not server.url:
+                self._servers.pop(served, None)
+                server.end()
+        said = server.errors.read_text(errors="replace").strip().splitlines()
+        raise PageError(400, said[-1].removeprefix("error: ")[:500] if said else "the model was not loaded in time")
+
+    async def _end_idle(self) -> None:
+        while self._servers:
+            await asyncio.sleep(LOOK_EVERY)
+            for key, server in list(self._servers.items()):
+                is_idle = not server.answers and time.monotonic() - server.used > IDLE
+                if is_idle or server.process.returncode is not None:
+                    self._servers.pop(key).end()
+
+
+def clean_up(state: Path) -> None:
+    """Removes what servers of an earlier page left behind."""
+    for path in (state / "chat").glob("*.*"):
+        if path.suffix in (".token", ".err"):
+            path.unlink(missing_ok=True)
+
+
+def _message_of(content: bytes) -> str:
+    try:
+        return str(json.loads(content)["error"]["message"])[:500]
+    except (ValueError, KeyError, TypeError):
+        return "the model's server failed"
+
+
+def _text_of(line: str) -> str:
+    """The text that a line of the stream adds."""
+    if not line.startswith("data: {"):
+        return ""
+    found = json.loads(line.removeprefix("data: "))
+    if "error" in found:
+        raise PageError(502, str(found["error"].get("message", "the model failed"))[:500])
+    choice = (found.get("choices") or [{}])[0]
+    text = choice.get("text") if "text" in choice else (choice.get("delta") or {}).get("content")
+    return text or ""

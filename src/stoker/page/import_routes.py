@@ -1,0 +1,93 @@
+"""Other tools' files become a job, as `stoker import` makes it."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.job.importers import FORMATS
+from stoker.page.guard import number_of, read_object, text_of
+from stoker.page.job_routes import problem_of
+from stoker.page.page_error import PageError, wrong
+from stoker.page.routing import Page, route
+
+SECONDS = 60.0
+MOST_FILES = 10
+NAME = re.compile(r"[\w][\w.-]{0,100}")
+WORD = re.compile(r"[^\s\"',:=\[\]{}]+")
+
+
+def import_routes(page: Page) -> list[Route]:
+    """The route of imports."""
+    return [route("/api/import", _ImportRoutes(page).run, method="POST", role="run")]
+
+
+@dataclass(frozen=True)
+class _ImportRoutes:
+    page: Page
+
+    async def run(self, request: Request) -> Any:
+        """The job of some files, and what is lost of them."""
+        body = await read_object(request)
+        files = body.get("files", [body] if "text" in body else None)
+        if not isinstance(files, list) or not 0 < len(files) <= MOST_FILES:
+            raise wrong("`files` has to be a list of {name, text}")
+        words: list[str] = []
+        if form := text_of(body, "format", default="", most=40):
+            if form not in FORMATS:
+                raise wrong(f"there is no format {form}", f"take one of {', '.join(FORMATS)}")
+            words += ["--from", form]
+        if body.get("processes") is not None:
+            words += ["--processes", str(number_of(body, "processes", least=1, most=100_000))]
+        with tempfile.TemporaryDirectory(dir=self.page.settings.state / "jobs", prefix=".import-") as name:
+            folder = Path(name)
+            names = [self._write(folder, each) for each in files]
+            register = [n for n in names if n == "dataset_info.json"]
+            words += ["--data-info", register[0]] if register and len(names) > 1 else []
+            listed = [n for n in names if n not in register] or names
+            result = await self.page.verbs.run(["import", *listed, *words, "--json"], seconds=SECONDS, cwd=folder)
+        answer = result.answer if isinstance(result.answer, dict) else {}
+        if not answer.get("yaml"):
+            errors = answer.get("errors") or []
+            if errors:
+                raise PageError(400, problem_of(errors[0], str(folder)))
+            raise PageError(400, (result.errors.strip().splitlines() or ["it cannot be read"])[-1][:500])
+        return answer | {"command": f"stoker import {' '.join([*listed, *words])}"}
+
+    def _write(self, folder: Path, each: Any) -> str:
+        """Writes a file to be imported, which names no file outside of the folder.
+
+        Raises:
+            PageError: its name is none, or it leads to another file of this machine.
+        """
+        if not isinstance(each, dict):
+            raise wrong("`files` has to be a list of {name, text}")
+        name, text = text_of(each, "name", default="config.yaml", most=200), text_of(each, "text")
+        name = re.split(r"[/\\]", name)[-1]
+        if not NAME.fullmatch(name) or (folder / name).exists():
+            raise wrong(f"{name[:60]!r} is no name of a file, or is there twice")
+        # The importers look for files that a file names, here and in the folders above.
+        for word in set(WORD.findall(text)):
+            inner = word.startswith(("/", "~")) or ".." in word or "/" in word or "." in word.strip(".")
+            if inner and len(word) < 1000 and any(_is_file(place, word) for place in (folder, *folder.parents)):
+                raise PageError(403, f"{name} names `{word[:80]}`, a file of this machine", "drop that file as well")
+        (folder / name).write_text(text, encoding="utf-8")
+        return name
+
+
+def _is_file(place: Path, word: str) -> bool:
+    """Whether a word leads to a file outside of the folder."""
+    try:
+        path = place / os.path.expanduser(word)  # noqa: PTH111 -- a user without a home stays as written
+        return (path.is_file() and path.parent.resolve() != place.resolve()) or (
+            path.is_file() and not place.name.startswith(".import-")
+        )
+    except (OSError, ValueError):
+        return False

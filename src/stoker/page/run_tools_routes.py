@@ -1,0 +1,190 @@
+"""What belongs to a run: evaluations, rollouts, files, stacks; forks, removal and its undoing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.routing import Route
+
+from stoker.files import no_link, replace_file
+from stoker.page.guard import account_of, number_of, read_object, text_of
+from stoker.page.job_paths import document_of, path_problems, refuse
+from stoker.page.job_routes import shown, slug
+from stoker.page.page_error import PageError, missing, wrong
+from stoker.page.routing import Page, in_thread, route
+from stoker.page.run_index import id_of
+from stoker.page.run_view import job_text
+from stoker.page.verb import command_of
+from stoker.runs.evaluations import read_evaluations
+from stoker.runs.run_folder import RunFolder
+
+ROLLOUT_SECONDS = 120.0
+LISTED = 2000  # files
+STACK_BYTES = 64 << 10
+REMOVED = ".removed"  # below a folder of runs
+NOT_COPIED = (".lock", "logs", "tensorboard", "chaos", "evaluations", "submission.json")
+_OUTPUT = re.compile(r"^output:.*\n?", re.MULTILINE)
+_STACK = re.compile(r"stack-(\d{1,6})\.txt")
+_PUT_ASIDE = re.compile(r"[\w.-]+@\d{13,20}")
+
+
+def run_tools_routes(page: Page) -> list[Route]:
+    """The routes of what belongs to a run."""
+    own = _RunTools(page)
+    return [
+        route("/api/runs/{id}/evaluations", in_thread(own.evaluations)),
+        route("/api/runs/{id}/rollouts", own.rollouts),
+        route("/api/runs/{id}/files", in_thread(own.files)),
+        route("/api/runs/{id}/stacks", in_thread(own.stacks)),
+        route("/api/runs/{id}/fork", own.fork, method="POST", role="run"),
+        route("/api/runs/{id}/delete", in_thread(own.remove), method="POST", role="run"),
+        route("/api/removed", in_thread(own.removed)),
+        route("/api/removed/{name}/restore", in_thread(own.restore), method="POST", role="run"),
+    ]
+
+
+@dataclass(frozen=True)
+class _RunTools:
+    page: Page
+
+    def _run(self, request: Request) -> RunFolder:
+        return self.page.runs.find(request.path_params["id"])
+
+    def evaluations(self, request: Request) -> Any:
+        """The evaluations that the run's folder keeps, oldest first."""
+        return {"evaluations": [each.as_json() for each in read_evaluations(self._run(request).path)]}
+
+    async def rollouts(self, request: Request) -> Any:
+        """The answers of a step of ppo or grpo, token by token."""
+        query = request.query_params
+        folder = await run_in_threadpool(self._run, request)
+        document = await run_in_threadpool(lambda: document_of(job_text(folder)))
+        refuse(await run_in_threadpool(path_problems, document, self.page.settings, None))
+        words = ["rollouts", shown(folder.path, self.page.settings.base)]
+        if "step" in query:
+            words += ["--step", str(number_of(query, "step"))]
+        words += ["--limit", str(number_of(query, "limit", default=50, least=1, most=1000))]
+        words += ["--worst"] if query.get("worst") in ("1", "true") else []
+        result = await self.page.verbs.run([*words, "--json"], seconds=ROLLOUT_SECONDS)
+        if not isinstance(result.answer, dict):
+            line = (result.errors.strip().splitlines() or ["it says nothing"])[-1]
+            raise PageError(400, line.removeprefix("error: ")[:500])
+        return result.answer | {"command": shlex.join(["stoker", *words])}
+
+    def files(self, request: Request) -> Any:
+        """Names and sizes of the run's files, and what was exported from it."""
+        folder = self._run(request)
+        found: list[dict[str, Any]] = []
+        for place, folders, names in os.walk(folder.path):
+            folders[:] = sorted(name for name in folders if not Path(place, name).is_symlink())
+            for name in sorted(names):
+                path = Path(place, name)
+                if not path.is_symlink() and len(found) < LISTED:
+                    state = path.stat()
+                    found.append(
+                        {"name": str(path.relative_to(folder.path)), "size": state.st_size, "time": state.st_mtime}
+                    )
+        exported = [each for each in self.page.views.events(folder) if each.get("event") == "exported"]
+        return {"folder": str(folder.path), "files": found, "exports": exported}
+
+    def stacks(self, request: Request) -> Any:
+        """The stacks that the processes of a hung run wrote, by rank."""
+        logs = self._run(request).path / "logs"
+        found = {}
+        for path in sorted(logs.iterdir()) if logs.is_dir() and not logs.is_symlink() else ():
+            rank = _STACK.fullmatch(path.name)
+            if rank and not path.is_symlink():
+                with open(path, "rb", opener=no_link) as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - STACK_BYTES))
+                    found[rank[1]] = file.read().decode("utf-8", "replace")
+        return {"stacks": found}
+
+    async def fork(self, request: Request) -> Any:
+        """A new run like an earlier one: its job to be edited, or a copy that goes on from the newest checkpoint."""
+        body = await read_object(request)
+        folder = await run_in_threadpool(self._run, request)
+        start = text_of(body, "from", default="job", most=20)
+        if start not in ("job", "newest"):
+            raise wrong("`from` has to be `job` or `newest`")
+        name = slug(text_of(body, "name", default=f"{folder.path.name}-fork", most=200))
+        text = text_of(body, "yaml", default=job_text(folder))
+        text = _OUTPUT.sub("", text)
+        if start == "job":
+            return {"yaml": text, "name": name, "command": f"cp {shlex.quote(str(folder.job))} {name}.yaml"}
+        account = account_of(request, "run")
+        return await run_in_threadpool(self._copy, folder, name, text, account)
+
+    def _copy(self, folder: RunFolder, name: str, text: str, account: Any) -> Any:
+        page, base = self.page, self.page.settings.base
+        refuse(path_problems(document_of(text), page.settings, account))
+        to = page.settings.runs[0] / name
+        if to.exists():
+            raise PageError(409, f"there is a run {name} already", "give another name")
+        with folder.take():
+            partial = to.with_name(f".{name}.partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            shutil.copytree(folder.path, partial, symlinks=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
+            partial.rename(to)
+        job = page.settings.state / "jobs" / f"{name}-{time.time_ns()}.yaml"
+        replace_file(job, text)
+        words = ["train", shown(job, base), f"output={shown(to, base)}"]
+        command = shlex.join(["stoker", *words])
+        copied = f"cp -r {shlex.quote(shown(folder.path, base))} {shlex.quote(shown(to, base))}"
+        page.audit.write(account.name, "fork", command=f"{copied} && {command}", run=str(to))
+        entry = page.queue.add(
+            command_of(words), cwd=base, run=to, job=job, command=command, user=account.name, name=name
+        )
+        page.runs.forget()
+        return {"id": id_of(to), "number": entry.number, "command": f"{copied} && {command}"}
+
+    def remove(self, request: Request) -> Any:
+        """Moves a run aside, from where it can be moved back."""
+        folder = self._run(request)
+        root = next(root for root in self.page.settings.runs if folder.path.is_relative_to(root))
+        if folder.path == root:
+            raise PageError(409, "this run is a folder of runs itself", "remove it on the command line")
+        aside = root / REMOVED / f"{folder.path.name}@{time.time_ns()}"
+        base = self.page.settings.base
+        command = f"mv {shlex.quote(shown(folder.path, base))} {shlex.quote(shown(aside, base))}"
+        self.page.audit.write(account_of(request, "run").name, "delete", command=command, run=str(folder.path))
+        with folder.take():
+            aside.parent.mkdir(exist_ok=True)
+            replace_file(aside.with_name(f"{aside.name}.from"), str(folder.path))
+            folder.path.rename(aside)
+        self.page.runs.forget()
+        return {"command": command, "undo": aside.name}
+
+    def removed(self, _: Request) -> Any:
+        """The runs that were moved aside."""
+        places = [path for root in self.page.settings.runs for path in (root / REMOVED).glob("*@*") if path.is_dir()]
+        return {"runs": [{"undo": path.name, "name": path.name.rpartition("@")[0]} for path in places]}
+
+    def restore(self, request: Request) -> Any:
+        """Moves a run back."""
+        name = request.path_params["name"]
+        for root in self.page.settings.runs:
+            aside = root / REMOVED / name
+            if not _PUT_ASIDE.fullmatch(name) or not aside.is_dir() or aside.is_symlink():
+                continue
+            origin = aside.with_name(f"{name}.from")
+            to = Path(origin.read_text()) if origin.is_file() else root / name.rpartition("@")[0]
+            if to.exists() or not to.resolve().is_relative_to(root):
+                raise PageError(409, f"there is a run {to.name} again", "rename that one first")
+            base = self.page.settings.base
+            command = f"mv {shlex.quote(shown(aside, base))} {shlex.quote(shown(to, base))}"
+            self.page.audit.write(account_of(request, "run").name, "restore", command=command, run=str(to))
+            to.parent.mkdir(parents=True, exist_ok=True)
+            aside.rename(to)
+            origin.unlink(missing_ok=True)
+            self.page.runs.forget()
+            return {"id": id_of(to), "command": command}
+        raise missing("there is no removed run of this name", "GET /api/removed lists them")

@@ -1,0 +1,181 @@
+"""Actions, imports, forks and removal: what may be asked for, and what is started."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import Browser, make_run
+
+
+@pytest.fixture
+def with_run(make_page: Callable[..., Browser], tmp_path: Path) -> tuple[Browser, str]:
+    """A page with a run whose job names nothing on this machine, and the run's id."""
+    folder = make_run(tmp_path / "runs" / "one")
+    (folder / "job.yaml").write_text(
+        "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\nsteps: 5\noutput: runs/one\n"
+    )
+    page = make_page().begin()
+    return page, page.get("/api/runs").json()["runs"][0]["id"]
+
+
+def ended(page: Browser, key: str, seconds: float = 60.0) -> dict[str, Any]:
+    """The action of an id once it has ended."""
+    until = time.monotonic() + seconds
+    while (found := page.get(f"/api/actions/{key}").json())["status"] in ("starting", "running"):
+        assert time.monotonic() < until, found
+        time.sleep(0.1)
+    return dict(found)
+
+
+def test_an_action_runs_beside_the_page_and_is_found_again(with_run: tuple[Browser, str]) -> None:
+    page, run = with_run
+    begun = page.post("/api/actions", {"verb": "verify", "run": run, "options": {"steps": 0}}).json()
+    assert begun["command"] == "stoker verify state/jobs/verify-1.yaml --steps 0"
+    found = ended(page, begun["id"])
+    assert (found["status"], found["code"]) == ("failed", 2)
+    assert "--steps" in found["output"]
+    assert [line["command"] for line in page.page.audit.lines()] == [begun["command"]]
+    assert begun["command"] in page.get("/api/script").text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"verb": "train"}, 400),
+        ({"verb": "serve"}, 400),
+        ({"verb": ""}, 400),
+        ({"verb": "eval", "run": "../x"}, 404),
+        ({"verb": "eval", "run": "RUN", "options": {"trust_remote_code": True}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"to": "/tmp/x"}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"answers": "/etc/passwd"}}, 403),
+        ({"verb": "eval", "run": "RUN", "options": {"answers": "runs/../../x.jsonl"}}, 403),
+        ({"verb": "eval", "run": "RUN", "options": {"answers": "--json"}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"data": "/etc/passwd"}}, 403),
+        ({"verb": "eval", "run": "RUN", "options": {"data": "file:///etc/passwd"}}, 403),
+        ({"verb": "eval", "run": "RUN", "options": {"tasks": ["/etc/passwd"]}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"tasks": ["--to"]}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"score": ["json_schema:/etc/passwd"]}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"at": "--to=/tmp"}}, 400),
+        ({"verb": "eval", "run": "RUN", "options": {"limit": True}}, 400),
+        ({"verb": "export", "run": "RUN", "options": {"to": "/tmp/x"}}, 400),
+        ({"verb": "export", "run": "RUN", "options": {"format": "../../x"}}, 400),
+        ({"verb": "describe", "name": "--on"}, 400),
+        ({"verb": "submit", "yaml": "task: sft\nmodel: llama-3m\ndata: /etc/passwd\n"}, 403),
+        ({"verb": "eval", "run": "RUN", "options": []}, 400),
+    ],
+)
+def test_what_no_action_may_do_starts_nothing(with_run: tuple[Browser, str], body: dict[str, Any], status: int) -> None:
+    page, run = with_run
+    found = page.post("/api/actions", {**body, "run": run} if body.get("run") == "RUN" else body)
+    assert found.status_code == status, found.text
+    assert page.get("/api/actions").json()["actions"] == []
+    assert not list(page.page.audit.lines())
+
+
+def test_scorers_that_run_code_and_submissions_are_for_an_admin(
+    make_page: Callable[..., Browser], tmp_path: Path
+) -> None:
+    make_run(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "one" / "job.yaml").write_text("task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\n")
+    page = make_page(users=True).login("runner")
+    run = page.get("/api/runs").json()["runs"][0]["id"]
+    for score in ("python:os:system", "judge:http://elsewhere"):
+        asked = {"verb": "eval", "run": run, "options": {"score": [score]}}
+        assert page.post("/api/actions", asked).status_code in (400, 403)
+    assert page.post("/api/actions", {"verb": "submit", "run": run, "options": {"on": "mine"}}).status_code == 403
+    code = "task: module\nmodule: {model: os.system}\n"
+    assert page.post("/api/jobs", {"yaml": code, "name": "x"}).status_code == 403
+    trust = "task: sft\nmodel: {name: llama-3m, trust_remote_code: true}\ndata: chatterbot-corpus\n"
+    assert page.post("/api/jobs", {"yaml": trust, "name": "x"}).status_code == 403
+    assert not page.page.queue.entries()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "task: sft\nmodel: llama-3m\ndata: /etc/passwd\n",
+        "task: sft\nmodel: llama-3m\ndata: ../secret.jsonl\n",
+        "task: sft\nmodel: llama-3m\ndata: secret.jsonl\n",
+        "task: sft\nmodel: llama-3m\ndata: file:///etc/passwd\n",
+        "task: sft\nmodel: llama-3m\ndata: simplecache::file:///etc/passwd\n",
+        "task: sft\nmodel: llama-3m\ndata: /et?/passwd\n",
+        "task: sft\nmodel: llama-3m\ndata: ~/.ssh/*.txt\n",
+        "task: sft\nmodel: /etc\ndata: chatterbot-corpus\n",
+        "task: sft\nmodel: secrets\ndata: chatterbot-corpus\n",
+        "task: sft\nmodel: llama-3m\ndata: {path: chatterbot-corpus, template: secret.jinja}\n",
+        "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\noutput: /tmp/elsewhere\n",
+        "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\noutput: runs/../elsewhere\n",
+        "task: sft\nmodel: llama-3m\ndata: chatterbot-corpus\ncheckpoint: {to: /tmp/elsewhere}\n",
+        "task: sft\nmodel: llama-3m\ndata: runs/link/x.jsonl\n",
+        "a: &a /etc/passwd\ntask: sft\nmodel: llama-3m\ndata: *a\n",
+        "stages:\n  - {name: a, task: sft, model: llama-3m, data: /etc/passwd}\n",
+    ],
+)
+def test_a_job_reads_and_writes_nothing_outside_of_the_folders(page: Browser, tmp_path: Path, text: str) -> None:
+    (tmp_path / "secret.jsonl").write_text('{"text": "secret"}\n')
+    (tmp_path / "secret.jinja").write_text("secret")
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "x.jsonl").write_text('{"text": "secret"}\n')
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    for path in ("/api/jobs", "/api/audit", "/api/rows", "/api/plan"):
+        found = page.post(path, {"yaml": text, "name": "x"})
+        assert found.status_code == 403, (path, found.text)
+        assert found.json()["error"]["line"] > 0
+    checked = page.post("/api/check", {"yaml": text}).json()
+    assert not checked["ok"] and checked["problems"] and "secret" not in json.dumps(checked).replace("secret.j", "")
+    assert not page.page.queue.entries()
+
+
+def test_a_link_in_a_run_is_not_followed(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    (tmp_path / "secret").write_text('{"step": 1, "loss": 4711}\n')
+    for name in ("metrics.jsonl", "job.yaml"):
+        (tmp_path / "runs" / "one" / name).unlink()
+        (tmp_path / "runs" / "one" / name).symlink_to(tmp_path / "secret")
+    (tmp_path / "runs" / "one" / "logs").symlink_to(tmp_path)
+    for path in ("", "/metrics", "/log?rank=0", "/files", "/stacks", "/events"):
+        assert "4711" not in page.get(f"/api/runs/{run}{path}").text
+
+
+def test_a_fork_is_a_job_to_edit_and_never_touches_its_parent(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    before = {path: path.read_bytes() for path in (tmp_path / "runs" / "one").iterdir()}
+    found = page.post(f"/api/runs/{run}/fork").json()
+    assert found["name"] == "one-fork" and "output" not in found["yaml"] and "steps: 5" in found["yaml"]
+    assert {path: path.read_bytes() for path in (tmp_path / "runs" / "one").iterdir()} == before
+
+
+def test_a_removed_run_comes_back(with_run: tuple[Browser, str], tmp_path: Path) -> None:
+    page, run = with_run
+    undo = page.post(f"/api/runs/{run}/delete").json()["undo"]
+    assert page.get("/api/runs").json()["runs"] == []
+    assert page.get(f"/api/runs/{run}").status_code == 404
+    assert [each["name"] for each in page.get("/api/removed").json()["runs"]] == ["one"]
+    for name in ("..", "x@1", undo.replace("one", "two"), f"..%2f{undo}"):
+        assert page.post(f"/api/removed/{name}/restore").status_code in (404, 405)
+    assert page.post(f"/api/removed/{undo}/restore").json()["id"] == run
+    assert (tmp_path / "runs" / "one" / "metrics.jsonl").is_file()
+    assert [each["id"] for each in page.get("/api/runs").json()["runs"]] == [run]
+
+
+def test_other_tools_files_become_a_job(page: Browser) -> None:
+    axolotl = "base_model: llama-3m\ndatasets:\n  - {path: rows.jsonl, type: alpaca}\nnum_epochs: 2\nadapter: lora\n"
+    found = page.post("/api/import", {"files": [{"name": "axolotl.yaml", "text": axolotl}]}).json()
+    assert "epochs: 2" in found["yaml"] and found["command"] == "stoker import axolotl.yaml"
+    wrong = page.post("/api/import", {"files": [{"name": "x.yaml", "text": "- 1\n"}]})
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../secret.json", "secret.json", "~/x"])
+def test_an_imported_file_leads_to_no_other_file(page: Browser, tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret.json").write_text('{"zero_optimization": {"stage": 3}}')
+    text = f"model_name_or_path: llama-3m\nstage: sft\ndo_train: true\ndataset: alpaca\ndeepspeed: {name}\n"
+    found = page.post("/api/import", {"files": [{"name": "l.yaml", "text": text}]})
+    assert found.status_code == 403 or "zero" not in found.text
+    assert found.status_code != 500
