@@ -177,4 +177,4 @@ def test_an_imported_file_leads_to_no_other_file(page: Browser, tmp_path: Path, 
     text = f"model_name_or_path: llama-3m\nstage: sft\ndo_train: true\ndataset: alpaca\ndeepspeed: {name}\n"
     found = page.post("/api/import", {"files": [{"name": "l.yaml", "text": text}]})
     assert "zero" not in found.text
-    assert found.status_code == (403 if name in ("/etc/passwd", "secret.json") else 400), found.text
+    assert found.status_code == (400 if name == "~/x" else 403), found.text
